@@ -1,0 +1,7 @@
+"""The network every Swarm peer is made of: identity, wire, DHT, gossip, shardcast, ledger.
+
+Nothing in this package imports torch, and nothing imports `peers` (the roles) or `simnet`.
+"""
+
+PROTOCOL_VERSION = 1
+"""Version of the wire. Peers of another version are told so in one sentence and disconnected."""

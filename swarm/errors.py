@@ -1,0 +1,27 @@
+"""The exceptions that cross rooms, each saying whose fault it is.
+
+Errors of one operation live beside that operation; only what several rooms raise is here.
+"""
+
+
+class SwarmError(Exception):
+    """Base of every error Swarm raises on purpose."""
+
+
+class UserError(SwarmError):
+    """The person at the keyboard can fix it: one sentence naming the field, the value, the way out.
+
+    The command line prints the sentence and exits with status 2, never with a traceback.
+    """
+
+
+class PeerError(SwarmError):
+    """Another peer is unreachable, too slow, or broke the protocol. Names the peer."""
+
+
+class DeadlineError(PeerError):
+    """Somebody did not answer in time. Names whom was waited for, and how long."""
+
+
+class DiskFullError(UserError):
+    """There is not enough free space for what is being written."""

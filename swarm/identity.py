@@ -1,0 +1,130 @@
+"""Who a peer is: an Ed25519 key whose public half *is* its libp2p peer id.
+
+A peer id is base58btc over the identity multihash of the protobuf-encoded public key
+(libp2p peer-ids spec): `00 24 08 01 12 20` followed by the 32 key bytes. So anyone can read
+the public key out of the id, and no directory of keys is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from pathlib import Path
+from typing import NewType
+
+import base58
+import nacl.exceptions
+import nacl.signing
+
+from swarm.errors import UserError
+
+PeerId = NewType("PeerId", str)
+
+_ID_PREFIX = bytes.fromhex("002408011220")
+SEED_BYTES = 32
+SIGNATURE_BYTES = 64
+
+
+class InvalidPeerId(ValueError):
+    """The text is no Ed25519 peer id."""
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    """The peer id of a 32-byte Ed25519 public key."""
+    return PeerId(base58.b58encode(_ID_PREFIX + public_key).decode("ascii"))
+
+
+@functools.lru_cache(maxsize=65536)
+def public_key_of(peer_id: str) -> bytes:
+    """The 32-byte Ed25519 public key inside a peer id; raises `InvalidPeerId`."""
+    if len(peer_id) > 64:
+        raise InvalidPeerId(f"a peer id has at most 64 characters, this one {len(peer_id)}")
+    try:
+        raw = base58.b58decode(peer_id)
+    except ValueError as error:
+        raise InvalidPeerId(f"{peer_id!r} is not base58") from error
+    if len(raw) != len(_ID_PREFIX) + 32 or not raw.startswith(_ID_PREFIX):
+        raise InvalidPeerId(f"{peer_id!r} is not an Ed25519 peer id (12D3KooW…)")
+    return raw[len(_ID_PREFIX) :]
+
+
+def peer_id_bytes(peer_id: str) -> bytes:
+    """The multihash bytes that libp2p protobufs carry for a peer id."""
+    return _ID_PREFIX + public_key_of(peer_id)
+
+
+def peer_id_from_bytes(raw: bytes) -> PeerId:
+    """The peer id of multihash bytes; raises `InvalidPeerId`."""
+    if len(raw) != len(_ID_PREFIX) + 32 or not raw.startswith(_ID_PREFIX):
+        raise InvalidPeerId("these bytes are not an Ed25519 peer id")
+    return peer_id_of(raw[len(_ID_PREFIX) :])
+
+
+@functools.lru_cache(maxsize=4096)
+def _verify_key(public_key: bytes) -> nacl.signing.VerifyKey:
+    return nacl.signing.VerifyKey(public_key)
+
+
+def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` over `message` was made by the key behind `peer_id`. Never raises."""
+    if len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        _verify_key(public_key_of(peer_id)).verify(message, signature)
+    except (nacl.exceptions.BadSignatureError, InvalidPeerId):
+        return False
+    return True
+
+
+class Identity:
+    """An Ed25519 key pair. The same 32-byte seed gives the libp2p host's key."""
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            raise ValueError(f"an identity seed has {SEED_BYTES} bytes, not {len(seed)}")
+        self.seed = seed
+        self._key = nacl.signing.SigningKey(seed)
+        self.peer_id = peer_id_of(bytes(self._key.verify_key))
+
+    def sign(self, message: bytes) -> bytes:
+        """The 64-byte Ed25519 signature over `message`."""
+        return self._key.sign(message).signature
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+
+def load_or_create(path: Path) -> Identity:
+    """The identity kept in the key file `path` (64 hex digits), made on first use with mode 0600.
+
+    Raises `UserError` when the file cannot be read, is readable by others, or is no key.
+    """
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seed = os.urandom(SEED_BYTES)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(seed.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return Identity(seed)
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise UserError(
+                f"key file {path} has mode {mode:04o}, so others can read it; "
+                f"run: chmod 600 {path}"
+            )
+        text = path.read_text(encoding="ascii").strip()
+        return Identity(bytes.fromhex(text))
+    except OSError as error:
+        raise UserError(
+            f"key file {path} cannot be read ({error.strerror}); "
+            "fix its permissions or choose another --home"
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"key file {path} does not hold a key of 64 hex digits; "
+            "restore it from a backup, or move it away to get a new identity"
+        ) from error

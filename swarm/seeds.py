@@ -1,0 +1,44 @@
+"""Everything a worker must not be free to choose, derived by hash: prompts, noise, assignments.
+
+All derivations are BLAKE3 over length-prefixed fields after a domain string, so that no two
+inputs collide by concatenation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import blake3
+
+
+def digest(domain: str, *fields: bytes) -> bytes:
+    """BLAKE3-256 over `domain`, then each field behind its 4-byte big-endian length."""
+    hasher = blake3.blake3(domain.encode("ascii"))
+    for field in fields:
+        hasher.update(len(field).to_bytes(4, "big") + field)
+    return hasher.digest()
+
+
+def submission_seed(run: str, nonce: bytes, worker: str, number: int) -> bytes:
+    """The 32-byte seed of submission `number` of `worker` under a step order's nonce (design §2)."""
+    return digest(
+        "swarm/1/submission", run.encode(), nonce, worker.encode(), number.to_bytes(8, "big")
+    )
+
+
+def task_seed(seed: bytes, group: int) -> bytes:
+    """The 32-byte seed from which the environment draws the task of one group."""
+    return digest("swarm/1/task", seed, group.to_bytes(4, "big"))
+
+
+def noise_key(seed: bytes) -> tuple[int, int]:
+    """The Philox4x32 key (two 32-bit words): the first 64 bits of BLAKE3(submission seed)."""
+    raw = blake3.blake3(seed).digest()
+    return int.from_bytes(raw[0:4], "little"), int.from_bytes(raw[4:8], "little")
+
+
+def rendezvous(candidates: Sequence[str], *fields: bytes) -> list[str]:
+    """`candidates` ordered by rendezvous hash of (fields, candidate): rank 0 is in charge."""
+    return sorted(
+        candidates, key=lambda name: (digest("swarm/1/rendezvous", *fields, name.encode()), name)
+    )
