@@ -1,0 +1,199 @@
+"""What a simulation replaces, besides the network: clock and randomness, disk, compute.
+
+Code above this seam is written once; it touches no `time`, global randomness, threads, files or
+processes of its own. Implementations for a real machine: `swarm.world.machine` (World),
+`swarm.world.disk` (Disk), `swarm.world.compute` (Compute).
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from swarm.errors import SwarmError
+
+T = TypeVar("T")
+
+
+class World(Protocol):
+    """Clock, randomness, and a place for blocking work."""
+
+    random: random.Random
+    """Seeded in simulation. The only source of randomness above the seam."""
+
+    def now(self) -> float:
+        """Seconds on trio's clock: for deadlines and durations, never compared across peers."""
+        ...
+
+    def wall_time(self) -> float:
+        """Seconds since the epoch as this peer believes it: for envelopes only; may be skewed."""
+        ...
+
+    async def run_blocking(self, function: Callable[[], T]) -> T:
+        """Run `function` where it may block (a thread; inline in simulation)."""
+        ...
+
+
+class Piece(Protocol):
+    """Bytes that have arrived and are not yet believed."""
+
+    size_bytes: int
+
+    def verify(self, digest: bytes) -> bool:
+        """Whether the BLAKE3-256 of the bytes is `digest`."""
+        ...
+
+
+class Sink(Protocol):
+    """Where the transport puts one piece: a range of a file, invisible until committed."""
+
+    size_bytes: int
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes; raises `ValueError` beyond `size_bytes`, `DiskFullError` when full."""
+        ...
+
+    def finish(self) -> Piece:
+        """The bytes written so far as a piece (hashed as they came)."""
+        ...
+
+    async def commit(self, piece: Piece) -> None:
+        """Make a verified piece part of the file. Durable only after `Disk.sync`."""
+        ...
+
+    def abandon(self) -> None:
+        """Forget what was written. Safe to call at any time, also after `commit`."""
+        ...
+
+
+class Database(Protocol):
+    """One SQLite database (WAL, full sync: a returned transaction survives a power cut)."""
+
+    def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a query, at once. SQL must ORDER BY, so that simulations repeat."""
+        ...
+
+    async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `function` inside one write transaction; commit, or roll back if it raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A peer's files, by path relative to its home (`/` separators; no `..`, never absolute)."""
+
+    async def read(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        """Bytes of a file; raises `FileNotFoundError`."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Replace a file atomically and durably (aside, fsync, rename, fsync of the folder).
+
+        Raises `DiskFullError`.
+        """
+        ...
+
+    async def allocate(self, path: str, size_bytes: int) -> None:
+        """Make (or keep) a file of exactly this size for pieces to land in; `DiskFullError`."""
+        ...
+
+    def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
+        """A sink for one range of an allocated file."""
+        ...
+
+    async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """BLAKE3-256 of a range of a file."""
+        ...
+
+    async def sha256(self, path: str) -> bytes:
+        """SHA-256 of a whole file."""
+        ...
+
+    async def sync(self, path: str) -> None:
+        """fsync a file, or a folder and everything in it."""
+        ...
+
+    async def rename(self, old: str, new: str) -> None:
+        """Rename a file or folder atomically; replaces a file, never a non-empty folder."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or a folder with all it holds; silent when it is not there."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size_bytes(self, path: str) -> int:
+        """Raises `FileNotFoundError`."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Sorted names in a folder; empty when it is not there."""
+        ...
+
+    def free_bytes(self) -> int: ...
+
+    def database(self, path: str) -> Database:
+        """Open (or create) a database."""
+        ...
+
+    def local_path(self, path: str) -> Path:
+        """Where children find a file or folder on this machine."""
+        ...
+
+
+class ChildError(SwarmError):
+    """A child answered a call with an error: `kind` is the exception's name, the text its message."""
+
+    def __init__(self, message: str, kind: str = "Error") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ChildDied(SwarmError):
+    """A child ended, exceeded its memory or missed a deadline (and was killed).
+
+    The message names the child, how it ended, and its last lines of stderr.
+    """
+
+
+class Child(Protocol):
+    """A supervised child process that answers one call at a time, in order."""
+
+    name: str
+
+    async def call(
+        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
+    ) -> dict[str, Any]:
+        """Call `method` of the child's service; arguments and result are msgpack maps.
+
+        Raises `ChildError` if the method raised, `ChildDied` if the child is gone or the deadline
+        passed (the child is then killed: a result after its deadline is worth nothing).
+        """
+        ...
+
+
+class Compute(Protocol):
+    """Starts child processes: engines, prefill, training, parsers of hostile files."""
+
+    def child(
+        self,
+        service: str,
+        *,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        memory_limit_bytes: int | None = None,
+        start_deadline_seconds: float = 60.0,
+    ) -> AbstractAsyncContextManager[Child]:
+        """`async with compute.child("package.module:Class", name="engine") as child:`
+
+        `Class(**arguments)` is made in the child before the block is entered; its public methods
+        take keyword arguments and return a dict. The child ends with the block.
+        Raises `ChildDied` when it does not come up.
+        """
+        ...
