@@ -1,0 +1,272 @@
+"""Signed, typed, expiring messages, and the gate every one from the network must pass.
+
+Wire: the 64-byte Ed25519 signature, then the *body*, a msgpack array
+`[version, kind, run, sender, sequence, issued_ms, expires_ms, payload]`. The signature is over
+`"swarm/1/" + kind + 0x00 + body`, the body bytes exactly as sent (design §6), so nothing is ever
+re-encoded to be checked. At most 64 KiB in all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import blake3
+import msgspec
+
+from swarm import PROTOCOL_VERSION, defaults
+from swarm.errors import SwarmError
+from swarm.identity import SIGNATURE_BYTES, Identity, verify
+from swarm.messages import KINDS, Message, StateMessage, kind_of
+from swarm.world import World
+
+
+class Body(msgspec.Struct, array_like=True, frozen=True):
+    """The signed part of an envelope, as it is on the wire."""
+
+    version: int
+    kind: str
+    run: str
+    """Run id, or "" for what belongs to no run (a peer record)."""
+    sender: str
+    sequence: int
+    issued_ms: int
+    expires_ms: int
+    payload: bytes
+
+
+_body_decoder = msgspec.msgpack.Decoder(Body)
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """An envelope as received or made. `raw` is what travels and is stored; nothing else is."""
+
+    raw: bytes
+    body: Body
+    message: Message
+
+    @property
+    def sender(self) -> str:
+        return self.body.sender
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """BLAKE3-256 of the raw bytes: the envelope's name."""
+        return blake3.blake3(self.raw).digest()
+
+
+class Dropped(SwarmError):
+    """An envelope was not accepted. `cause` is one of a fixed few words, for counting."""
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(f"{cause}: {detail}" if detail else cause)
+        self.cause = cause
+
+
+def _signed_bytes(kind: str, body: bytes) -> bytes:
+    return b"swarm/1/" + kind.encode("utf-8") + b"\x00" + body
+
+
+def seal(
+    identity: Identity,
+    message: Message,
+    *,
+    run: str,
+    sequence: int,
+    wall_time: float,
+    lifetime_seconds: float,
+) -> Envelope:
+    """Sign a message. `sequence` comes from `Sequencer`, stored before anything is sent."""
+    issued_ms = int(wall_time * 1000)
+    body = Body(
+        version=PROTOCOL_VERSION,
+        kind=kind_of(message),
+        run=run,
+        sender=identity.peer_id,
+        sequence=sequence,
+        issued_ms=issued_ms,
+        expires_ms=issued_ms + int(lifetime_seconds * 1000),
+        payload=_encoder.encode(message),
+    )
+    encoded = _encoder.encode(body)
+    raw = identity.sign(_signed_bytes(body.kind, encoded)) + encoded
+    if len(raw) > defaults.ENVELOPE_BYTES_MAX:
+        raise ValueError(f"a {body.kind} of {len(raw)} bytes does not fit an envelope")
+    return Envelope(raw, body, message)
+
+
+@functools.lru_cache(maxsize=1024)
+def _open_cached(raw: bytes) -> Envelope:
+    encoded = raw[SIGNATURE_BYTES:]
+    try:
+        body = _body_decoder.decode(encoded)
+    except msgspec.MsgspecError as error:
+        raise Dropped("malformed", str(error)) from error
+    if body.version != PROTOCOL_VERSION:
+        raise Dropped("unknown_version", f"{body.version}, this peer speaks {PROTOCOL_VERSION}")
+    message_type = KINDS.get(body.kind)
+    if message_type is None:
+        raise Dropped("unknown_kind", body.kind[:40])
+    if not verify(body.sender, _signed_bytes(body.kind, encoded), raw[:SIGNATURE_BYTES]):
+        raise Dropped("bad_signature", body.sender[:64])
+    try:
+        message = msgspec.msgpack.decode(body.payload, type=message_type)
+    except msgspec.MsgspecError as error:
+        raise Dropped("malformed", f"{body.kind}: {error}") from error
+    return Envelope(raw, body, message)
+
+
+def open_envelope(raw: bytes) -> Envelope:
+    """Decode and check the signature; nothing about time, run or permission. Raises `Dropped`.
+
+    Remembered by the raw bytes, since gossip and records bring the same envelope many times.
+    """
+    if len(raw) > defaults.ENVELOPE_BYTES_MAX:
+        raise Dropped("too_large", f"{len(raw)} bytes")
+    return _open_cached(bytes(raw))
+
+
+class SequenceStore(Protocol):
+    """Where the last sequence number survives a restart."""
+
+    def load(self) -> int: ...
+
+    async def save(self, value: int) -> None: ...
+
+
+class Sequencer:
+    """Sequence numbers that only grow, over restarts and clock steps (design §6).
+
+    The next is max(stored + 1, wall milliseconds); a reserve ahead of it is stored before use, so
+    that the disk is asked once in a thousand numbers.
+    """
+
+    RESERVE = 10_000
+
+    def __init__(self, store: SequenceStore, wall_time: Callable[[], float]) -> None:
+        self._store = store
+        self._wall_time = wall_time
+        self._last = store.load()
+        self._reserved = self._last
+
+    async def next(self) -> int:
+        """The next number; durable before it is returned."""
+        self._last = max(self._last + 1, int(self._wall_time() * 1000))
+        if self._last > self._reserved:
+            self._reserved = self._last + self.RESERVE
+            await self._store.save(self._reserved)
+        return self._last
+
+
+class _Bucket:
+    """A token bucket for one sender."""
+
+    __slots__ = ("tokens", "updated")
+
+    def __init__(self, now: float) -> None:
+        self.tokens = defaults.SENDER_RATE_BURST
+        self.updated = now
+
+    def take(self, now: float) -> bool:
+        self.tokens = min(
+            defaults.SENDER_RATE_BURST,
+            self.tokens + (now - self.updated) * defaults.SENDER_RATE_PER_SECOND,
+        )
+        self.updated = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+class Gate:
+    """Decides which envelopes of one run are believed; counts the dropped by cause.
+
+    *State* kinds are monotone per sender and kind; *event* kinds are accepted once, in any order,
+    until they expire. `permits(sender, kind)` says whether that peer may send that kind at all
+    (and is where evicted peers are stopped); it returns a cause or None.
+    """
+
+    def __init__(
+        self, world: World, run: str, permits: Callable[[str, Message], str | None]
+    ) -> None:
+        self._world = world
+        self._run = run
+        self._permits = permits
+        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self._states: dict[tuple[str, str], tuple[tuple[int, ...], Envelope]] = {}
+        self._rates: OrderedDict[str, _Bucket] = OrderedDict()
+        self.dropped: Counter[str] = Counter()
+
+    def admit(self, raw: bytes) -> Envelope:
+        """Check one envelope and remember it; raises `Dropped` (also for a plain duplicate)."""
+        try:
+            return self._admit(raw)
+        except Dropped as dropped:
+            self.dropped[dropped.cause] += 1
+            raise
+
+    def _admit(self, raw: bytes) -> Envelope:
+        envelope = open_envelope(raw)
+        body = envelope.body
+        if body.run not in ("", self._run):
+            raise Dropped("wrong_run", body.run[:100])
+        wall_ms = int(self._world.wall_time() * 1000)
+        if body.expires_ms <= wall_ms:
+            raise Dropped("expired", f"{wall_ms - body.expires_ms} ms ago")
+        if body.issued_ms > wall_ms + defaults.ENVELOPE_FUTURE_SECONDS_MAX * 1000:
+            raise Dropped("from_the_future", f"{body.issued_ms - wall_ms} ms ahead")
+        if envelope.digest in self._seen:
+            raise Dropped("duplicate")
+        cause = self._permits(body.sender, envelope.message)
+        if cause is not None:
+            raise Dropped(cause, f"{body.kind} from {body.sender}")
+        if isinstance(envelope.message, StateMessage):
+            key = (body.sender, body.kind)
+            order = (*envelope.message.order(), body.sequence)
+            held = self._states.get(key)
+            if held is not None and order <= held[0]:
+                raise Dropped("duplicate" if held[1].raw == raw else "old_state")
+            self._take_rate(body.sender)
+            self._states[key] = (order, envelope)
+        else:
+            self._take_rate(body.sender)
+        self._remember(envelope.digest, body.expires_ms, wall_ms)
+        return envelope
+
+    def _take_rate(self, sender: str) -> None:
+        now = self._world.now()
+        bucket = self._rates.get(sender)
+        if bucket is None:
+            bucket = self._rates[sender] = _Bucket(now)
+            if len(self._rates) > 10_000:
+                self._rates.popitem(last=False)
+        if not bucket.take(now):
+            raise Dropped("over_rate", sender)
+
+    def _remember(self, digest: bytes, expires_ms: int, wall_ms: int) -> None:
+        self._seen[digest] = expires_ms
+        while self._seen and (
+            len(self._seen) > defaults.SEEN_ENVELOPES_MAX
+            or next(iter(self._seen.values())) <= wall_ms
+        ):
+            self._seen.popitem(last=False)
+
+    def state(self, sender: str, kind: str) -> Envelope | None:
+        """The newest state of one sender and kind, expired or not."""
+        held = self._states.get((sender, kind))
+        return held[1] if held else None
+
+    def states(self) -> list[Envelope]:
+        """All newest states still alive, ordered by sender and kind."""
+        wall_ms = int(self._world.wall_time() * 1000)
+        return [
+            envelope
+            for _, (_, envelope) in sorted(self._states.items())
+            if envelope.body.expires_ms > wall_ms
+        ]

@@ -1,0 +1,402 @@
+"""Every message there is, as typed, bounded structures.
+
+A message travels as the payload of a signed envelope (`swarm.envelope`). *State* messages are
+monotone per sender and kind: only the highest counts. *Event* messages stand for themselves; they
+are deduplicated by hash and their durable effects are keyed by content. Sizes are bounded here, at
+decoding, so that nothing later meets a list longer than it expects.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(max_length=200)]
+Line = Annotated[str, Meta(max_length=500)]
+Key = Annotated[str, Meta(min_length=46, max_length=64)]
+"""A peer id."""
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
+Roles = Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Base of every message. Fields are encoded in order; new ones go last, with a default."""
+
+
+class StateMessage(Message, frozen=True, kw_only=True):
+    """A message of which only the newest per sender counts."""
+
+    def order(self) -> tuple[int, ...]:
+        """What orders it before the envelope's sequence; a trainer's: (lineage, step)."""
+        return ()
+
+
+# --- peers -----------------------------------------------------------------------------------
+
+
+class PeerRecord(StateMessage, frozen=True, kw_only=True):
+    """Where a peer is and what it does: stored in the DHT under `/swarm-peer/<peer id>`."""
+
+    roles: Roles
+    addresses: Addresses
+    """Multiaddrs."""
+    bulk_addresses: Addresses = []
+    """`http://host:port` roots."""
+    agent: Name = ""
+
+
+class Heartbeat(StateMessage, frozen=True, kw_only=True):
+    """Said every 10 s to one trusted peer, which answers with a renewed admission."""
+
+    roles: Roles
+    lineage: Count = 0
+    policy: int = -1
+    """Step of the newest policy held; -1 for none."""
+    step: int = -1
+    """Step being worked on."""
+    doing: Name = ""
+    tokens_per_second: float = 0.0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    bulk_addresses: Addresses = []
+    addresses: Addresses = []
+
+
+class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One peer as a trusted peer last heard of it."""
+
+    peer: Key
+    heartbeat: Heartbeat
+    age_seconds: float
+    standing: Literal["live", "suspected", "gone", "evicted"]
+
+
+class Presence(StateMessage, frozen=True, kw_only=True):
+    """What one trusted peer knows of who is there."""
+
+    peers: Annotated[list[Present], Meta(max_length=200)]
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A key the owner trusts, from a version of the manifest on."""
+
+    peer: Key
+    from_version: Count = 1
+
+
+class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """An environment, pinned: name, version, and a hash that shows both sides render alike."""
+
+    name: Name
+    version: Name
+    probe_hash: Digest
+    """BLAKE3 over the token ids of 64 rendered probe tasks."""
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How every rollout is sampled. No top-k, no top-p."""
+
+    temperature: Annotated[float, Meta(gt=0, le=10)]
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    stop_ids: Annotated[list[Count], Meta(min_length=1, max_length=16)]
+    group_size: Annotated[int, Meta(ge=1, le=4096)]
+    groups_per_submission: Annotated[int, Meta(ge=1, le=4096)]
+
+
+class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How steps are cut and overlapped."""
+
+    steps: Annotated[int, Meta(ge=1, le=1 << 30)]
+    """Rollout steps in all; the run is over after the last."""
+    groups_per_step: Annotated[int, Meta(ge=1, le=1 << 20)]
+    asynchrony: Annotated[int, Meta(ge=0, le=64)] = 2
+    max_staleness: Annotated[int, Meta(ge=0, le=256)] = 4
+    old: Literal["generation", "step_start"] = "generation"
+
+
+class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The numbers of GRPO and its optimiser (defaults: the INTELLECT-2 recipe)."""
+
+    epsilon: float = 0.2
+    delta: float = 4.0
+    kl_coefficient: float = 0.001
+    entropy_coefficient: float = 0.0001
+    normalise_by_std: bool = True
+    gradient_norm_max: float = 0.1
+    learning_rate: float = 3e-7
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+    warmup_steps: Count = 25
+    final_learning_rate_share: float = 1.0
+    """Linear decay ends at this share of the rate; 1 keeps it constant."""
+    optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Optimiser steps per rollout step."""
+
+
+class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Where a validator's statistical checks refuse (design §7)."""
+
+    proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 90
+    proof_mantissa_mean_max: float = 10.0
+    proof_mantissa_median_max: float = 8.0
+    proof_chunks_share_min: float = 1.0
+    """Share of a submission's checked chunks that must pass."""
+    margin_mean_max: float = 0.05
+    """Pooled score: mean of min(margin, 1) over positions with p_max < 0.99."""
+    margin_max: float = 4.0
+    """Hard bound on any single margin, the ending included."""
+    honest_mismatch_rate: float = 0.01
+    """Upper bound on an honest peer's share of tokens that are not the recomputed argmax."""
+    eviction_p_value: float = 1e-9
+    """A worker whose pooled mismatches are less probable than this is evicted."""
+    prefill_share_new: float = 1.0
+    """Share of submissions prefilled while a worker is new."""
+    prefill_share_proven: float = 0.25
+    """Share once it has a record."""
+    proven_after: Count = 8
+    """Accepted submissions until a worker is proven."""
+
+
+class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Who may take part."""
+
+    policy: Literal["open", "allow-list"] = "open"
+    allowed: Annotated[list[Key], Meta(max_length=1000)] = []
+    unproven_max: Count = 100
+    """Peers without a record admitted at once."""
+
+
+class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Bounds that keep a run's peers from being flooded, and its deadlines."""
+
+    submission_bytes_max: Count = 64 << 20
+    submissions_unjudged_max: Count = 8
+    """A worker's submissions that may wait for a verdict."""
+    acknowledgement_seconds: float = 5.0
+    verdict_seconds: float = 30.0
+    """Without an acknowledgement or a verdict by then, the next validator in rank is asked."""
+
+
+class RunManifest(StateMessage, frozen=True, kw_only=True):
+    """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    version: Annotated[int, Meta(ge=1, le=2**53)]
+    model: Name
+    tokenizer_hash: Digest
+    environment: EnvironmentReference
+    sampling: Sampling
+    schedule: Schedule
+    objective: Objective
+    trainers: Annotated[list[TrustedKey], Meta(min_length=1, max_length=16)]
+    validators: Annotated[list[TrustedKey], Meta(min_length=1, max_length=256)]
+    admissions: Admissions = Admissions()
+    thresholds: Thresholds = Thresholds()
+    limits: Limits = Limits()
+    checkpoints_kept: Annotated[int, Meta(ge=2, le=1000)] = 5
+
+    def order(self) -> tuple[int, ...]:
+        return (self.version,)
+
+    def is_trainer(self, peer: str) -> bool:
+        return any(key.peer == peer and key.from_version <= self.version for key in self.trainers)
+
+    def is_validator(self, peer: str) -> bool:
+        return peer in self.validator_ids()
+
+    def validator_ids(self) -> list[str]:
+        """Validators in force, in the manifest's order."""
+        return [key.peer for key in self.validators if key.from_version <= self.version]
+
+    def trusted_ids(self) -> list[str]:
+        """Trainers and validators in force, without repeats."""
+        trainers = [key.peer for key in self.trainers if key.from_version <= self.version]
+        return list(dict.fromkeys(trainers + self.validator_ids()))
+
+
+# --- admission -------------------------------------------------------------------------------
+
+
+class AdmissionRequest(Message, frozen=True, kw_only=True):
+    """Asks a trusted peer to be let into the run."""
+
+    roles: Roles
+    addresses: Addresses = []
+    bulk_addresses: Addresses = []
+    invite: Name = ""
+
+
+class Admission(Message, frozen=True, kw_only=True):
+    """A trusted peer's word that `peer` takes part, until the envelope expires (a short lease)."""
+
+    peer: Key
+    roles: Roles
+
+
+class AdmissionRefused(Message, frozen=True, kw_only=True):
+    """Why a peer was not admitted, in one sentence."""
+
+    peer: Key
+    reason: Line
+
+
+# --- the trainer's word ----------------------------------------------------------------------
+
+
+class Checkpoint(StateMessage, frozen=True, kw_only=True):
+    """Policy `step` of a lineage is published as a manifest of pieces."""
+
+    lineage: Count
+    step: Count
+    manifest_digest: Digest
+    manifest_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
+    total_bytes: Count
+    reward: float = 0.0
+    """Mean reward of the batch that made it."""
+
+    def order(self) -> tuple[int, ...]:
+        return (self.lineage, self.step)
+
+
+class StepOrder(StateMessage, frozen=True, kw_only=True):
+    """Step `step` is open: use exactly this policy, with this nonce."""
+
+    lineage: Count
+    step: Count
+    revision: Count
+    """Grows when the order for the same step changes."""
+    policy: Count
+    nonce: Digest
+    groups_wanted: Count
+    """Still wanted when this was signed; 0 closes the step."""
+    submissions_max: Count
+    """Submissions one worker may make for this step."""
+    final: bool = False
+    """The run is over: nothing will be opened after this."""
+
+    def order(self) -> tuple[int, ...]:
+        return (self.lineage, self.step, self.revision)
+
+
+# --- rollouts --------------------------------------------------------------------------------
+
+
+class Submission(Message, frozen=True, kw_only=True):
+    """A worker offers one file of rollout groups, named by its hash."""
+
+    lineage: Count
+    step: Count
+    policy: Count
+    number: Count
+    """Consecutive from 0 within the step."""
+    digest: Digest
+    size_bytes: Count
+    groups: Annotated[int, Meta(ge=1, le=4096)]
+
+
+class Acknowledgement(Message, frozen=True, kw_only=True):
+    """A validator has the file, durably, and owes a verdict within the run's limit."""
+
+    submission: Digest
+    worker: Key
+
+
+class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One check of a submission: its figure against its threshold."""
+
+    name: Annotated[str, Meta(max_length=40)]
+    figure: float
+    threshold: float
+    passed: bool
+
+
+Reward = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Rewards = Annotated[list[Annotated[list[Reward], Meta(max_length=4096)]], Meta(max_length=4096)]
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    """A validator's judgement: the worker's receipt, and the only rewards ever trained on."""
+
+    submission: Digest
+    size_bytes: Count
+    worker: Key
+    lineage: Count
+    step: Count
+    policy: Count
+    number: Count
+    outcome: Literal["accepted", "refused", "quarantined"]
+    failed: Annotated[str, Meta(max_length=40)] = ""
+    """Name of the check that failed; empty when accepted."""
+    detail: Line = ""
+    proven_fault: bool = False
+    """Anyone can recompute the fault exactly from signed bytes."""
+    checks: Annotated[list[Check], Meta(max_length=32)] = []
+    rewards: Rewards = []
+    """[groups][group size], computed by the validator; empty unless accepted or quarantined."""
+    log_index: int = -1
+    """Where this verdict stands in the validator's log."""
+
+
+class Eviction(Message, frozen=True, kw_only=True):
+    """A trusted peer puts a peer out of the run; only the owner can reinstate it."""
+
+    peer: Key
+    reason: Line
+    submission: Annotated[bytes, Meta(max_length=32)] = b""
+    figure: float = 0.0
+    threshold: float = 0.0
+
+
+class Reinstatement(Message, frozen=True, kw_only=True):
+    """The owner takes an evicted peer back; overrules evictions issued before it."""
+
+    peer: Key
+    reason: Line = ""
+
+
+# --- ledger ----------------------------------------------------------------------------------
+
+
+class LogHead(StateMessage, frozen=True, kw_only=True):
+    """Signed head of a trusted peer's append-only log (RFC 6962)."""
+
+    size: Count
+    root: Digest
+
+    def order(self) -> tuple[int, ...]:
+        return (self.size,)
+
+
+KINDS: dict[str, type[Message]] = {
+    "peer_record": PeerRecord,
+    "heartbeat": Heartbeat,
+    "presence": Presence,
+    "run_manifest": RunManifest,
+    "admission_request": AdmissionRequest,
+    "admission": Admission,
+    "admission_refused": AdmissionRefused,
+    "checkpoint": Checkpoint,
+    "step_order": StepOrder,
+    "submission": Submission,
+    "acknowledgement": Acknowledgement,
+    "verdict": Verdict,
+    "eviction": Eviction,
+    "reinstatement": Reinstatement,
+    "log_head": LogHead,
+}
+"""Wire name of every kind."""
+
+_KIND_OF = {message_type: kind for kind, message_type in KINDS.items()}
+
+
+def kind_of(message: Message) -> str:
+    """The wire name of a message's kind."""
+    return _KIND_OF[type(message)]
