@@ -274,6 +274,9 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     revision: Count
     """Grows when the order for the same step changes."""
     policy: Count
+    manifest_digest: Digest
+    """Checkpoint manifest of that policy, so that a newcomer needs no older announcement."""
+    manifest_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
     nonce: Digest
     groups_wanted: Count
     """Still wanted when this was signed; 0 closes the step."""

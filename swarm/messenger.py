@@ -1,0 +1,214 @@
+"""Signed requests and replies between two peers, over one long-lived stream each way.
+
+Protocol `/swarm/message/1.0.0`, framing SWARM. A frame is msgpack `[id, envelopes]`: the requester
+chooses `id`, the reply repeats it. The first envelope of a request is the message; those behind it
+support it (an admission, say). A request must be signed by the peer at the other end of the
+stream, so nobody can replay another's. A repeated event is handled again: handlers are keyed by
+content, and a peer whose reply was lost must be able to ask once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope, Gate, open_envelope
+from swarm.errors import DeadlineError, PeerError
+from swarm.events import Events
+from swarm.identity import PeerId
+from swarm.messages import Message, StateMessage
+from swarm.transport import Stream, StreamError, Transport
+
+PROTOCOL = "/swarm/message/1.0.0"
+
+_Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+
+
+class _Frame(msgspec.Struct, array_like=True, frozen=True):
+    id: Annotated[int, Meta(ge=0, le=2**53)]
+    envelopes: Annotated[list[_Raw], Meta(max_length=defaults.REQUEST_ENVELOPES_MAX)]
+
+
+_decoder = msgspec.msgpack.Decoder(_Frame)
+_encoder = msgspec.msgpack.Encoder()
+
+Handler = Callable[[Envelope, Sequence[Envelope]], Awaitable[Sequence[Envelope]]]
+"""Gets the message and its supporting envelopes; returns the reply's envelopes."""
+
+
+class _Line:
+    """An outgoing stream to one peer, with its open requests."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.next_id = 0
+        self.waiting: dict[int, trio.MemorySendChannel[list[bytes]]] = {}
+
+
+class Messenger:
+    """Asks other peers and answers them. `run()` must be running for requests to work."""
+
+    def __init__(self, transport: Transport, gate: Gate, events: Events) -> None:
+        self._transport = transport
+        self._gate = gate
+        self._events = events
+        self._handlers: dict[type[Message], Handler] = {}
+        self._lines: dict[PeerId, _Line] = {}
+        self._opening: dict[PeerId, trio.Lock] = {}
+        self._nursery: trio.Nursery | None = None
+
+    def handle(self, message_type: type[Message], handler: Handler) -> None:
+        """Answer one kind of request. At most one handler each."""
+        if message_type in self._handlers:
+            raise ValueError(f"{message_type.__name__} has a handler already")
+        self._handlers[message_type] = handler
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the background tasks until cancelled."""
+        self._transport.serve(
+            PROTOCOL, self._serve, frame_bytes_max=defaults.ENVELOPE_BYTES_MAX * 9
+        )
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def request(
+        self,
+        peer: PeerId,
+        *envelopes: Envelope,
+        deadline_seconds: float = defaults.REQUEST_DEADLINE_SECONDS,
+    ) -> list[Envelope]:
+        """Send a message to a connected peer and wait for its reply.
+
+        Replies are signature-checked, nothing more. Raises `DeadlineError` naming the peer, or
+        `PeerError` when the stream breaks.
+        """
+        try:
+            with trio.fail_after(deadline_seconds):
+                raws = await self._ask(peer, [envelope.raw for envelope in envelopes])
+        except trio.TooSlowError as error:
+            line = self._lines.pop(peer, None)
+            if line is not None:
+                await line.stream.reset()
+            raise DeadlineError(
+                f"{peer} did not answer a {envelopes[0].body.kind} within {deadline_seconds:g} s"
+            ) from error
+        try:
+            return [open_envelope(raw) for raw in raws]
+        except Dropped as dropped:
+            raise PeerError(f"{peer} answered with an invalid envelope ({dropped})") from dropped
+
+    async def _ask(self, peer: PeerId, raws: list[bytes]) -> list[bytes]:
+        line = await self._line(peer)
+        line.next_id += 1
+        identifier = line.next_id
+        send, receive = trio.open_memory_channel[list[bytes]](1)
+        line.waiting[identifier] = send
+        try:
+            await line.stream.send(_encoder.encode(_Frame(identifier, raws)))
+            return await receive.receive()
+        except trio.EndOfChannel as error:
+            raise PeerError(f"{peer} broke the stream before it answered") from error
+        finally:
+            line.waiting.pop(identifier, None)
+
+    async def _line(self, peer: PeerId) -> _Line:
+        lock = self._opening.setdefault(peer, trio.Lock())
+        async with lock:
+            line = self._lines.get(peer)
+            if line is None:
+                if self._nursery is None:
+                    raise RuntimeError("Messenger.run() is not running")
+                line = _Line(await self._transport.open_stream(peer, PROTOCOL))
+                self._lines[peer] = line
+                self._nursery.start_soon(self._read_replies, peer, line)
+            return line
+
+    async def _read_replies(self, peer: PeerId, line: _Line) -> None:
+        try:
+            while (raw := await line.stream.receive()) is not None:
+                frame = _decoder.decode(raw)
+                channel = line.waiting.get(frame.id)
+                if channel is not None:
+                    channel.send_nowait(frame.envelopes)
+                    line.waiting.pop(frame.id, None)
+        except (StreamError, msgspec.MsgspecError) as error:
+            self._events.emit("messenger.line_broke", remote=peer, reason=str(error))
+        finally:
+            if self._lines.get(peer) is line:
+                del self._lines[peer]
+            self._opening.pop(peer, None)
+            for channel in line.waiting.values():
+                channel.close()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await line.stream.reset()
+
+    async def _serve(self, stream: Stream) -> None:
+        limit = trio.Semaphore(defaults.REQUESTS_OPEN_MAX)
+        lock = trio.Lock()
+
+        async def answer(frame: _Frame) -> None:
+            try:
+                replies = await self._answer(stream.peer, frame.envelopes)
+                async with lock:
+                    await stream.send(
+                        _encoder.encode(_Frame(frame.id, [reply.raw for reply in replies]))
+                    )
+            except StreamError as error:
+                self._events.emit(
+                    "messenger.reply_lost", remote=stream.peer, reason=str(error)
+                )
+            finally:
+                limit.release()
+
+        async with trio.open_nursery() as nursery:
+            try:
+                while (raw := await stream.receive()) is not None:
+                    limit.acquire_nowait()
+                    nursery.start_soon(answer, _decoder.decode(raw))
+            except (StreamError, msgspec.MsgspecError, trio.WouldBlock) as error:
+                self._events.emit(
+                    "messenger.stream_refused", remote=stream.peer, reason=repr(error)
+                )
+                nursery.cancel_scope.cancel()
+                await stream.reset()
+
+    async def _answer(self, peer: PeerId, raws: list[bytes]) -> Sequence[Envelope]:
+        try:
+            envelope = self._believe(peer, raws)
+            supporting = [open_envelope(raw) for raw in raws[1:]]
+        except Dropped as dropped:
+            self._events.emit("messenger.dropped", remote=peer, cause=dropped.cause)
+            return []
+        handler = self._handlers.get(type(envelope.message))
+        if handler is None:
+            return []
+        return await handler(envelope, supporting)
+
+    def _believe(self, peer: PeerId, raws: list[bytes]) -> Envelope:
+        if not raws:
+            raise Dropped("malformed", "an empty request")
+        try:
+            envelope = self._gate.admit(raws[0])
+        except Dropped as dropped:
+            if dropped.cause != "duplicate":
+                raise
+            envelope = open_envelope(raws[0])
+            if isinstance(envelope.message, StateMessage):
+                raise
+        if envelope.sender != peer:
+            raise Dropped("not_its_sender", f"{peer} sent a message of {envelope.sender}")
+        return envelope
+
+
+def first(envelopes: Sequence[Envelope], message_type: type[Message]) -> Envelope | None:
+    """The first envelope that carries a message of this type."""
+    return next((e for e in envelopes if isinstance(e.message, message_type)), None)
+
+
