@@ -161,9 +161,7 @@ class Messenger:
                         _encoder.encode(_Frame(frame.id, [reply.raw for reply in replies]))
                     )
             except StreamError as error:
-                self._events.emit(
-                    "messenger.reply_lost", remote=stream.peer, reason=str(error)
-                )
+                self._events.emit("messenger.reply_lost", remote=stream.peer, reason=str(error))
             finally:
                 limit.release()
 
@@ -210,5 +208,3 @@ class Messenger:
 def first(envelopes: Sequence[Envelope], message_type: type[Message]) -> Envelope | None:
     """The first envelope that carries a message of this type."""
     return next((e for e in envelopes if isinstance(e.message, message_type)), None)
-
-

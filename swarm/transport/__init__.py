@@ -162,8 +162,9 @@ class BulkService(Protocol):
         """A sink for a blob somebody pushes; raises `Refused` (403, 413, 429, 507)."""
         ...
 
-    async def received(self, client: PeerId | None, reference: BlobReference, sink: Sink,
-                       piece: Piece) -> None:
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
         """A pushed blob has arrived whole and its hash is right; commit it (or raise `Refused`)."""
         ...
 
@@ -212,8 +213,12 @@ class Transport(Protocol):
         ...
 
     def serve(
-        self, protocol: str, handler: StreamHandler, framing: Framing = Framing.SWARM,
-        *, frame_bytes_max: int = 1 << 20,
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        framing: Framing = Framing.SWARM,
+        *,
+        frame_bytes_max: int = 1 << 20,
     ) -> None:
         """Answer a protocol. At most one handler each; bounded concurrent streams per peer."""
         ...

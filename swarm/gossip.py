@@ -1,0 +1,366 @@
+"""Epidemic announcements of one run: signed envelopes only, to everyone who follows their topic.
+
+Protocol `/swarm/gossip/1.0.0`, framing SWARM, one stream per pair of neighbours, opened by the
+peer whose id sorts first. Frames are msgpack arrays whose first element is a tag:
+
+- `hello`: run id, topics followed, some peer records (so that a newcomer finds neighbours);
+- `push`: one envelope;
+- `have`: digests of envelopes the sender holds;
+- `want`: digests of those the receiver of a `have` lacks; answered with `push`.
+
+A new envelope is pushed at once to `GOSSIP_EAGER` neighbours that follow its topic and are not
+known to hold it, and offered by digest to the others on the next tick. On `hello`, and once a tick
+where something changed, neighbours offer each other the newest states and everything long-lived,
+so a lost push heals within a tick (anti-entropy; Demers et al. 1987, eager/lazy as in Plumtree,
+Leitão et al. 2007).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope, Gate, open_envelope
+from swarm.events import Events
+from swarm.identity import PeerId
+from swarm.messages import (
+    Acknowledgement,
+    Checkpoint,
+    Digest,
+    Eviction,
+    LogHead,
+    Message,
+    Name,
+    PeerRecord,
+    Presence,
+    Reinstatement,
+    RunManifest,
+    StateMessage,
+    StepOrder,
+    Submission,
+    Verdict,
+)
+from swarm.transport import Stream, StreamError, Transport
+from swarm.world import World
+
+PROTOCOL = "/swarm/gossip/1.0.0"
+
+RUN = "run"
+WORK = "work"
+TOPICS: dict[type[Message], str] = {
+    RunManifest: RUN,
+    Checkpoint: RUN,
+    StepOrder: RUN,
+    Eviction: RUN,
+    Reinstatement: RUN,
+    Submission: WORK,
+    Acknowledgement: WORK,
+    Verdict: WORK,
+    Presence: WORK,
+    LogHead: WORK,
+}
+"""Which topic carries a message. What is not listed is never gossiped."""
+
+_LASTING = (Eviction, Reinstatement)
+"""Events that newcomers must learn of, however long ago they happened."""
+
+_Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+_Digests = Annotated[list[Digest], Meta(max_length=defaults.GOSSIP_DIGESTS_MAX)]
+
+
+class _Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
+    run: Name
+    topics: Annotated[list[Annotated[str, Meta(max_length=20)]], Meta(max_length=8)]
+    records: Annotated[list[_Raw], Meta(max_length=defaults.GOSSIP_RECORDS_EXCHANGED)]
+
+
+class _Push(msgspec.Struct, array_like=True, frozen=True, tag="push"):
+    envelope: _Raw
+
+
+class _Have(msgspec.Struct, array_like=True, frozen=True, tag="have"):
+    digests: _Digests
+
+
+class _Want(msgspec.Struct, array_like=True, frozen=True, tag="want"):
+    digests: _Digests
+
+
+_decoder = msgspec.msgpack.Decoder(_Hello | _Push | _Have | _Want)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _Neighbour:
+    """A peer with an open gossip stream, and what it is known to hold."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.peer = stream.peer
+        self.topics: frozenset[str] = frozenset()
+        self.knows: OrderedDict[bytes, None] = OrderedDict()
+        self.invalid = 0
+        self.scope = trio.CancelScope()
+        self.outbox, self._outgoing = trio.open_memory_channel[bytes](defaults.GOSSIP_OUTBOX_MAX)
+
+    def learn(self, digest: bytes) -> None:
+        self.knows[digest] = None
+        self.knows.move_to_end(digest)
+        if len(self.knows) > 2 * defaults.GOSSIP_STORE_MAX:
+            self.knows.popitem(last=False)
+
+    def post(self, frame: _Hello | _Push | _Have | _Want) -> None:
+        """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
+        try:
+            self.outbox.send_nowait(_encoder.encode(frame))
+        except trio.WouldBlock:
+            self.scope.cancel()
+
+    async def write(self) -> None:
+        async for frame in self._outgoing:
+            await self.stream.send(frame)
+
+
+Listener = Callable[[Envelope], None]
+
+
+class Gossip:
+    """One peer's part in spreading a run's announcements."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        world: World,
+        gate: Gate,
+        events: Events,
+        run: str,
+        topics: Sequence[str],
+        *,
+        records: Callable[[], Sequence[Envelope]],
+        learn_record: Callable[[Envelope], None],
+    ) -> None:
+        """`records` gives peer records to hand to newcomers; `learn_record` takes theirs
+        (signature checked)."""
+        self._transport = transport
+        self._world = world
+        self._gate = gate
+        self._events = events
+        self._run = run
+        self._topics = frozenset(topics)
+        self._records = records
+        self._learn_record = learn_record
+        self._neighbours: dict[PeerId, _Neighbour] = {}
+        self._refusals: dict[PeerId, tuple[int, float]] = {}
+        """Peers that would not talk: how often, and when to ask again."""
+        self._fresh: list[Envelope] = []
+        """Accepted since the last tick."""
+        self._store: OrderedDict[bytes, Envelope] = OrderedDict()
+        self._lasting: dict[bytes, Envelope] = {}
+        self._listeners: dict[type[Message], list[Listener]] = {}
+
+    def listen(self, message_type: type[Message], listener: Listener) -> None:
+        """Call `listener` once for every new envelope of this type, own ones included."""
+        self._listeners.setdefault(message_type, []).append(listener)
+
+    def neighbours(self) -> list[PeerId]:
+        return sorted(self._neighbours)
+
+    def publish(self, envelope: Envelope) -> None:
+        """Spread an own envelope, or one that came another way. A duplicate does nothing."""
+        try:
+            self._gate.admit(envelope.raw)
+        except Dropped as dropped:
+            if dropped.cause in ("duplicate", "old_state"):
+                return
+            raise
+        self._accept(envelope, came_from=None)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a stream with every connected neighbour until cancelled."""
+        async with trio.open_nursery() as nursery:
+            connections = self._transport.connection_events()
+            self._transport.serve(
+                PROTOCOL,
+                self._converse,
+                frame_bytes_max=2 * defaults.ENVELOPE_BYTES_MAX
+                + defaults.GOSSIP_RECORDS_EXCHANGED * 4096,
+            )
+            nursery.start_soon(self._tick, nursery)
+            task_status.started()
+            for peer in self._transport.connected():
+                nursery.start_soon(self._open, peer)
+            async for event in connections:
+                if event.connected:
+                    self._refusals.pop(event.peer, None)
+                    nursery.start_soon(self._open, event.peer)
+
+    # --- neighbours --------------------------------------------------------------------------
+
+    async def _open(self, peer: PeerId) -> None:
+        """Start the conversation, if it is ours to start."""
+        times, retry_at = self._refusals.get(peer, (0, 0.0))
+        if (
+            peer in self._neighbours
+            or self._transport.peer_id > peer
+            or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
+            or self._world.now() < retry_at
+        ):
+            return
+        pause = min(defaults.GOSSIP_BAN_SECONDS, defaults.GOSSIP_TICK_SECONDS * 2**times)
+        self._refusals[peer] = (min(times + 1, 10), self._world.now() + pause)
+        try:
+            with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
+                stream = await self._transport.open_stream(peer, PROTOCOL)
+        except (StreamError, trio.TooSlowError) as error:
+            self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
+            return
+        await self._converse(stream)
+
+    async def _converse(self, stream: Stream) -> None:
+        peer = stream.peer
+        if peer in self._neighbours or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX:
+            await stream.reset()
+            return
+        neighbour = self._neighbours[peer] = _Neighbour(stream)
+        records = [record.raw for record in self._records()][: defaults.GOSSIP_RECORDS_EXCHANGED]
+        neighbour.post(_Hello(self._run, sorted(self._topics), records))
+        try:
+            with neighbour.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(neighbour.write)
+                    await self._read(neighbour)
+                    nursery.cancel_scope.cancel()
+        except* (StreamError, msgspec.MsgspecError) as group:
+            reason = "; ".join(str(error) for error in group.exceptions)
+            self._events.emit("gossip.neighbour_lost", remote=peer, reason=reason)
+        finally:
+            del self._neighbours[peer]
+            self._refusals.pop(peer, None)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.reset()
+
+    async def _read(self, neighbour: _Neighbour) -> None:
+        while (raw := await neighbour.stream.receive()) is not None:
+            frame = _decoder.decode(raw)
+            if isinstance(frame, _Push):
+                self._receive(neighbour, frame.envelope)
+            elif isinstance(frame, _Have):
+                for digest in frame.digests:
+                    neighbour.learn(digest)
+                wanted = [d for d in frame.digests if not self._holds(d)]
+                if wanted:
+                    neighbour.post(_Want(wanted))
+            elif isinstance(frame, _Want):
+                self._answer(neighbour, frame.digests)
+            elif frame.run != self._run:
+                return
+            else:
+                self._greet(neighbour, frame)
+            if neighbour.invalid >= defaults.GOSSIP_INVALID_MAX:
+                self._events.emit("gossip.neighbour_banned", remote=neighbour.peer)
+                self._transport.ban(neighbour.peer, defaults.GOSSIP_BAN_SECONDS)
+                return
+
+    def _greet(self, neighbour: _Neighbour, hello: _Hello) -> None:
+        neighbour.topics = frozenset(hello.topics)
+        for raw in hello.records:
+            try:
+                record = open_envelope(raw)
+            except Dropped:
+                neighbour.invalid += 1
+                continue
+            if isinstance(record.message, PeerRecord):
+                self._learn_record(record)
+        self._offer(neighbour, self._current())
+
+    # --- envelopes ---------------------------------------------------------------------------
+
+    def _holds(self, digest: bytes) -> bool:
+        return digest in self._store or digest in self._lasting
+
+    def _receive(self, neighbour: _Neighbour, raw: bytes) -> None:
+        try:
+            envelope = self._gate.admit(raw)
+        except Dropped as dropped:
+            if dropped.cause == "duplicate":
+                neighbour.learn(open_envelope(raw).digest)
+            elif dropped.cause in ("bad_signature", "malformed", "too_large", "wrong_run"):
+                neighbour.invalid += 1
+            return
+        neighbour.learn(envelope.digest)
+        if type(envelope.message) not in TOPICS:
+            neighbour.invalid += 1
+            return
+        self._accept(envelope, came_from=neighbour)
+
+    def _accept(self, envelope: Envelope, came_from: _Neighbour | None) -> None:
+        if isinstance(envelope.message, _LASTING):
+            self._lasting[envelope.digest] = envelope
+        self._store[envelope.digest] = envelope
+        if len(self._store) > defaults.GOSSIP_STORE_MAX:
+            self._store.popitem(last=False)
+        self._fresh.append(envelope)
+        self._spread(envelope)
+        for listener in self._listeners.get(type(envelope.message), ()):
+            listener(envelope)
+
+    def _spread(self, envelope: Envelope) -> None:
+        topic = TOPICS[type(envelope.message)]
+        candidates = [
+            neighbour
+            for _, neighbour in sorted(self._neighbours.items())
+            if topic in neighbour.topics and envelope.digest not in neighbour.knows
+        ]
+        if len(candidates) > defaults.GOSSIP_EAGER:
+            candidates = self._world.random.sample(candidates, defaults.GOSSIP_EAGER)
+        for neighbour in candidates:
+            neighbour.learn(envelope.digest)
+            neighbour.post(_Push(envelope.raw))
+
+    def _answer(self, neighbour: _Neighbour, digests: Sequence[bytes]) -> None:
+        states = {envelope.digest: envelope for envelope in self._gate.states()}
+        for digest in digests:
+            envelope = self._store.get(digest) or self._lasting.get(digest) or states.get(digest)
+            if envelope is not None:
+                neighbour.learn(digest)
+                neighbour.post(_Push(envelope.raw))
+
+    def _current(self) -> list[Envelope]:
+        """What a neighbour should hold: recent events, newest states, lasting events."""
+        wall_ms = int(self._world.wall_time() * 1000)
+        states = [e for e in self._gate.states() if type(e.message) in TOPICS]
+        events = [
+            envelope
+            for envelope in [*self._lasting.values(), *self._store.values()]
+            if not isinstance(envelope.message, StateMessage) and envelope.body.expires_ms > wall_ms
+        ]
+        return list({e.digest: e for e in states + events}.values())
+
+    def _offer(self, neighbour: _Neighbour, envelopes: Sequence[Envelope]) -> None:
+        """Tell a neighbour the digests of those it may lack."""
+        missing = [
+            envelope.digest
+            for envelope in envelopes
+            if envelope.digest not in neighbour.knows
+            and TOPICS[type(envelope.message)] in neighbour.topics
+        ]
+        for start in range(0, len(missing), defaults.GOSSIP_DIGESTS_MAX):
+            chunk = missing[start : start + defaults.GOSSIP_DIGESTS_MAX]
+            for digest in chunk:
+                neighbour.learn(digest)
+            neighbour.post(_Have(chunk))
+
+    async def _tick(self, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
+            fresh, self._fresh = self._fresh, []
+            for _, neighbour in sorted(self._neighbours.items()):
+                self._offer(neighbour, fresh)
+            for peer in self._transport.connected():
+                if peer not in self._neighbours:
+                    nursery.start_soon(self._open, peer)
