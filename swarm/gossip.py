@@ -240,7 +240,6 @@ class Gossip:
             self._events.emit("gossip.neighbour_lost", remote=peer, reason=reason)
         finally:
             del self._neighbours[peer]
-            self._refusals.pop(peer, None)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
 
@@ -268,6 +267,7 @@ class Gossip:
 
     def _greet(self, neighbour: _Neighbour, hello: _Hello) -> None:
         neighbour.topics = frozenset(hello.topics)
+        self._refusals.pop(neighbour.peer, None)
         for raw in hello.records:
             try:
                 record = open_envelope(raw)
