@@ -105,3 +105,237 @@ BOOTSTRAP_DEADLINE_SECONDS = 15.0
 
 MANIFESTS_MAX = 64
 """Run manifests a bootstrap peer hands out."""
+
+# --- transport: streams ----------------------------------------------------------------------
+
+FRAME_BYTES_MAX = 1 << 20
+"""Largest frame received on a stream that this peer opened; a served protocol names its own."""
+
+STREAM_CREDIT_BYTES = 256 * 1024
+"""What a sender may have unread at the other side: one yamux window, so a drained stream never
+waits for yamux. A frame may overdraw it once, so any frame size fits."""
+
+FRAME_COST_BYTES = 64
+"""Charged on top of a frame's bytes against credit: bounds the number of tiny frames queued."""
+
+STREAM_SEND_DEADLINE_SECONDS = 30.0
+"""A reader that grants no credit for this long is stuck; the stream is reset."""
+
+STREAM_LINGER_SECONDS = 10.0
+"""How long a served stream waits for the other side's END after its handler returned."""
+
+STREAM_OPEN_DEADLINE_SECONDS = 10.0
+"""Negotiating a protocol takes one or two round trips."""
+
+STREAMS_PER_PEER_MAX = 64
+"""Streams one peer may have open at us at once; more are reset. A role uses about ten."""
+
+CONNECTION_EVENTS_MAX = 1024
+"""Kept for a subscriber that lags; more than the connections a peer has."""
+
+CONNECT_DEADLINE_SECONDS = 10.0
+"""For all addresses of a peer together: a dial, a handshake, at most one relay hop."""
+
+# --- transport: bulk plane -------------------------------------------------------------------
+
+BULK_STALL_SECONDS = 10.0
+"""A source that moves no byte for this long is given up."""
+
+BULK_READ_BYTES = 1 << 20
+"""Read from a socket or file at once: large enough that system calls cost nothing, small enough
+that a hundred transfers fit in memory."""
+
+BULK_RETRY_STATUSES = (404, 429, 503)
+"""Refusals that time may cure: the piece is not there yet, too many requests, busy."""
+
+# --- kademlia --------------------------------------------------------------------------------
+
+DHT_BUCKET_SIZE = 20
+"""k: contacts a bucket holds, and peers a record is stored at (the Kademlia paper's value)."""
+
+DHT_CONCURRENCY = 10
+"""α: requests a lookup has in flight, over all its paths. A connect takes 250 ms, so more than 3."""
+
+DHT_PATHS = 3
+"""d: disjoint paths of a lookup (S/Kademlia), so that one liar on the way cannot own the answer."""
+
+DHT_QUORUM = 11
+"""Valid copies after which a read may stop, and a write counts as done: the majority of k, so that
+a read and a write always share a holder."""
+
+DHT_LOOKUP_QUERIES_MAX = 120
+"""Requests one lookup may send; an honest one needs about k + 5, invented peers need a bound."""
+
+DHT_LOOKUP_SECONDS_MAX = 60.0
+"""Deadline of one lookup: several rounds of dead peers, each costing one request deadline."""
+
+DHT_REQUEST_SECONDS_MAX = 10.0
+"""Deadline of one request, its connection included."""
+
+DHT_PEERS_PER_GROUP_MAX = 2
+"""Contacts of one bucket, or preferred answers of one lookup, within one /24 (IPv4) or /64 (IPv6)."""
+
+DHT_CONTACT_FAILURES_MAX = 2
+"""Failed requests in a row after which a contact is dropped though nobody replaces it."""
+
+DHT_CONTACT_FRESH_SECONDS = 60.0
+"""The oldest contact of a full bucket is not pinged again when it answered this recently."""
+
+DHT_CHECK_AGAIN_SECONDS = 300.0
+"""A peer that asks us is asked back (does it serve?) at most this often."""
+
+DHT_CHECKS_MAX = 64
+"""Peers waiting to be asked back or pinged; more are forgotten, they will ask again."""
+
+DHT_MESSAGE_BYTES_MAX = 128 * 1024
+"""One record (64 KiB) or two lists of peers, with 20 peers of 16 addresses of 192 bytes a list."""
+
+DHT_RECORD_BYTES_MAX = 64 * 1024
+"""A record's value is an envelope."""
+
+DHT_KEY_BYTES_MAX = 256
+"""`/swarm-run/<peer id>/<name>` with room; a provider key is a multihash of 34 bytes."""
+
+DHT_PEERS_PER_MESSAGE_MAX = 20
+"""Peers read from one list of a message: k."""
+
+DHT_ADDRESSES_PER_PEER_MAX = 16
+"""Addresses read of one peer; an honest one has a few per interface."""
+
+DHT_ADDRESS_BYTES_MAX = 192
+"""One binary multiaddr; a relayed WebTransport one has about 170."""
+
+DHT_RECORDS_MAX = 4096
+"""Records stored for others, per namespace; a swarm of 1,000 peers needs 1,000 · k / 1,000 = k."""
+
+DHT_RECORD_STORE_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of records stored for others, per namespace."""
+
+DHT_RECORD_SECONDS_MAX = 24 * 3600.0
+"""A stored record that nobody stores again is forgotten after this, whatever expiry it claims."""
+
+DHT_OWN_RECORDS_MAX = 1024
+"""Records, and provided keys, this peer republishes itself."""
+
+DHT_PROVIDER_KEYS_MAX = 4096
+"""Keys with providers stored for others; one per checkpoint is needed."""
+
+DHT_PROVIDERS_PER_KEY_MAX = 256
+"""Providers remembered for one key; an answer carries 20 of them, drawn at random."""
+
+DHT_PROVIDER_KEYS_PER_PEER_MAX = 64
+"""Keys one peer may be remembered as provider of."""
+
+DHT_PROVIDER_SECONDS = 1800.0
+"""A provider record lives three republish intervals, so that one missed republish does no harm."""
+
+DHT_REPUBLISH_SECONDS = 600.0
+"""A publisher stores its records and provider records again this often: half of the holders may
+leave in between. Holders do so after 1.5 to 2 intervals without hearing of a record."""
+
+DHT_REFRESH_SECONDS = 1800.0
+"""A bucket in which nothing happened for this long is refreshed by a lookup. Lookups cost about
+25 requests of a few milliseconds, so an idle peer should make few."""
+
+DHT_MAINTENANCE_SECONDS = 30.0
+"""How often it is checked whether something has to be refreshed, republished or forgotten."""
+
+DHT_INBOUND_STREAMS_MAX = 256
+"""Streams of others served at once; beyond, the one idle for longest is reset."""
+
+DHT_INBOUND_IDLE_SECONDS = 60.0
+"""A stream on which no request comes for this long is reset."""
+
+DHT_OUTBOUND_IDLE_SECONDS = 30.0
+"""Our own idle stream is not reused after this: well before the other side resets it."""
+
+DHT_OUTBOUND_STREAMS_MAX = 64
+"""Idle streams kept for reuse, one a peer, the most recently used ones."""
+
+# --- shardcast -------------------------------------------------------------------------------
+
+PIECES_WANTED = 2048
+"""A checkpoint is cut into about this many pieces, so that many peers can be busy with it."""
+
+PIECE_BYTES_MIN = 256 * 1024
+"""Below this, request overhead outweighs the transfer."""
+
+PIECE_BYTES_MAX = 32 * 1024 * 1024
+"""What one wrong byte can cost, and what one sink may have to hold."""
+
+CHECKPOINT_MANIFEST_BYTES_MAX = 8 * 1024 * 1024
+"""65,536 pieces at about 45 bytes, and 4,096 file names."""
+
+CHECKPOINT_PIECES_MAX = 65_536
+"""2 TiB at the largest piece size; also bounds the bitmaps that neighbours exchange (8 KiB)."""
+
+CHECKPOINT_FILES_MAX = 4096
+
+CHECKPOINTS_KEPT = 5
+"""Complete checkpoints a peer keeps (INTELLECT-2's relays: 5)."""
+
+CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024
+"""A received checkpoint at least this large is fsynced when complete and trusted at the next
+start; a smaller one is not fsynced but hashed again at the next start, which is cheaper."""
+
+SOURCE_SMOOTHING = 0.3
+"""Weight of the newest observation in the averages of success and bandwidth (INTELLECT-2)."""
+
+SOURCE_HEALING = 0.01
+"""Added to every source's success rate per observation, capped at 1 (INTELLECT-2)."""
+
+SOURCE_BANDWIDTH_INITIAL = 12.5e6
+"""Bytes a second expected of the first source ever met (100 Mb/s)."""
+
+SOURCE_CORRUPT_SECONDS = 60.0
+"""A source of wrong bytes is not asked for so long, doubling: transport errors do not do that."""
+
+SOURCE_BACKOFF_SECONDS = 0.1
+"""Pause after a source's first failure, doubling up to the next number."""
+
+SOURCE_BACKOFF_SECONDS_MAX = 10.0
+
+SOURCES_KNOWN_MAX = 4096
+"""Sources whose averages are remembered."""
+
+NOT_YET_SECONDS = 0.05
+"""Pause after a source said that it may have a piece later, doubling up to the next number."""
+
+NOT_YET_SECONDS_MAX = 1.0
+
+FETCH_PARALLEL = 16
+"""Pieces one peer asks for at once."""
+
+FETCH_PARALLEL_PER_SOURCE = 4
+"""Pieces asked of one source at once: one arrives while the next request travels."""
+
+FETCH_COPIES_MAX = 3
+"""Sources asked for the same piece at once when it is one of the last."""
+
+FETCH_HEDGE_SECONDS = 0.5
+"""One of the last pieces is asked of another source after twice its expected time, and no sooner
+than this."""
+
+PIECE_DEADLINE_SECONDS = 10.0
+"""A piece's deadline without its transfer time."""
+
+PIECE_BYTES_PER_SECOND_MIN = 128 * 1024
+"""A source slower than this misses the deadline."""
+
+SOURCES_RECHECK_SECONDS = 1.0
+"""How often a fetch with nothing to do asks its caller for new sources."""
+
+CHECKPOINT_DEADLINE_SECONDS = 3600.0
+"""The default for a whole fetch."""
+
+HAVE_BATCH_SECONDS = 0.25
+"""New pieces are announced to neighbours at most this often."""
+
+HAVE_NEIGHBOURS = 8
+"""Neighbours that pieces are announced to."""
+
+HAVE_INBOUND_MAX = 256
+"""Peers whose announcements are listened to at once."""
+
+HAVE_CHECKPOINTS_MAX = 16
+"""Checkpoints remembered per neighbour; the oldest is forgotten."""

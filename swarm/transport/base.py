@@ -1,0 +1,165 @@
+"""What every transport of trio streams shares: handlers, events, bans, and the tasks of streams."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import trio
+
+from swarm import defaults
+from swarm.errors import PeerError
+from swarm.identity import Identity, PeerId
+from swarm.transport import BulkService, ConnectionEvent, Framing, StreamHandler
+from swarm.transport.framing import ByteStream, FramedStream
+from swarm.world import Disk, World
+
+log = logging.getLogger(__name__)
+
+
+class Handler:
+    """One served protocol."""
+
+    def __init__(self, run: StreamHandler, framing: Framing, frame_bytes_max: int) -> None:
+        self.run = run
+        self.framing = framing
+        self.frame_bytes_max = frame_bytes_max
+
+
+class BaseTransport:
+    """The parts of `swarm.transport.Transport` that do not depend on what carries the bytes."""
+
+    def __init__(
+        self, identity: Identity, *, world: World, disk: Disk, nursery: trio.Nursery
+    ) -> None:
+        self.peer_id = identity.peer_id
+        self._identity = identity
+        self._world = world
+        self._disk = disk
+        self._nursery = nursery
+        self._handlers: dict[str, Handler] = {}
+        self._service: BulkService | None = None
+        self._credential = b""
+        self._banned_until: dict[PeerId, float] = {}
+        self._served_streams: Counter[PeerId] = Counter()
+        self._subscribers: list[
+            tuple[
+                trio.MemorySendChannel[ConnectionEvent], trio.MemoryReceiveChannel[ConnectionEvent]
+            ]
+        ] = []
+
+    def serve(
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        framing: Framing = Framing.SWARM,
+        *,
+        frame_bytes_max: int = defaults.FRAME_BYTES_MAX,
+    ) -> None:
+        """Answer a protocol; `ValueError` if it is answered already."""
+        if protocol in self._handlers:
+            raise ValueError(f"{protocol} is served already")
+        self._handlers[protocol] = Handler(handler, framing, frame_bytes_max)
+
+    def serve_bulk(self, service: BulkService) -> None:
+        """Answer the bulk plane; `ValueError` if it is answered already."""
+        if self._service is not None:
+            raise ValueError("the bulk plane is served already")
+        self._service = service
+
+    def set_credential(self, credential: bytes) -> None:
+        """The admission envelope shown to bulk servers from now on."""
+        self._credential = credential
+
+    def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
+        """A new subscription; a subscriber that lags loses its oldest events."""
+        send, receive = trio.open_memory_channel[ConnectionEvent](defaults.CONNECTION_EVENTS_MAX)
+        self._subscribers.append((send, receive))
+        return receive
+
+    def _emit(self, event: ConnectionEvent) -> None:
+        for subscriber in list(self._subscribers):
+            send, receive = subscriber
+            try:
+                send.send_nowait(event)
+            except trio.WouldBlock:
+                receive.receive_nowait()
+                send.send_nowait(event)
+            except trio.BrokenResourceError:
+                send.close()
+                self._subscribers.remove(subscriber)
+
+    def _close_subscriptions(self) -> None:
+        for send, _ in self._subscribers:
+            send.close()
+        self._subscribers.clear()
+
+    def _ban(self, peer: PeerId, seconds: float) -> None:
+        now = self._world.now()
+        self._banned_until = {p: t for p, t in self._banned_until.items() if t > now}
+        self._banned_until[peer] = max(self._banned_until.get(peer, 0.0), now + seconds)
+
+    def _is_banned(self, peer: PeerId) -> bool:
+        return self._banned_until.get(peer, 0.0) > self._world.now()
+
+    def _opened_stream(
+        self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing
+    ) -> FramedStream:
+        """Wrap a stream that this peer opened."""
+        stream = FramedStream(carrier, peer=peer, protocol=protocol, framing=framing)
+        self._nursery.start_soon(stream.pump, name=f"pump {protocol} {peer}")
+        return stream
+
+    def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
+        """The handler for a stream that `peer` opened, counted against its limit; else None."""
+        handler = self._handlers.get(protocol)
+        if handler is None or self._is_banned(peer):
+            return None
+        if self._served_streams[peer] >= defaults.STREAMS_PER_PEER_MAX:
+            log.warning("%s has %d streams open", peer, self._served_streams[peer])
+            return None
+        self._served_streams[peer] += 1
+        return handler
+
+    async def _serve_stream(
+        self, carrier: ByteStream, peer: PeerId, protocol: str, handler: Handler
+    ) -> None:
+        """Run a handler admitted by `_admit_stream` to its end. Raises nothing but cancellation."""
+        stream = FramedStream(
+            carrier,
+            peer=peer,
+            protocol=protocol,
+            framing=handler.framing,
+            frame_bytes_max=handler.frame_bytes_max,
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.pump)
+                try:
+                    await handler.run(stream)
+                    await stream.end()
+                    with trio.move_on_after(defaults.STREAM_LINGER_SECONDS):
+                        await stream.wait_remote_end()
+                except Exception as error:
+                    _report(error, peer, protocol)
+                finally:
+                    await stream.reset()  # does nothing to a stream that both sides have ended
+        finally:
+            self._served_streams[peer] -= 1
+            if not self._served_streams[peer]:
+                del self._served_streams[peer]
+
+
+def _report(error: Exception, peer: PeerId, protocol: str) -> None:
+    """A peer's fault is a debug line; our own is a traceback, but never the end of this peer: what
+    a stranger sends must not be able to stop us."""
+    if _is_peer_fault(error):
+        log.debug("%s with %s: %s", protocol, peer, error)
+    else:
+        log.error("the handler of %s failed on %s", protocol, peer, exc_info=error)
+
+
+def _is_peer_fault(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_peer_fault(inner) for inner in error.exceptions)
+    return isinstance(error, PeerError)
