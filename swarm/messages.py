@@ -62,8 +62,6 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     tokens_per_second: float = 0.0
     bytes_sent: Count = 0
     bytes_received: Count = 0
-    bulk_addresses: Addresses = []
-    addresses: Addresses = []
 
 
 class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -229,8 +227,6 @@ class AdmissionRequest(Message, frozen=True, kw_only=True):
     """Asks a trusted peer to be let into the run."""
 
     roles: Roles
-    addresses: Addresses = []
-    bulk_addresses: Addresses = []
     invite: Name = ""
 
 

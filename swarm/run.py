@@ -1,0 +1,364 @@
+"""A run: its signed manifest, who may say what in it, and how peers find it.
+
+The owner signs a *run manifest*; its id is `<owner peer id>/<name>`. A bootstrap peer hands out
+the manifests it knows over `/swarm/runs/1.0.0` (an empty request is not possible in the framing,
+so one frame `list` is sent; the answer is one frame per manifest). The owner's key is pinned on
+first use, so that a bootstrap peer cannot later hand out another run under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from swarm import PROTOCOL_VERSION, defaults
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError, UserError
+from swarm.identity import InvalidPeerId, PeerId, public_key_of
+from swarm.kademlia.records import InvalidRecord, RecordInfo
+from swarm.messages import (
+    Acknowledgement,
+    Admission,
+    AdmissionRefused,
+    Checkpoint,
+    Eviction,
+    LogHead,
+    Message,
+    PeerRecord,
+    Presence,
+    Reinstatement,
+    RunManifest,
+    StepOrder,
+    Verdict,
+)
+from swarm.transport import Stream, Transport
+from swarm.world import Disk
+
+PROTOCOL = "/swarm/runs/1.0.0"
+RUN_NAMESPACE = "swarm-run"
+PEER_NAMESPACE = "swarm-peer"
+_PINS = "pinned-runs.json"
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+def run_id(manifest: Envelope) -> str:
+    """`<owner peer id>/<name>`."""
+    message = manifest.message
+    assert isinstance(message, RunManifest)
+    return f"{manifest.sender}/{message.name}"
+
+
+def run_key(run: str) -> bytes:
+    """DHT key of a run's manifest."""
+    return f"/{RUN_NAMESPACE}/{run}".encode()
+
+
+def peer_key(peer: str) -> bytes:
+    """DHT key of a peer's record."""
+    return f"/{PEER_NAMESPACE}/{peer}".encode()
+
+
+def checkpoint_key(manifest_digest: bytes) -> bytes:
+    """DHT key under which holders of a checkpoint provide it: the manifest's BLAKE3-256."""
+    return manifest_digest
+
+
+# --- who may say what --------------------------------------------------------------------------
+
+
+class Run:
+    """What one peer believes about its run: the newest manifest, and who is evicted."""
+
+    def __init__(self, manifest: Envelope) -> None:
+        self.id = run_id(manifest)
+        self.owner = manifest.sender
+        self._envelope = manifest
+        self._evictions: dict[str, Envelope] = {}
+        self._reinstatements: dict[str, Envelope] = {}
+
+    @property
+    def manifest(self) -> RunManifest:
+        assert isinstance(self._envelope.message, RunManifest)
+        return self._envelope.message
+
+    @property
+    def manifest_envelope(self) -> Envelope:
+        return self._envelope
+
+    def update(self, manifest: Envelope) -> None:
+        """Take a newer manifest of the same run; an older one changes nothing."""
+        assert isinstance(manifest.message, RunManifest)
+        if run_id(manifest) == self.id and manifest.message.version > self.manifest.version:
+            self._envelope = manifest
+
+    def evict(self, envelope: Envelope) -> None:
+        """Take an eviction by a trusted peer; the newest for each peer counts."""
+        assert isinstance(envelope.message, Eviction)
+        self._newest(self._evictions, envelope.message.peer, envelope)
+
+    def reinstate(self, envelope: Envelope) -> None:
+        """Take the owner's reinstatement."""
+        assert isinstance(envelope.message, Reinstatement)
+        self._newest(self._reinstatements, envelope.message.peer, envelope)
+
+    @staticmethod
+    def _newest(held: dict[str, Envelope], peer: str, envelope: Envelope) -> None:
+        old = held.get(peer)
+        if old is None or old.body.issued_ms < envelope.body.issued_ms:
+            held[peer] = envelope
+
+    def evicted(self, peer: str) -> Eviction | None:
+        """The eviction in force against a peer, if any. Trusted peers are never evicted."""
+        eviction = self._evictions.get(peer)
+        if eviction is None or peer in self.manifest.trusted_ids():
+            return None
+        reinstatement = self._reinstatements.get(peer)
+        if reinstatement and reinstatement.body.issued_ms > eviction.body.issued_ms:
+            return None
+        assert isinstance(eviction.message, Eviction)
+        return eviction.message
+
+    def permits(self, sender: str, message: Message) -> str | None:
+        """Why this sender may not send this message, or None (what `envelope.Gate` asks)."""
+        manifest = self.manifest
+        allowed = True
+        if isinstance(message, RunManifest):
+            allowed = sender == self.owner and message.name == manifest.name
+        elif isinstance(message, (Checkpoint, StepOrder)):
+            allowed = manifest.is_trainer(sender)
+        elif isinstance(message, (Verdict, Acknowledgement)):
+            allowed = manifest.is_validator(sender)
+        elif isinstance(message, Reinstatement):
+            allowed = sender == self.owner
+        elif isinstance(message, (Presence, LogHead, Eviction, Admission, AdmissionRefused)):
+            allowed = sender in manifest.trusted_ids()
+        if not allowed:
+            return "not_permitted"
+        return "evicted" if self.evicted(sender) is not None else None
+
+
+# --- manifests on disk -------------------------------------------------------------------------
+
+
+def load_manifest(path: Path) -> Envelope:
+    """A signed manifest from a file written by `swarm run create`; raises `UserError`."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"run manifest {path} cannot be read ({error.strerror})") from error
+    return check_manifest(raw, str(path))
+
+
+def check_manifest(raw: bytes, where: str) -> Envelope:
+    """Bytes as a signed manifest; raises `UserError` saying what is wrong and `where`."""
+    try:
+        envelope = open_envelope(raw)
+    except Dropped as dropped:
+        hint = (
+            f"; it needs another version of Swarm (this one speaks {PROTOCOL_VERSION})"
+            if dropped.cause == "unknown_version"
+            else ""
+        )
+        raise UserError(f"{where} is not a valid run manifest ({dropped}){hint}") from dropped
+    if not isinstance(envelope.message, RunManifest) or envelope.body.run != run_id(envelope):
+        raise UserError(f"{where} holds a {envelope.body.kind}, not a run manifest")
+    return envelope
+
+
+def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
+    """The manifest that a TOML file describes; `computed` are fields no person should type.
+
+    Tables and keys are named as the fields of `swarm.messages.RunManifest`; peers are listed by
+    id. Raises `UserError` naming the field and the value.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    for field in ("trainers", "validators"):
+        table[field] = [
+            {"peer": _peer_id(entry, field)} if isinstance(entry, str) else entry
+            for entry in table.get(field, [])
+        ]
+    for name, value in computed.items():
+        section, _, key = name.rpartition(".")
+        (table.setdefault(section, {}) if section else table)[key] = value
+    manifest = struct_from_mapping(RunManifest, table, str(path))
+    if manifest.objective.delta <= 1 + manifest.objective.epsilon:
+        raise UserError(
+            f"{path}: objective.delta is {manifest.objective.delta:g}; it must be greater than "
+            f"1 + epsilon = {1 + manifest.objective.epsilon:g}"
+        )
+    if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
+        raise UserError(
+            f"{path}: schedule.max_staleness is {manifest.schedule.max_staleness}, less than "
+            f"schedule.asynchrony ({manifest.schedule.asynchrony}), so nothing could be trained on"
+        )
+    return manifest
+
+
+def _peer_id(text: str, field: str) -> str:
+    try:
+        public_key_of(text)
+    except InvalidPeerId as error:
+        raise UserError(f"{field}: {error}") from error
+    return text
+
+
+def struct_from_mapping(type_: type[StructT], table: Any, where: str) -> StructT:
+    """Build a struct from a mapping by field name, refusing unknown keys; raises `UserError`."""
+    if not isinstance(table, dict):
+        raise UserError(f"{where} must be a table, not {type(table).__name__}")
+    fields = {field.name: field for field in msgspec.structs.fields(type_)}
+    for key in table:
+        if key not in fields:
+            raise UserError(f"{where}: unknown key {key!r}; there are: {', '.join(sorted(fields))}")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        place = f"{where}: {name}"
+        if name not in table:
+            if field.required:
+                raise UserError(f"{place} is missing")
+            continue
+        values[name] = _convert(field.type, table[name], place)
+    return type_(**values)
+
+
+def _convert(type_: Any, value: Any, where: str) -> Any:
+    info = msgspec.inspect.type_info(type_)
+    if isinstance(info, msgspec.inspect.StructType):
+        return struct_from_mapping(info.cls, value, where)
+    if isinstance(info, msgspec.inspect.ListType) and isinstance(
+        info.item_type, msgspec.inspect.StructType
+    ):
+        if not isinstance(value, list):
+            raise UserError(f"{where} must be a list, not {type(value).__name__}")
+        return [struct_from_mapping(info.item_type.cls, item, where) for item in value]
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where} is {value!r}: {error}") from error
+
+
+# --- finding a run -----------------------------------------------------------------------------
+
+
+def serve_manifests(transport: Transport, manifests: Callable[[], Sequence[Envelope]]) -> None:
+    """Hand out the signed manifests this peer knows to whoever asks."""
+
+    async def answer(stream: Stream) -> None:
+        if await stream.receive() is not None:
+            for envelope in list(manifests())[: defaults.MANIFESTS_MAX]:
+                await stream.send(envelope.raw)
+            await stream.end()
+
+    transport.serve(PROTOCOL, answer, frame_bytes_max=1024)
+
+
+async def ask_for_manifests(transport: Transport, peer: PeerId) -> list[Envelope]:
+    """The manifests a connected peer hands out, signatures checked; raises `PeerError`."""
+    found: dict[str, Envelope] = {}
+    try:
+        with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
+            stream = await transport.open_stream(peer, PROTOCOL)
+            await stream.send(b"list")
+            await stream.end()
+            while (raw := await stream.receive()) is not None and len(
+                found
+            ) < defaults.MANIFESTS_MAX:
+                try:
+                    envelope = check_manifest(raw, f"what {peer} sent")
+                except UserError as error:
+                    raise PeerError(str(error)) from error
+                found[run_id(envelope)] = envelope
+    except trio.TooSlowError as error:
+        raise PeerError(f"{peer} did not list its runs in time") from error
+    return [envelope for _, envelope in sorted(found.items())]
+
+
+def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
+    """The manifest to join: the only one, or the one `--run` names; raises `UserError`."""
+    names = ", ".join(run_id(envelope) for envelope in manifests) or "none"
+    if wanted is None:
+        if len(manifests) == 1:
+            return manifests[0]
+        if not manifests:
+            raise UserError(
+                "the bootstrap peer knows no run; ask its operator, or start it with "
+                "--manifest FILE"
+            )
+        raise UserError(f"the bootstrap peer knows several runs; choose one with --run: {names}")
+    matching = [
+        envelope
+        for envelope in manifests
+        if wanted in (run_id(envelope), run_id(envelope).partition("/")[2])
+    ]
+    if len(matching) != 1:
+        problem = "no run" if not matching else "several runs"
+        raise UserError(f"the bootstrap peer knows {problem} named {wanted!r}; it knows: {names}")
+    return matching[0]
+
+
+async def pin_owner(disk: Disk, manifest: Envelope) -> None:
+    """Remember a run's owner on first use; raises `UserError` when the name changes hands."""
+    run = run_id(manifest)
+    owner, _, name = run.partition("/")
+    pins = json.loads(await disk.read(_PINS)) if disk.exists(_PINS) else {}
+    pinned = pins.get(name)
+    if pinned is None:
+        await disk.write(_PINS, json.dumps({**pins, name: owner}, indent=1).encode())
+    elif pinned != owner:
+        raise UserError(
+            f"the run {name!r} is signed by {owner}, but you joined it before when it was signed "
+            f"by {pinned}; if the owner really changed, remove the entry from {_PINS} in --home"
+        )
+
+
+# --- records in the DHT ------------------------------------------------------------------------
+
+
+class EnvelopeValidator:
+    """Checks records of one namespace: a signed envelope of the right kind under its own key."""
+
+    def __init__(
+        self,
+        message_type: type[Message],
+        key_of: Callable[[Envelope], bytes],
+        wall_time: Callable[[], float],
+    ) -> None:
+        self._message_type = message_type
+        self._key_of = key_of
+        self._wall_time = wall_time
+
+    def validate(self, key: bytes, value: bytes) -> RecordInfo:
+        """Version (manifest version, then sequence) and expiry; raises `InvalidRecord`."""
+        try:
+            envelope = open_envelope(value)
+        except Dropped as dropped:
+            raise InvalidRecord(str(dropped)) from dropped
+        if not isinstance(envelope.message, self._message_type):
+            raise InvalidRecord(f"a {envelope.body.kind} does not belong here")
+        if self._key_of(envelope) != key:
+            raise InvalidRecord("the envelope belongs under another key")
+        body = envelope.body
+        if body.issued_ms > (self._wall_time() + defaults.ENVELOPE_FUTURE_SECONDS_MAX) * 1000:
+            raise InvalidRecord("issued in the future")
+        major = envelope.message.version if isinstance(envelope.message, RunManifest) else 0
+        return RecordInfo(version=(major << 64) | body.sequence, expires_wall_ms=body.expires_ms)
+
+
+def record_validators(wall_time: Callable[[], float]) -> dict[str, EnvelopeValidator]:
+    """The namespace validators of Swarm's DHT."""
+    return {
+        RUN_NAMESPACE: EnvelopeValidator(RunManifest, lambda e: run_key(run_id(e)), wall_time),
+        PEER_NAMESPACE: EnvelopeValidator(PeerRecord, lambda e: peer_key(e.sender), wall_time),
+    }
