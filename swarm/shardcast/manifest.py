@@ -1,0 +1,232 @@
+"""What a checkpoint consists of: files, the pieces they are cut into, and the hash of each.
+
+A manifest is a blob of msgpack, fetched by its BLAKE3 like any piece; the trainer signs that hash
+(`swarm.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size` bytes, in
+order, so a reader needs no trust to know that nothing overlaps and nothing is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import blake3
+import msgspec
+import trio
+
+from swarm import defaults
+from swarm.errors import SwarmError
+from swarm.messages import Count, Digest
+from swarm.world import Disk
+
+MANIFEST_NAME = ".manifest"
+"""Where a checkpoint folder keeps its manifest; no file of a checkpoint begins with a dot."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?")
+_HASHERS = 4
+"""Pieces and files hashed at once while building."""
+
+
+class BadManifest(SwarmError):
+    """A checkpoint manifest is refused. One sentence says what is wrong with it."""
+
+
+class ManifestFile(msgspec.Struct, array_like=True, frozen=True):
+    """One file of a checkpoint."""
+
+    name: str
+    """Plain names, at most one `/` (two levels), none beginning with a dot."""
+    size_bytes: Count
+    sha256: Digest
+
+
+class ManifestPiece(msgspec.Struct, array_like=True, frozen=True):
+    """A range of one file, and its name on the network."""
+
+    file: Count
+    """Index into the manifest's files."""
+    offset: Count
+    size_bytes: Count
+    digest: Digest
+    """BLAKE3-256."""
+
+
+class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Everything needed to fetch and check a checkpoint. New fields go last, with a default."""
+
+    run: str
+    lineage: Count
+    step: Count
+    piece_size: Count
+    files: list[ManifestFile]
+    pieces: list[ManifestPiece]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def encode(self) -> bytes:
+        """The blob; its BLAKE3 is what the trainer signs."""
+        return msgspec.msgpack.encode(self)
+
+
+_decoder = msgspec.msgpack.Decoder(CheckpointManifest)
+
+
+def digest_of(blob: bytes) -> bytes:
+    """BLAKE3-256 of a manifest blob."""
+    return blake3.blake3(blob).digest()
+
+
+def piece_size_for(total_bytes: int) -> int:
+    """The power of two nearest `total_bytes` / 2048, within 256 KiB to 32 MiB (design §6)."""
+    wanted = total_bytes // defaults.PIECES_WANTED
+    size = defaults.PIECE_BYTES_MIN
+    while size < defaults.PIECE_BYTES_MAX and 2 * size - wanted < wanted - size:
+        size *= 2
+    return size
+
+
+def cut(sizes: list[int], piece_size: int) -> Iterator[tuple[int, int, int]]:
+    """(file index, offset, size in bytes) of every piece of files of these sizes, in order.
+
+    An empty file has no piece.
+    """
+    for index, size in enumerate(sizes):
+        for offset in range(0, size, piece_size):
+            yield index, offset, min(piece_size, size - offset)
+
+
+def parse(blob: bytes) -> CheckpointManifest:
+    """Decode and check a manifest blob from anybody; raises `BadManifest`."""
+    if len(blob) > defaults.CHECKPOINT_MANIFEST_BYTES_MAX:
+        raise BadManifest(
+            f"the checkpoint manifest has {len(blob)} bytes, more than the "
+            f"{defaults.CHECKPOINT_MANIFEST_BYTES_MAX} allowed"
+        )
+    try:
+        manifest = _decoder.decode(blob)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadManifest(f"the checkpoint manifest cannot be decoded: {error}") from error
+    check(manifest)
+    return manifest
+
+
+def check(manifest: CheckpointManifest) -> None:
+    """Raise `BadManifest` unless names are plain and pieces cover every file exactly once."""
+    size = manifest.piece_size
+    if not defaults.PIECE_BYTES_MIN <= size <= defaults.PIECE_BYTES_MAX or size & (size - 1):
+        raise BadManifest(
+            f"the piece size {size} is not a power of two from {defaults.PIECE_BYTES_MIN} "
+            f"to {defaults.PIECE_BYTES_MAX}"
+        )
+    _check_files(manifest.files)
+    # Counted by division first: a claimed petabyte must not be cut up here.
+    count = sum(-(-file.size_bytes // size) for file in manifest.files)
+    if count > defaults.CHECKPOINT_PIECES_MAX:
+        raise BadManifest(
+            f"the files make {count} pieces, more than the {defaults.CHECKPOINT_PIECES_MAX} allowed"
+        )
+    if count != len(manifest.pieces):
+        raise BadManifest(
+            f"the files make {count} pieces of {size} bytes, the manifest lists "
+            f"{len(manifest.pieces)}"
+        )
+    sizes = [file.size_bytes for file in manifest.files]
+    for number, (expected, piece) in enumerate(
+        zip(cut(sizes, size), manifest.pieces, strict=True)
+    ):
+        stated = (piece.file, piece.offset, piece.size_bytes)
+        if stated != expected:
+            raise BadManifest(
+                f"piece {number} is stated at (file, offset, size) {stated} where {expected} "
+                "is due, so pieces overlap or are missing"
+            )
+
+
+def _check_files(files: list[ManifestFile]) -> None:
+    if not 1 <= len(files) <= defaults.CHECKPOINT_FILES_MAX:
+        raise BadManifest(
+            f"a checkpoint has 1 to {defaults.CHECKPOINT_FILES_MAX} files, not {len(files)}"
+        )
+    # Compared without case: on some file systems `A` and `a` are one file.
+    names: set[str] = set()
+    folders: set[str] = set()
+    for file in files:
+        if not _NAME.fullmatch(file.name):
+            raise BadManifest(
+                f"{file.name[:80]!r} is no plain file name (letters, digits, . _ -, at most two "
+                "levels, no leading dot)"
+            )
+        name = file.name.casefold()
+        if name in names:
+            raise BadManifest(f"the file {file.name!r} is listed twice")
+        names.add(name)
+        if "/" in name:
+            folders.add(name.split("/")[0])
+    clash = sorted(names & folders)
+    if clash:
+        raise BadManifest(f"{clash[0]!r} is both a file and a folder")
+
+
+def _file_names(disk: Disk, folder: str) -> list[str]:
+    """Files in a folder, at most two levels deep; names with a leading dot are left out."""
+    names = []
+    for name in disk.list(folder):
+        if name.startswith("."):
+            continue
+        inner = disk.list(f"{folder}/{name}")
+        if inner:
+            names += [f"{name}/{entry}" for entry in inner if not entry.startswith(".")]
+        else:
+            names.append(name)
+    return names
+
+
+async def build(
+    disk: Disk, folder: str, *, run: str, lineage: int, step: int
+) -> CheckpointManifest:
+    """Hash a checkpoint folder: BLAKE3 of every piece, SHA-256 of every file, a few at once.
+
+    `folder` is a path on `disk`; files with a leading dot are not part of the checkpoint.
+    Raises `BadManifest` when the folder is empty or a name in it cannot be published.
+    """
+    names = _file_names(disk, folder)
+    sizes = [disk.size_bytes(f"{folder}/{name}") for name in names]
+    piece_size = piece_size_for(sum(sizes))
+    ranges = list(cut(sizes, piece_size))
+    checksums: list[bytes] = [b""] * len(names)
+    digests: list[bytes] = [b""] * len(ranges)
+    limit = trio.CapacityLimiter(_HASHERS)
+
+    async def hash_file(index: int) -> None:
+        async with limit:
+            checksums[index] = await disk.sha256(f"{folder}/{names[index]}")
+
+    async def hash_pieces(numbers: Iterator[tuple[int, tuple[int, int, int]]]) -> None:
+        for number, (file, offset, size) in numbers:
+            async with limit:
+                digests[number] = await disk.digest(f"{folder}/{names[file]}", offset, size)
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(names)):
+            nursery.start_soon(hash_file, index)
+        numbered = iter(enumerate(ranges))
+        for _ in range(_HASHERS):
+            nursery.start_soon(hash_pieces, numbered)
+    manifest = CheckpointManifest(
+        run=run,
+        lineage=lineage,
+        step=step,
+        piece_size=piece_size,
+        files=[
+            ManifestFile(name, size, checksum)
+            for name, size, checksum in zip(names, sizes, checksums, strict=True)
+        ],
+        pieces=[
+            ManifestPiece(file, offset, size, digest)
+            for (file, offset, size), digest in zip(ranges, digests, strict=True)
+        ],
+    )
+    check(manifest)
+    return manifest

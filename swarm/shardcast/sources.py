@@ -1,0 +1,131 @@
+"""Which source to ask next: sampled in proportion to success rate × bandwidth, both averaged.
+
+INTELLECT-2's rule for choosing relays (arXiv 2505.07291): exponential moving averages with
+α = 0.3; every observation heals every source's success rate by 0.01 up to 1, so that a source that
+failed is tried again some day. New sources are taken for as fast as the fastest known.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm import defaults
+from swarm.transport import Source
+from swarm.world import World
+
+_CORRUPT_FACTOR = 0.1
+"""What a corrupt piece leaves of its source's success rate."""
+
+
+def source_name(source: Source) -> str:
+    """What a source is called in events and averages: its peer id, or its first address."""
+    if source.peer is not None:
+        return source.peer
+    return source.addresses[0] if source.addresses else "nobody"
+
+
+@dataclass
+class _Record:
+    success: float
+    """As of `healed_at`."""
+    bandwidth: float
+    """Bytes a second."""
+    healed_at: int
+    """Observations made, of all sources, when `success` was written."""
+    measured: bool = False
+    """Whether `bandwidth` was ever observed."""
+    failures: int = 0
+    """Consecutive."""
+    corruptions: int = 0
+    paused_until: float = 0.0
+
+
+class SourceBook:
+    """What is known of every source. One a peer, shared by all its fetches."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._observations = 0
+
+    def _record(self, name: str) -> _Record:
+        record = self._records.get(name)
+        if record is None:
+            fastest = max(
+                (known.bandwidth for known in self._records.values() if known.measured),
+                default=defaults.SOURCE_BANDWIDTH_INITIAL,
+            )
+            record = self._records[name] = _Record(1.0, fastest, self._observations)
+            if len(self._records) > defaults.SOURCES_KNOWN_MAX:
+                self._records.popitem(last=False)
+        return record
+
+    def success_rate(self, name: str) -> float:
+        """Averaged share of requests that succeeded, healed; in [0, 1]."""
+        record = self._record(name)
+        healed = defaults.SOURCE_HEALING * (self._observations - record.healed_at)
+        return min(1.0, record.success + healed)
+
+    def bandwidth(self, name: str) -> float:
+        """Averaged bytes a second of one request."""
+        return self._record(name).bandwidth
+
+    def weight(self, name: str) -> float:
+        """How likely a source is chosen, relative to others; never 0."""
+        return max(self.success_rate(name) * self.bandwidth(name), 1e-9)
+
+    def paused_until(self, name: str) -> float:
+        """When (on `World.now`) a source that failed may be asked again."""
+        return self._record(name).paused_until
+
+    def choose(self, names: Sequence[str]) -> str:
+        """One of `names` (not empty), in proportion to its weight."""
+        return self._world.random.choices(names, [self.weight(name) for name in names])[0]
+
+    def succeeded(self, name: str, size_bytes: int, seconds: float) -> None:
+        """A piece arrived and was right."""
+        record = self._observe(name, 1.0)
+        bandwidth = size_bytes / max(seconds, 1e-6)
+        if record.measured:
+            bandwidth = record.bandwidth + defaults.SOURCE_SMOOTHING * (
+                bandwidth - record.bandwidth
+            )
+        record.bandwidth = bandwidth
+        record.measured = True
+        record.failures = 0
+
+    def failed(self, name: str) -> None:
+        """A request failed; the source rests a little longer each time."""
+        record = self._observe(name, 0.0)
+        pause = min(
+            defaults.SOURCE_BACKOFF_SECONDS * 2.0 ** min(record.failures, 30),
+            defaults.SOURCE_BACKOFF_SECONDS_MAX,
+        )
+        record.failures += 1
+        record.paused_until = max(record.paused_until, self._world.now() + pause)
+
+    def corrupt(self, name: str) -> None:
+        """A piece was wrong: the source falls at once and rests long."""
+        record = self._observe(name, 0.0)
+        record.success *= _CORRUPT_FACTOR
+        pause = defaults.SOURCE_CORRUPT_SECONDS * 2.0 ** min(record.corruptions, 10)
+        record.corruptions += 1
+        record.paused_until = self._world.now() + pause
+
+    def slower_than(self, name: str, bytes_per_second: float) -> None:
+        """A request was given up; this is the most its bandwidth can have been."""
+        record = self._record(name)
+        if bytes_per_second < record.bandwidth:
+            record.bandwidth += defaults.SOURCE_SMOOTHING * (bytes_per_second - record.bandwidth)
+            record.measured = True
+
+    def _observe(self, name: str, outcome: float) -> _Record:
+        success = self.success_rate(name)
+        record = self._record(name)
+        self._observations += 1
+        healed = success + defaults.SOURCE_SMOOTHING * (outcome - success)
+        record.success = min(1.0, healed + defaults.SOURCE_HEALING)
+        record.healed_at = self._observations
+        return record

@@ -1,0 +1,502 @@
+"""Checkpoints on this peer's disk: complete ones, and those still arriving.
+
+    checkpoints/<lineage>-<step>/            complete: the files in place, and `.manifest`
+    checkpoints/<lineage>-<step>.partial/    preallocated files that pieces are written into
+    checkpoints/<lineage>-<step>.removed/    being deleted
+
+There is no journal. What is on disk is believed at start only where it hashes right: every piece
+of a partial checkpoint is hashed again and fetching goes on with the rest. A *received* checkpoint
+below `CHECKPOINT_SYNC_BYTES` is never fsynced: it is hashed at start like a partial one, so a
+power cut costs at most a fetch. A larger one is fsynced before its folder gets its final name and
+is then trusted, since reading hundreds of gigabytes at start would cost more. What this peer
+*publishes* is always durable before `publish` returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import trio
+
+from swarm import defaults
+from swarm.errors import DiskFullError, SwarmError
+from swarm.events import Events
+from swarm.shardcast.manifest import (
+    MANIFEST_NAME,
+    BadManifest,
+    CheckpointManifest,
+    build,
+    digest_of,
+    parse,
+)
+from swarm.transport import OpenBlob
+from swarm.world import Disk, Piece, Sink
+
+Key = tuple[int, int]
+"""(lineage, step): checkpoints in the order in which they supersede each other."""
+
+_FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.partial)?")
+_HASHERS = 4
+"""Pieces hashed at once at start."""
+
+
+class CheckpointConflict(SwarmError):
+    """Two different manifests claim the same (lineage, step)."""
+
+
+class Change(Enum):
+    """What happened to a checkpoint in the store."""
+
+    BEGUN = "begun"
+    """Its manifest is here."""
+    PIECE = "piece"
+    COMPLETE = "complete"
+    REMOVED = "removed"
+
+
+Watcher = Callable[[Change, "Held", int], None]
+"""Called at once with the checkpoint and the piece's index (-1 for other changes)."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A checkpoint on disk. To be read by others; only the store writes it."""
+
+    manifest: CheckpointManifest
+    digest: bytes
+    """BLAKE3-256 of the manifest blob."""
+    manifest_bytes: int
+    folder: str
+    """Path on this peer's disk."""
+    complete: bool = False
+    pieces: bytearray = field(default_factory=bytearray)
+    """One byte a piece: 1 when it is verified and in place."""
+    checked: set[int] = field(default_factory=set)
+    """Files whose SHA-256 was found right."""
+    readers: int = 0
+    """Blobs being sent."""
+
+    @property
+    def key(self) -> Key:
+        return (self.manifest.lineage, self.manifest.step)
+
+    def missing(self) -> list[int]:
+        """Indices of pieces not yet here."""
+        return [] if self.complete else [i for i, there in enumerate(self.pieces) if not there]
+
+    @functools.cached_property
+    def _firsts(self) -> list[int]:
+        counts = [-(-f.size_bytes // self.manifest.piece_size) for f in self.manifest.files]
+        return [0, *itertools.accumulate(counts)]
+
+    def span(self, file: int) -> range:
+        """Indices of the pieces of one file: consecutive, since files are cut in order."""
+        return range(self._firsts[file], self._firsts[file + 1])
+
+    def piece_path(self, index: int) -> str:
+        return f"{self.folder}/{self.manifest.files[self.manifest.pieces[index].file].name}"
+
+
+class CheckpointStore:
+    """All checkpoints of one run on this peer. `recover()` first."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        run: str,
+        events: Events,
+        *,
+        keep: int = defaults.CHECKPOINTS_KEPT,
+        quota_bytes: int | None = None,
+        root: str = "checkpoints",
+    ) -> None:
+        self.disk = disk
+        self.run = run
+        self._events = events
+        self._keep = keep
+        self._quota_bytes = quota_bytes
+        self._root = root
+        self._held: dict[Key, Held] = {}
+        # Where a digest is: (checkpoint, piece), piece -1 being the manifest itself. Checkpoints
+        # share pieces when a file did not change, so there may be several places.
+        self._places: dict[bytes, list[tuple[Held, int]]] = {}
+        self._pins: Counter[Key] = Counter()
+        self._watchers: list[Watcher] = []
+        self._trimming = trio.Lock()
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def complete(self) -> list[Key]:
+        """Complete checkpoints, oldest first."""
+        return sorted(key for key, held in self._held.items() if held.complete)
+
+    def held(self, key: Key) -> Held | None:
+        """A checkpoint whose manifest is here, complete or not."""
+        return self._held.get(key)
+
+    def all(self) -> list[Held]:
+        """Every checkpoint whose manifest is here, oldest first."""
+        return [self._held[key] for key in sorted(self._held)]
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether a manifest here names this blob, be it present or still missing."""
+        return digest in self._places
+
+    def open(self, digest: bytes) -> OpenBlob | None:
+        """A piece or manifest to send, if it is present; the checkpoint stays until released."""
+        for held, index in self._places.get(digest, ()):
+            if index < 0:
+                path, offset, size = f"{held.folder}/{MANIFEST_NAME}", 0, held.manifest_bytes
+            elif held.complete or held.pieces[index]:
+                piece = held.manifest.pieces[index]
+                path, offset, size = held.piece_path(index), piece.offset, piece.size_bytes
+            else:
+                continue
+            held.readers += 1
+            return OpenBlob(path, offset, size, functools.partial(self._release, held))
+        return None
+
+    @staticmethod
+    def _release(held: Held) -> None:
+        held.readers -= 1
+
+    def watch(self, watcher: Watcher) -> None:
+        """Be told of every change, from now on."""
+        self._watchers.append(watcher)
+
+    def _tell(self, change: Change, held: Held, index: int = -1) -> None:
+        for watcher in self._watchers:
+            watcher(change, held, index)
+
+    # --- keeping -----------------------------------------------------------------------------
+
+    def pin(self, key: Key) -> None:
+        """Keep a checkpoint (now, or once it is there) until as many `unpin`s."""
+        self._pins[key] += 1
+
+    def unpin(self, key: Key) -> None:
+        self._pins[key] -= 1
+        if self._pins[key] <= 0:
+            del self._pins[key]
+
+    def is_pinned(self, key: Key) -> bool:
+        return key in self._pins
+
+    async def trim(self) -> None:
+        """Remove what is not kept: complete ones older than the newest `keep`, and partial ones
+        that a complete one supersedes; never what is pinned or being sent."""
+        async with self._trimming:
+            complete = self.complete()
+            if not complete:
+                return
+            old = set(complete[: -self._keep])
+            for held in self.all():
+                superseded = held.key in old or (not held.complete and held.key < complete[-1])
+                if superseded and not held.readers and not self.is_pinned(held.key):
+                    await self._remove(held)
+
+    async def _remove(self, held: Held) -> None:
+        self._forget(held)
+        # Renamed first: a folder half deleted by a crash must not be taken for a checkpoint.
+        await self._delete(held.folder)
+        self._events.emit("shardcast.checkpoint_removed", lineage=held.key[0], step=held.key[1])
+
+    async def _delete(self, folder: str) -> None:
+        doomed = folder.removesuffix(".partial") + ".removed"
+        await self.disk.remove(doomed)
+        if self.disk.exists(folder):
+            await self.disk.rename(folder, doomed)
+            await self.disk.remove(doomed)
+
+    def _remember(self, held: Held) -> None:
+        self._held[held.key] = held
+        self._places.setdefault(held.digest, []).append((held, -1))
+        for index, piece in enumerate(held.manifest.pieces):
+            self._places.setdefault(piece.digest, []).append((held, index))
+        self._tell(Change.BEGUN, held)
+
+    def _forget(self, held: Held) -> None:
+        del self._held[held.key]
+        for digest in {held.digest, *(piece.digest for piece in held.manifest.pieces)}:
+            rest = [place for place in self._places[digest] if place[0] is not held]
+            if rest:
+                self._places[digest] = rest
+            else:
+                del self._places[digest]
+        self._tell(Change.REMOVED, held)
+
+    def _name(self, key: Key) -> str:
+        return f"{self._root}/{key[0]}-{key[1]}"
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    async def manifest_sink(self, key: Key, size_bytes: int) -> Sink:
+        """A sink for the manifest blob of a checkpoint about to be fetched; then `begin`."""
+        path = f"{self._name(key)}.partial/{MANIFEST_NAME}"
+        await self.disk.allocate(path, size_bytes)
+        return self.disk.sink(path, 0, size_bytes)
+
+    async def begin(self, key: Key, digest: bytes) -> Held:
+        """Read the committed manifest of a partial checkpoint and make room for its files.
+
+        Raises `BadManifest` (the partial folder is then gone) and `DiskFullError`.
+        """
+        folder = f"{self._name(key)}.partial"
+        blob = await self.disk.read(f"{folder}/{MANIFEST_NAME}")
+        try:
+            manifest = parse(blob)
+            if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key):
+                raise BadManifest(
+                    f"the manifest announced for {self.run} {key[0]}/{key[1]} is one of "
+                    f"{manifest.run[:200]} {manifest.lineage}/{manifest.step}"
+                )
+        except BadManifest:
+            await self._delete(folder)
+            raise
+        held = Held(manifest, digest, len(blob), folder, pieces=bytearray(len(manifest.pieces)))
+        self._make_sure_of_room(held)
+        for file in manifest.files:
+            await self.disk.allocate(f"{folder}/{file.name}", file.size_bytes)
+        self._remember(held)
+        return held
+
+    def _make_sure_of_room(self, new: Held) -> None:
+        total = new.manifest.total_bytes
+        room, whose = self.disk.free_bytes(), "are free on this disk"
+        if self._quota_bytes is not None:
+            used = sum(held.manifest.total_bytes for held in self._held.values())
+            if self._quota_bytes - used < room:
+                room, whose = self._quota_bytes - used, "are left of this peer's quota"
+        if total > room:
+            raise DiskFullError(
+                f"checkpoint {new.key[0]}/{new.key[1]} needs {total / 1e6:.1f} MB but only "
+                f"{max(room, 0) / 1e6:.1f} MB {whose}; free some space or move --home to a "
+                "larger disk"
+            )
+
+    def sink(self, held: Held, index: int) -> Sink:
+        """Where a missing piece goes."""
+        piece = held.manifest.pieces[index]
+        return self.disk.sink(held.piece_path(index), piece.offset, piece.size_bytes)
+
+    async def commit(self, held: Held, index: int, sink: Sink, piece: Piece) -> None:
+        """Put a verified piece in place; from now on it is served.
+
+        The file's SHA-256 is checked once its last piece is there. Raises `BadManifest` when every
+        piece of a file is right and the file is not: then the manifest contradicts itself.
+        """
+        await sink.commit(piece)
+        held.pieces[index] = 1
+        self._tell(Change.PIECE, held, index)
+        await self._check_file(held, held.manifest.pieces[index].file)
+
+    async def _check_file(self, held: Held, number: int) -> None:
+        """Hash a file if all its pieces are there and it was not hashed yet."""
+        span = held.span(number)
+        if number in held.checked or 0 in held.pieces[span.start : span.stop]:
+            return
+        held.checked.add(number)
+        file = held.manifest.files[number]
+        if await self.disk.sha256(f"{held.folder}/{file.name}") == file.sha256:
+            return
+        # Either the disk lost bytes since they were checked, or the manifest is wrong.
+        held.checked.discard(number)
+        lost = [
+            index for index in span if not await self._piece_is_right(held, index)
+        ]
+        for index in lost:
+            held.pieces[index] = 0
+        if not lost:
+            await self._remove(held)
+            raise BadManifest(
+                f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} has not the SHA-256 its "
+                "manifest states although every piece is right"
+            )
+        self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
+
+    async def copy_known(self, held: Held) -> int:
+        """Copy missing pieces that another checkpoint here has (files that did not change).
+
+        Returns bytes copied.
+        """
+        copied = 0
+        for index in held.missing():
+            reference = held.manifest.pieces[index]
+            blob = self.open(reference.digest)
+            if blob is None:
+                continue
+            sink = self.sink(held, index)
+            try:
+                sink.write(await self.disk.read(blob.path, blob.offset, blob.size_bytes))
+                piece = sink.finish()
+                if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
+                    await self.commit(held, index, sink, piece)
+                    copied += piece.size_bytes
+            except FileNotFoundError:
+                # Its folder got its final name in this very moment; the network has the piece too.
+                continue
+            finally:
+                blob.release()
+                sink.abandon()
+        return copied
+
+    async def finish(self, held: Held) -> str:
+        """Give a checkpoint whose pieces are all here its final name; returns its folder.
+
+        Trims the store afterwards.
+        """
+        if not held.complete:
+            if held.missing():
+                raise ValueError(f"checkpoint {held.key} lacks {len(held.missing())} pieces")
+            for number in range(len(held.manifest.files)):
+                await self._check_file(held, number)
+            if held.missing():
+                raise ValueError(f"checkpoint {held.key} lost pieces while it was finished")
+            if held.manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
+                await self.disk.sync(held.folder)
+            folder = self._name(held.key)
+            await self._delete(folder)
+            await self.disk.rename(held.folder, folder)
+            held.folder = folder
+            held.complete = True
+            self._tell(Change.COMPLETE, held)
+        await self.trim()
+        return held.folder
+
+    async def discard(self, key: Key) -> None:
+        """Remove a partial checkpoint, whether its manifest is known or not."""
+        held = self._held.get(key)
+        if held is None:
+            await self._delete(f"{self._name(key)}.partial")
+        elif not held.complete:
+            await self._remove(held)
+
+    # --- publishing --------------------------------------------------------------------------
+
+    async def publish(self, folder: str, lineage: int, step: int) -> tuple[Held, bytes]:
+        """Make a folder on this disk a checkpoint: hash it, write its manifest, move it here.
+
+        `folder` is gone afterwards; everything is durable before this returns. Returns the
+        checkpoint and its manifest's digest. Publishing what is already here again returns that;
+        other content under the same (lineage, step) raises `CheckpointConflict`.
+        """
+        key = (lineage, step)
+        manifest = await build(self.disk, folder, run=self.run, lineage=lineage, step=step)
+        blob = manifest.encode()
+        digest = digest_of(blob)
+        known = self._held.get(key)
+        if known is not None and known.complete:
+            if known.digest != digest:
+                raise CheckpointConflict(
+                    f"checkpoint {lineage}/{step} was published with other content; go on with "
+                    "the next step, or open a new lineage"
+                )
+            await self.disk.remove(folder)
+            return known, digest
+        await self.discard(key)
+        await self.disk.write(f"{folder}/{MANIFEST_NAME}", blob)
+        await self.disk.sync(folder)
+        final = self._name(key)
+        await self._delete(final)
+        await self.disk.rename(folder, final)
+        await self.disk.sync(final)
+        held = Held(manifest, digest, len(blob), final, complete=True)
+        held.pieces = bytearray(b"\x01" * len(manifest.pieces))
+        self._remember(held)
+        self._tell(Change.COMPLETE, held)
+        await self.trim()
+        return held, digest
+
+    # --- starting ----------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Find what is on disk, believing only what hashes right. Once, before anything else."""
+        for name in self.disk.list(self._root):
+            path = f"{self._root}/{name}"
+            match = _FOLDER.fullmatch(name)
+            if match is None:
+                if name.endswith(".removed"):
+                    await self.disk.remove(path)
+                continue
+            key = (int(match[1]), int(match[2]))
+            held = await self._read_back(path, key, partial=match[3] is not None)
+            if held is None or (key in self._held and self._held[key].complete):
+                await self._delete(path)
+                continue
+            if held.complete:
+                self._remember(held)
+                continue
+            self._remember(held)
+            if not held.missing():
+                try:
+                    await self.finish(held)
+                except BadManifest as error:
+                    self._events.emit("shardcast.checkpoint_refused", reason=str(error))
+        await self.trim()
+        for held in self.all():
+            self._events.emit(
+                "shardcast.checkpoint_found",
+                lineage=held.key[0],
+                step=held.key[1],
+                complete=held.complete,
+                pieces=len(held.pieces) - len(held.missing()),
+                pieces_all=len(held.pieces),
+            )
+
+    async def _read_back(self, path: str, key: Key, *, partial: bool) -> Held | None:
+        """A checkpoint folder as it is on disk; None when it is not worth keeping."""
+        try:
+            blob = await self.disk.read(f"{path}/{MANIFEST_NAME}")
+            manifest = parse(blob)
+        except (FileNotFoundError, BadManifest):
+            return None
+        if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key):
+            return None
+        held = Held(manifest, digest_of(blob), len(blob), path)
+        held.pieces = bytearray(len(manifest.pieces))
+        whole = True
+        for number, file in enumerate(manifest.files):
+            file_path = f"{path}/{file.name}"
+            if not self.disk.exists(file_path) or self.disk.size_bytes(file_path) != (
+                file.size_bytes
+            ):
+                whole = False
+                await self.disk.allocate(file_path, file.size_bytes)
+            if not file.size_bytes:
+                held.checked.add(number)
+        if whole and not partial and manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
+            held.complete = True
+            return held
+        await self._hash_pieces(held)
+        if partial:
+            return held
+        if not held.missing():
+            held.complete = True
+            return held
+        # Complete by name, but the power went before its bytes were on disk.
+        await self.disk.remove(f"{path}.partial")
+        await self.disk.rename(path, f"{path}.partial")
+        held.folder = f"{path}.partial"
+        return held
+
+    async def _hash_pieces(self, held: Held) -> None:
+        numbers = iter(range(len(held.pieces)))
+
+        async def hash_some() -> None:
+            for index in numbers:
+                held.pieces[index] = await self._piece_is_right(held, index)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(_HASHERS):
+                nursery.start_soon(hash_some)
+
+    async def _piece_is_right(self, held: Held, index: int) -> bool:
+        piece = held.manifest.pieces[index]
+        found = await self.disk.digest(held.piece_path(index), piece.offset, piece.size_bytes)
+        return found == piece.digest
