@@ -3,5 +3,7 @@
 Nothing in this package imports torch, and nothing imports `peers` (the roles) or `simnet`.
 """
 
+__version__ = "0.1.0"
+
 PROTOCOL_VERSION = 1
 """Version of the wire. Peers of another version are told so in one sentence and disconnected."""

@@ -21,6 +21,7 @@ from swarm.world import Piece, Sink
 
 __all__ = [
     "BlobReference",
+    "BulkBytes",
     "BulkService",
     "ConnectError",
     "ConnectionEvent",
@@ -122,6 +123,14 @@ class Source:
     """A peer: its bulk address is used if there is one, a stream otherwise."""
     addresses: tuple[str, ...] = ()
     """`http://host:port` roots where `GET /blob/<hex digest>` works (a peer's own, or a mirror's)."""
+
+
+@dataclass(frozen=True)
+class BulkBytes:
+    """Bytes of blobs this peer has moved since it started."""
+
+    sent: int
+    received: int
 
 
 @dataclass
@@ -235,6 +244,10 @@ class Transport(Protocol):
 
         Raises `FetchError` with the target's reason.
         """
+        ...
+
+    def bulk_bytes(self) -> BulkBytes:
+        """Body bytes of blobs moved so far, pushes included."""
         ...
 
     def serve_bulk(self, service: BulkService) -> None:

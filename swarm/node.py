@@ -1,0 +1,410 @@
+"""One peer put together: identity, transport, DHT; and, inside a run, everything the roles use.
+
+`Node` is a peer that takes part in the network. `RunNode` is a node that has joined one run; a
+role gets it and adds its loop (`swarm.roles`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from swarm import __version__, defaults
+from swarm.envelope import Dropped, Envelope, Gate, Sequencer, open_envelope, seal
+from swarm.errors import PeerError, UserError
+from swarm.events import Events
+from swarm.gossip import RUN, Gossip
+from swarm.identity import Identity, PeerId
+from swarm.kademlia.dht import Kademlia
+from swarm.membership import Lease, NotAdmitted, admits
+from swarm.messages import (
+    Checkpoint,
+    Eviction,
+    Heartbeat,
+    Message,
+    PeerRecord,
+    Reinstatement,
+    RunManifest,
+    StepOrder,
+)
+from swarm.messenger import Messenger
+from swarm.run import (
+    Run,
+    ask_for_manifests,
+    choose_run,
+    peer_key,
+    pin_owner,
+    run_key,
+    serve_manifests,
+)
+from swarm.settings import PeerSettings
+from swarm.transport import Transport
+from swarm.watch import Watched
+from swarm.world import Compute, Database, Disk, World
+
+RECORDS_MAX = 1024
+"""Peer records remembered (about 0.5 KB each)."""
+
+NEIGHBOUR_SEARCH_SECONDS = 3.0
+"""Between attempts to find more gossip neighbours."""
+
+
+class StoredSequence:
+    """The sequence number in the peer's own database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def load(self) -> int:
+        rows = self._database.read(
+            "SELECT value FROM sequence WHERE id = 0 ORDER BY id"
+        )
+        return int(rows[0][0]) if rows else 0
+
+    async def save(self, value: int) -> None:
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT INTO sequence (id, value) VALUES (0, ?) "
+                "ON CONFLICT (id) DO UPDATE SET value = excluded.value",
+                (value,),
+            )
+        )
+
+
+@dataclass
+class Node:
+    """A peer in the network: what it needs whether or not it has joined a run."""
+
+    identity: Identity
+    world: World
+    disk: Disk
+    compute: Compute
+    transport: Transport
+    dht: Kademlia
+    events: Events
+    settings: PeerSettings
+    database: Database
+    sequencer: Sequencer
+    manifests: dict[str, Envelope] = field(default_factory=dict)
+    """Signed run manifests this peer hands out, by run id."""
+    _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    async def seal(self, message: Message, lifetime_seconds: float, run: str = "") -> Envelope:
+        """Sign a message as this peer."""
+        return seal(
+            self.identity,
+            message,
+            run=run,
+            sequence=await self.sequencer.next(),
+            wall_time=self.world.wall_time(),
+            lifetime_seconds=lifetime_seconds,
+        )
+
+    # --- where peers are ---------------------------------------------------------------------
+
+    def learn_record(self, envelope: Envelope) -> None:
+        """Remember a peer record (its signature is checked already); the newest counts."""
+        held = self._records.get(envelope.sender)
+        if held is None or held.body.sequence < envelope.body.sequence:
+            self._records[envelope.sender] = envelope
+            self._records.move_to_end(envelope.sender)
+            if len(self._records) > RECORDS_MAX:
+                self._records.popitem(last=False)
+
+    def record(self, peer: str) -> PeerRecord | None:
+        """The newest record known of a peer."""
+        envelope = self._records.get(peer)
+        if envelope is None:
+            return None
+        assert isinstance(envelope.message, PeerRecord)
+        return envelope.message
+
+    def records(self) -> list[Envelope]:
+        """All records known, own one included, sorted by peer."""
+        return [envelope for _, envelope in sorted(self._records.items())]
+
+    async def reach(self, peer: PeerId) -> None:
+        """Be connected to a peer: by the addresses known, else by those the DHT gives.
+
+        Raises `PeerError` naming the peer.
+        """
+        if peer in self.transport.connected():
+            return
+        record = self.record(peer)
+        if record is not None:
+            try:
+                await self.transport.connect(peer, record.addresses)
+                return
+            except PeerError:
+                self._records.pop(peer, None)
+        raw = await self.dht.get(peer_key(peer))
+        addresses: Sequence[str] = ()
+        if raw is not None:
+            envelope = open_envelope(raw)
+            self.learn_record(envelope)
+            assert isinstance(envelope.message, PeerRecord)
+            addresses = envelope.message.addresses
+        if not addresses:
+            addresses = await self.dht.find_peer(peer)
+        if not addresses:
+            raise PeerError(f"no address of {peer} is known to the DHT")
+        await self.transport.connect(peer, addresses)
+
+    async def publish_record(self) -> None:
+        """Keep this peer's record in the DHT, until cancelled."""
+        published: tuple[list[str], list[str]] | None = None
+        until = 0.0
+        while True:
+            addresses = (list(self.transport.addresses()), list(self.transport.bulk_addresses()))
+            if addresses != published or self.world.now() >= until:
+                record = PeerRecord(
+                    roles=self.settings.role,
+                    addresses=addresses[0][:16],
+                    bulk_addresses=addresses[1][:16],
+                    agent=f"swarm/{__version__}",
+                )
+                envelope = await self.seal(record, defaults.PEER_RECORD_LIFETIME_SECONDS)
+                self.learn_record(envelope)
+                await self.dht.put(peer_key(self.peer_id), envelope.raw)
+                published = addresses
+                until = self.world.now() + defaults.PEER_RECORD_LIFETIME_SECONDS / 2
+            await trio.sleep(defaults.HEARTBEAT_SECONDS)
+
+
+async def join_network(node: Node) -> list[PeerId]:
+    """Connect to the bootstrap peers; the ids of those that answered.
+
+    Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`.
+    """
+    if not node.settings.bootstrap:
+        return []
+    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
+        answered: list[PeerId] = await node.dht.bootstrap(node.settings.bootstrap)
+        if answered:
+            return answered
+    raise UserError(
+        f"nobody answered at {', '.join(node.settings.bootstrap)} within "
+        f"{defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s; check the address, that the peer runs, and "
+        "that no firewall is in between"
+    )
+
+
+async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
+    """The run to join, from manifest files or from the bootstrap peers; raises `UserError`."""
+    known = dict(node.manifests)
+    problems = []
+    for peer in bootstrap_peers:
+        try:
+            for envelope in await ask_for_manifests(node.transport, peer):
+                held = known.get(envelope.body.run)
+                assert isinstance(envelope.message, RunManifest)
+                if held is None or held.message.order() < envelope.message.order():  # type: ignore[attr-defined]
+                    known[envelope.body.run] = envelope
+        except PeerError as error:
+            problems.append(str(error))
+    if not known and problems:
+        raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
+    manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
+    raw = await node.dht.get(run_key(manifest.body.run))
+    if raw is not None:
+        newer = open_envelope(raw)
+        if newer.body.run == manifest.body.run:
+            manifest = max(manifest, newer, key=lambda e: e.message.order())  # type: ignore[attr-defined]
+    await pin_owner(node.disk, manifest)
+    node.manifests[manifest.body.run] = manifest
+    return Run(manifest)
+
+
+@dataclass
+class Status:
+    """What this peer says of itself in its heartbeats; the roles keep it up to date."""
+
+    policy: int = -1
+    step: int = -1
+    doing: str = "starting"
+    tokens_per_second: float = 0.0
+
+
+class RunNode:
+    """A node inside one run: gate, gossip, messenger, membership, checkpoints."""
+
+    def __init__(self, node: Node, run: Run, topics: Sequence[str] = (RUN,)) -> None:
+        self.node = node
+        self.run = run
+        self.status = Status()
+        self.gate = Gate(node.world, run.id, run.permits)
+        self.gossip = Gossip(
+            node.transport,
+            node.world,
+            self.gate,
+            node.events,
+            run.id,
+            topics,
+            records=node.records,
+            learn_record=node.learn_record,
+        )
+        self.messenger = Messenger(node.transport, self.gate, node.events)
+        self.checkpoint: Watched[Envelope | None] = Watched(None)
+        """Newest checkpoint announced by a trainer of the run."""
+        self.order: Watched[Envelope | None] = Watched(None)
+        """Newest step order."""
+        self.gossip.listen(RunManifest, self._on_manifest)
+        self.gossip.listen(Checkpoint, lambda e: self._newest(self.checkpoint, e))
+        self.gossip.listen(StepOrder, lambda e: self._newest(self.order, e))
+        self.gossip.listen(Eviction, self._on_eviction)
+        self.gossip.listen(Reinstatement, run.reinstate)
+        self.lease: Lease | None = None
+        if node.peer_id not in run.manifest.trusted_ids():
+            self.lease = Lease(
+                run,
+                self.messenger,
+                node.world,
+                node.events,
+                peer_id=node.peer_id,
+                seal=self.seal,
+                reach=node.reach,
+                describe=self.describe,
+                granted=lambda admission: node.transport.set_credential(admission.raw),
+            )
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.node.peer_id
+
+    async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
+        """Sign a message of this run."""
+        return await self.node.seal(message, lifetime_seconds, self.run.id)
+
+    async def announce(self, message: Message, lifetime_seconds: float) -> Envelope:
+        """Sign a message and gossip it."""
+        envelope = await self.seal(message, lifetime_seconds)
+        self.gossip.publish(envelope)
+        return envelope
+
+    def describe(self) -> Heartbeat:
+        """This peer's heartbeat, as of now."""
+        moved = self.node.transport.bulk_bytes()
+        return Heartbeat(
+            roles=self.node.settings.role,
+            policy=self.status.policy,
+            step=self.status.step,
+            doing=self.status.doing,
+            tokens_per_second=self.status.tokens_per_second,
+            bytes_sent=moved.sent,
+            bytes_received=moved.received,
+        )
+
+    def admits(self, peer: PeerId | None, credential: bytes) -> bool:
+        """Whether a client of the bulk plane may use it."""
+        return admits(self.run, peer, credential, self.node.world.wall_time())
+
+    # --- the trainer's word ------------------------------------------------------------------
+
+    @staticmethod
+    def _newest(watched: Watched[Envelope | None], envelope: Envelope) -> None:
+        held = watched.value
+        if held is None or held.message.order() < envelope.message.order():  # type: ignore[attr-defined]
+            watched.set(envelope)
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        envelope = self.checkpoint.value
+        if envelope is None:
+            return None
+        assert isinstance(envelope.message, Checkpoint)
+        return envelope.message
+
+    def step_order(self) -> StepOrder | None:
+        """The order in force: the newest one of any trainer."""
+        envelope = self.order.value
+        if envelope is None:
+            return None
+        assert isinstance(envelope.message, StepOrder)
+        return envelope.message
+
+    def _on_manifest(self, envelope: Envelope) -> None:
+        self.run.update(envelope)
+        self.node.manifests[self.run.id] = self.run.manifest_envelope
+
+    def _on_eviction(self, envelope: Envelope) -> None:
+        self.run.evict(envelope)
+        assert isinstance(envelope.message, Eviction)
+        evicted = PeerId(envelope.message.peer)
+        self.node.events.emit(
+            "membership.peer_evicted", remote=evicted, reason=envelope.message.reason
+        )
+        if evicted != self.peer_id and self.run.evicted(evicted) is not None:
+            self.node.transport.ban(evicted, defaults.GOSSIP_BAN_SECONDS)
+
+    # --- background --------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[trio.Nursery]:
+        """Take part in the run inside this block; the nursery owns every background task.
+
+        Raises `UserError` when the run refuses this peer.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.messenger.run)
+                await nursery.start(self.gossip.run)
+                self.gossip.publish(self.run.manifest_envelope)
+                nursery.start_soon(self._find_neighbours)
+                if self.lease is not None:
+                    await nursery.start(self.lease.keep)
+                yield nursery
+                nursery.cancel_scope.cancel()
+        except* NotAdmitted as group:
+            reason = str(_first_leaf(group))
+            raise UserError(f"run {self.run.id} does not admit this peer: {reason}") from None
+
+    async def _find_neighbours(self) -> None:
+        """Reach the trusted peers once, then keep enough gossip neighbours."""
+        while True:
+            wanted = defaults.GOSSIP_NEIGHBOURS_WANTED - len(self.gossip.neighbours())
+            if wanted > 0:
+                connected = self.node.transport.connected()
+                known = [
+                    PeerId(record.sender)
+                    for record in self.node.records()
+                    if record.sender not in connected and record.sender != self.peer_id
+                ]
+                trusted = [
+                    PeerId(peer)
+                    for peer in self.run.manifest.trusted_ids()
+                    if peer not in connected and peer != self.peer_id
+                ]
+                others = self.node.world.random.sample(known, min(wanted, len(known)))
+                for peer in list(dict.fromkeys(trusted[:wanted] + others)):
+                    try:
+                        await self.node.reach(peer)
+                    except (PeerError, Dropped) as error:
+                        self.node.events.emit(
+                            "gossip.neighbour_unreachable", remote=peer, reason=str(error)
+                        )
+            await trio.sleep(NEIGHBOUR_SEARCH_SECONDS)
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+__all__ = [
+    "Node",
+    "RunNode",
+    "Status",
+    "StoredSequence",
+    "find_run",
+    "join_network",
+    "serve_manifests",
+]

@@ -1,0 +1,252 @@
+"""`python -m swarm.peer`: one peer of the network, with one or more roles.
+
+    python -m swarm.peer --role inference --bootstrap /ip4/203.0.113.5/tcp/4001/p2p/12D3Koo…
+
+It makes its key on first use, joins the network through the bootstrap peer, finds the run, is
+admitted, and works until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+import typer
+
+from swarm import defaults
+from swarm.envelope import Sequencer
+from swarm.errors import SwarmError, UserError
+from swarm.events import Event, Events, JsonLines, Lines
+from swarm.identity import load_or_create
+from swarm.kademlia.dht import Kademlia
+from swarm.node import Node, RunNode, StoredSequence, find_run, join_network
+from swarm.roles import BOOTSTRAP, Role, load_role
+from swarm.run import load_manifest, record_validators, run_id, run_key, serve_manifests
+from swarm.settings import PeerSettings, load_settings
+from swarm.transport.libp2p import open_libp2p, parse_multiaddr
+from swarm.world.compute import LocalCompute
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
+
+SHUTDOWN_SECONDS = 4.0
+"""After Ctrl-C everything is cancelled; what has not ended by then is left behind loudly."""
+
+
+@asynccontextmanager
+async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
+    """A node on the real network, from settings; raises `UserError` before anything is started
+    where a setting is wrong."""
+    for address in [*settings.bootstrap, *settings.listen]:
+        parse_multiaddr(address)
+    home = settings.home_path
+    _make_home(home)
+    identity = load_or_create(home / "identity.key")
+    world = Machine()
+    events = Events(world, identity.peer_id)
+    events.add_sink(
+        events_sink
+        or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
+    )
+    disk = LocalDisk(home, settings.quota_bytes)
+    database = disk.database("peer.sqlite")
+    await database.transact(
+        lambda connection: connection.execute(
+            "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
+        )
+    )
+    manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
+    async with open_libp2p(
+        identity,
+        listen=settings.listen,
+        bulk_port=settings.bulk_port,
+        world=world,
+        disk=disk,
+        relay="relay" in settings.role or BOOTSTRAP in settings.role,
+    ) as transport, trio.open_nursery() as nursery:
+        dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
+        await nursery.start(dht.run)
+        node = Node(
+            identity=identity,
+            world=world,
+            disk=disk,
+            compute=LocalCompute(events=events),
+            transport=transport,
+            dht=dht,
+            events=events,
+            settings=settings,
+            database=database,
+            sequencer=Sequencer(StoredSequence(database), world.wall_time),
+            manifests=manifests,
+        )
+        serve_manifests(transport, lambda: list(node.manifests.values()))
+        events.emit(
+            "peer.listening",
+            roles=settings.role,
+            addresses=list(transport.addresses()),
+            bulk=list(transport.bulk_addresses()),
+        )
+        try:
+            yield node
+        finally:
+            nursery.cancel_scope.cancel()
+            database.close()
+
+
+def _make_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(
+            f"--home {home} cannot be used ({error.strerror}); choose another folder"
+        ) from error
+
+
+async def run_peer(settings: PeerSettings) -> None:
+    """Be a peer until cancelled, or until every role's work is over."""
+    roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
+    if not settings.role:
+        raise UserError("no role given; use --role inference, for example")
+    if roles and not settings.bootstrap and not settings.manifest:
+        raise UserError(
+            "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
+        )
+    async with open_node(settings) as node, trio.open_nursery() as nursery:
+        bootstrap_peers = await join_network(node)
+        nursery.start_soon(node.publish_record)
+        for manifest in node.manifests.values():
+            nursery.start_soon(_publish_manifest, node, manifest.body.run)
+        if not roles:
+            await trio.sleep_forever()
+        run = await find_run(node, bootstrap_peers)
+        node.events.emit("peer.run_found", run=run.id, owner=run.owner)
+        topics = sorted({topic for role in roles for topic in role.topics})
+        peer = RunNode(node, run, topics)
+        async with peer.joined():
+            await _work(peer, roles)
+        node.events.emit("peer.work_over", run=run.id)
+        nursery.cancel_scope.cancel()
+
+
+async def _work(peer: RunNode, roles: Sequence[type[Role]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for role in roles:
+            nursery.start_soon(role(peer).run)
+
+
+async def _publish_manifest(node: Node, run: str) -> None:
+    """Keep a known manifest in the DHT, until cancelled."""
+    while True:
+        await node.dht.put(run_key(run), node.manifests[run].raw)
+        await trio.sleep(defaults.PEER_RECORD_LIFETIME_SECONDS / 2)
+
+
+async def _until_signal(settings: PeerSettings) -> None:
+    """Run the peer; Ctrl-C and SIGTERM end it cleanly, a second one at once."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def listen() -> None:
+                async for _ in signals:
+                    print("leaving…", file=sys.stderr, flush=True)
+                    nursery.cancel_scope.cancel()
+                    break
+
+            nursery.start_soon(listen)
+            await run_peer(settings)
+            nursery.cancel_scope.cancel()
+
+
+def user_error_in(error: BaseException) -> UserError | None:
+    """The person's mistake inside an error or a group of them, if there is one."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = user_error_in(inner)
+            if found is not None:
+                return found
+    return None
+
+
+def leaf_errors(error: BaseException) -> list[BaseException]:
+    """The single errors inside a group, in order."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaf_errors(inner)]
+    return [error]
+
+
+def exit_with(error: BaseException) -> int:
+    """Print what went wrong for the person at the terminal; the exit status to use."""
+    mistake = user_error_in(error)
+    if mistake is not None:
+        print(f"error: {mistake}", file=sys.stderr)
+        return 2
+    leaves = leaf_errors(error)
+    if all(isinstance(leaf, SwarmError) for leaf in leaves):
+        print(f"error: {'; '.join(str(leaf) for leaf in leaves)}", file=sys.stderr)
+        return 1
+    raise error
+
+
+def start(settings: PeerSettings) -> int:
+    """Run a peer to its end; returns the exit status."""
+    try:
+        trio.run(_until_signal, settings)
+    except (SwarmError, BaseExceptionGroup) as error:
+        return exit_with(error)
+    return 0
+
+
+def peer(
+    role: Annotated[list[str] | None, typer.Option(help="What this peer does; repeatable.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
+    ] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
+    bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
+    home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    run: Annotated[str | None, typer.Option(help="Which run, if there are several.")] = None,
+    manifest: Annotated[
+        list[str] | None, typer.Option(help="File with a signed run manifest.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="native or vllm.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Trainer: go on where it was.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
+) -> None:
+    """Start one peer of the network; Ctrl-C leaves it cleanly."""
+    try:
+        settings = load_settings(
+            config,
+            {
+                "role": role,
+                "bootstrap": bootstrap,
+                "listen": listen,
+                "bulk_port": bulk_port,
+                "home": home,
+                "run": run,
+                "manifest": manifest,
+                "engine": engine,
+                "resume": resume,
+                "verbose": verbose,
+                "json_logs": json_logs,
+            },
+        )
+    except UserError as error:
+        raise typer.Exit(exit_with(error)) from error
+    raise typer.Exit(start(settings))
+
+
+if __name__ == "__main__":
+    typer.run(peer)
+
+__all__ = ["Event", "open_node", "peer", "run_peer", "start"]

@@ -1,0 +1,42 @@
+"""A value that tasks wait on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+class Watched(Generic[T]):
+    """Holds a value; wakes everyone who waits when it changes. Never polls."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._changed = trio.Event()
+
+    @property
+    def value(self) -> T:
+        return self._value
+
+    def set(self, value: T) -> None:
+        self._value = value
+        self.touch()
+
+    def touch(self) -> None:
+        """Wake waiters although the same object stands here: it changed inside."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_until(self, holds: Callable[[T], bool]) -> T:
+        """The value, once `holds` is true of it (at once if it is). Callers set the deadline."""
+        while not holds(self._value):
+            await self._changed.wait()
+        return self._value
+
+    async def wait_change(self) -> T:
+        """The value after the next change."""
+        await self._changed.wait()
+        return self._value
