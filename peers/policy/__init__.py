@@ -1,0 +1,1 @@
+"""Policies: loading and saving models, seeded sampling, generation engines. Imports torch."""

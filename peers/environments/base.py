@@ -1,0 +1,159 @@
+"""What an environment is, how it is found, and how its tasks become token ids.
+
+An environment draws tasks from a seed and grades completions. Both must be deterministic, since a
+validator redraws every task and regrades every completion (design §7, checks 3 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Literal, Protocol
+
+import blake3
+import tokenizers
+
+from swarm.errors import UserError
+from swarm.seeds import digest
+
+ENTRY_POINT_GROUP = "swarm.environments"
+"""A lab's own environments: `name = "module:Class"`, made without arguments."""
+
+PROBE_TASKS = 64
+HELD_OUT_BELOW = 16
+"""A prompt whose BLAKE3 starts with a byte below this is held out: one in sixteen."""
+
+DRAWS_MAX = 10_000
+"""Redraws until a task falls into the split asked for; (15/16)^10000 is below 1e-280."""
+
+Split = Literal["train", "held_out"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem to solve."""
+
+    prompt: str
+    answer: str
+    target_length: int = 0
+    """Completion tokens asked for in the prompt; 0 means none."""
+
+
+class Environment(Protocol):
+    """Tasks drawn from seeds, and their grading. A changed task or grade is a new `version`."""
+
+    name: str
+    version: str
+
+    def task(self, seed: bytes, split: Split = "train") -> Task:
+        """The task that `seed` gives; equal seeds give equal tasks on every machine."""
+        ...
+
+    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+        """The grade in [0, 1] of a completion, its stop token already cut off.
+
+        `finished` says whether it ended with a stop token, rather than at the length limit. The
+        text comes from an untrusted peer. Must not raise.
+        """
+        ...
+
+
+def split_of(prompt: str) -> Split:
+    """The split a prompt belongs to, by its hash: training never sees a held-out prompt."""
+    first_byte = blake3.blake3(prompt.encode("utf-8")).digest()[0]
+    return "held_out" if first_byte < HELD_OUT_BELOW else "train"
+
+
+def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
+    """The first task of `split` among make(32 bytes derived from seed and attempt 0, 1, ...).
+
+    Raises `ValueError` when `DRAWS_MAX` attempts give none: `make` then ignores its argument, or
+    knows too few prompts.
+    """
+    for attempt in range(DRAWS_MAX):
+        task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
+        if split_of(task.prompt) == split:
+            return task
+    raise ValueError(f"no {split} task in {DRAWS_MAX} draws")
+
+
+def load(name: str, version: str) -> Environment:
+    """The environment of that name and version: a built-in one, or one a package registers.
+
+    Raises `UserError` when there is none, or it has another version.
+    """
+    from peers.environments.sort_digits import SortDigits
+
+    installed = entry_points(group=ENTRY_POINT_GROUP)
+    factory: Callable[[], Environment]
+    if name == SortDigits.name:
+        factory = SortDigits
+    elif name in installed.names:
+        factory = installed[name].load()
+    else:
+        known = sorted({SortDigits.name, *installed.names})
+        raise UserError(
+            f"environment {name!r} is not installed here; there are: {', '.join(known)}"
+        )
+    environment = factory()
+    if environment.version != version:
+        raise UserError(
+            f"environment {name!r} is installed in version {environment.version!r}, but the run "
+            f"wants {version!r}; install that version"
+        )
+    return environment
+
+
+class Renderer:
+    """The tokenizer of a Hugging Face model folder, without transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`/tokenizer.json; raises `UserError` when it is missing or broken."""
+        path = folder / "tokenizer.json"
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"tokenizer {path} cannot be read ({error.strerror})") from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise UserError(f"{path} is no tokenizer file ({error})") from error
+        self.tokenizer_hash: bytes = blake3.blake3(raw).digest()
+        """BLAKE3-256 of tokenizer.json as it lies on disk."""
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens the tokenizer puts around (`<bos>`)."""
+        return list(self._tokenizer.encode(prompt).ids)
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Token ids of a completion's text, without special tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode_completion(self, tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[str, bool]:
+        """(text without the final stop token, finished) of a completion.
+
+        Any other special token stays visible in the text, so that no grader overlooks it.
+        """
+        finished = bool(tokens) and tokens[-1] in stop_ids
+        kept = tokens[:-1] if finished else tokens
+        return self._tokenizer.decode(list(kept), skip_special_tokens=False), finished
+
+
+def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
+    """BLAKE3-256 over the token ids of 64 probe tasks: shows that two machines render alike.
+
+    Each task adds its prompt's and its answer's token ids, both as a 4-byte big-endian count and
+    4-byte big-endian ids, then its target length.
+    """
+    hasher = blake3.blake3(b"swarm/1/probe")
+    for index in range(PROBE_TASKS):
+        task = environment.task(digest("swarm/1/probe", index.to_bytes(4, "big")))
+        for tokens in (
+            renderer.encode_prompt(task.prompt),
+            renderer.encode_completion(task.answer),
+        ):
+            hasher.update(b"".join(n.to_bytes(4, "big") for n in (len(tokens), *tokens)))
+        hasher.update(task.target_length.to_bytes(4, "big"))
+    return hasher.digest()

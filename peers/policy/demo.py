@@ -1,0 +1,71 @@
+"""The demo's policy: a Qwen2 of 0.23 M parameters over 64 characters, with random weights."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors
+
+from peers.policy.model import save
+
+PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
+BOS_ID, EOS_ID = 1, 2
+CHARACTERS = string.digits + ">" + string.ascii_lowercase + " .,:;!?+-*/=<()[]{}'\"#&%@$^_"
+VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *CHARACTERS[:60])
+LENGTH_MAX = 64
+"""Positions the demo's model is made for: prompt and completion need 15."""
+
+
+def make_tokenizer() -> Any:
+    """The character tokenizer: 64 tokens, `<bos>` put before every prompt."""
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({token: index for index, token in enumerate(VOCABULARY)}, UNKNOWN)
+    )
+    tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)]
+    )
+    return tokenizer
+
+
+def make_policy(folder: Path, seed: int = 0) -> Any:
+    """Make the demo's model with weights drawn from `seed`, save it to `folder`, return it.
+
+    `AutoModelForCausalLM` and `AutoTokenizer` load the folder. fp32.
+    """
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(VOCABULARY),
+        hidden_size=96,
+        intermediate_size=288,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH_MAX,
+        tie_word_embeddings=True,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(),
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        model_max_length=LENGTH_MAX,
+    ).save_pretrained(folder)
+    save(model, folder, tokenizer_from=folder)
+    return model

@@ -1,0 +1,90 @@
+"""What generates: the interface of every engine, and how one is chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from swarm.errors import UserError
+
+
+@dataclass
+class Completions:
+    """What one batch generated, row by row. n = tokens of the row, its stop token included."""
+
+    tokens: list[list[int]]
+    hidden: list[Tensor]
+    """bf16 [n, hidden]: row i is the final-norm hidden state from which token i was sampled."""
+    log_probabilities: list[Tensor]
+    """fp32 [n]: log_softmax(logits / T) of the sampled token, without noise."""
+    prompt_hidden: list[Tensor]
+    """bf16 [at most 128, hidden]: the rows just before `hidden`, oldest first. The prompt's last
+    position is not among them: it is row 0 of `hidden`."""
+
+
+@dataclass
+class Prefill:
+    """The same quantities, recomputed from given tokens in one pass."""
+
+    hidden: list[Tensor]
+    logits: list[Tensor]
+    """fp32 [n, vocabulary], not divided by a temperature."""
+    prompt_hidden: list[Tensor]
+
+
+class Engine(Protocol):
+    """Generates with one policy at a time."""
+
+    vocabulary_size: int
+    hidden_size: int
+    length_max: int
+    """Positions the model is made for: prompt and completion together."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        noise_key: tuple[int, int] | None,
+        temperature: float,
+        stop_ids: Sequence[int],
+        max_new_tokens: int,
+    ) -> Completions:
+        """One completion per prompt, ending at its first stop id or after `max_new_tokens`.
+
+        `rows[i]` is the row of prompt i in its submission (group · G + sample): it and `noise_key`
+        fix the noise (see `peers.policy.sampling`); a key of None takes the likeliest token.
+        Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit below 1, or
+        more positions than the model is made for.
+        """
+        ...
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> Prefill:
+        """Teacher-forced hidden states and logits of given completions; `ValueError` as above."""
+        ...
+
+    def load_weights(self, folder: Path) -> None:
+        """Swap in the weights of another checkpoint of the same model.
+
+        Raises `UserError` when they do not fit; the old ones then stay.
+        """
+        ...
+
+
+def make_engine(name: str, folder: Path) -> Engine:
+    """The engine called `name` with the policy in `folder`; raises `UserError`."""
+    if name == "native":
+        from peers.policy.native import NativeEngine
+
+        return NativeEngine(folder)
+    if name == "vllm":
+        raise UserError(
+            "engine 'vllm' is not built into this version; install the extra swarm-rl[vllm] in an "
+            "environment of its own once a release has it, and use engine 'native' until then"
+        )
+    raise UserError(f"engine {name!r} is unknown; there are: native, vllm")

@@ -1,0 +1,98 @@
+"""A policy is a plain Hugging Face folder: config.json, tokenizer.json, safetensors weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from swarm.errors import UserError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json; raises `UserError` when it is missing or broken."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"model config {path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UserError(f"model config {path} is not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UserError(f"model config {path} is not a JSON object")
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder, sorted.
+
+    Raises `UserError` when there are none, in particular when the weights are pickled: those can
+    run any code while they load, so they are never opened.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLE_SUFFIXES)
+    if pickled:
+        raise UserError(
+            f"{folder} holds pickled weights ({pickled[0]}), which are refused because they can "
+            "run code; convert them to safetensors"
+        )
+    raise UserError(f"{folder} holds no safetensors weights")
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model folder by name, on the CPU, in the dtype they are stored in.
+
+    Raises `UserError` when a file is missing or broken.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            weights.update(safetensors.torch.load_file(path))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{path} is no safetensors file ({error})") from error
+    return weights
+
+
+def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
+    """The transformers causal language model in `folder`, in `dtype` (None: as it is stored).
+
+    For the trainer; engines read the weights themselves. Runs no code from the folder and never
+    touches the network. Raises `UserError`.
+    """
+    from transformers import AutoModelForCausalLM  # type: ignore[import-untyped, unused-ignore]
+
+    read_config(folder)
+    weight_files(folder)
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype if dtype is not None else "auto",
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+
+
+def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
+    """Save a transformers model to `folder`, with the tokenizer files of `tokenizer_from`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    if tokenizer_from.resolve() == folder.resolve():
+        return
+    for name in TOKENIZER_FILES:
+        if (tokenizer_from / name).exists():
+            shutil.copyfile(tokenizer_from / name, folder / name)
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """How many numbers the model learns; tied weights count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,466 @@
+"""The native engine: Llama, Qwen2 and Qwen3 from their safetensors, with a preallocated KV cache.
+
+It keeps no framework between the weights and the matrix products, so hidden states and
+log-probabilities cost nothing, and a prefill runs the very same layers as generation.
+Cache slot = position in the sequence for every row, so rows of different lengths need no padding
+in front, and each row computes what it would compute alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
+from torch import Tensor
+
+from peers.policy.engine import Completions, Prefill
+from peers.policy.model import read_config, read_weights
+from peers.policy.sampling import gumbel_noise, sample
+from swarm.errors import UserError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+PROMPT_ROWS_MAX = 128
+"""Hidden rows kept before a completion: a proof chunk wants 128 values and a row has at least 1."""
+
+NOISE_ENTRIES_MAX = 1 << 20
+"""Noise is made for as many positions ahead as fit in this (about 40 MB while it is made)."""
+
+PREFILL_TOKENS_MAX = 1 << 14
+"""Padded tokens of one forward pass; longer batches are cut into several."""
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
+
+
+@dataclass
+class _Layer:
+    """One decoder layer; queries, keys and values are one product, gate and up another."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    """Qwen3 normalises each head's queries and keys."""
+    key_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class NativeEngine:
+    """See `peers.policy.engine.Engine`. Computes in the stored dtype, logits in fp32."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        """Load the policy in `folder`; raises `UserError` for a model it does not know."""
+        config = read_config(folder)
+        _check_family(config, folder)
+        self._config = config
+        self._device = torch.device(device)
+        self.vocabulary_size: int = config["vocab_size"]
+        self.hidden_size: int = config["hidden_size"]
+        self.length_max: int = config["max_position_embeddings"]
+        self._layer_count: int = config["num_hidden_layers"]
+        self._heads: int = config["num_attention_heads"]
+        self._kv_heads: int = config.get("num_key_value_heads") or self._heads
+        self._head_size: int = config.get("head_dim") or self.hidden_size // self._heads
+        self._epsilon: float = config["rms_norm_eps"]
+        self._frequencies, self._rotary_scale = _rotary_frequencies(
+            config, folder, self._head_size, self._device
+        )
+        self._cos = self._sin = torch.empty(0, self._head_size)
+        self._assign(read_weights(folder), folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """See `Engine.load_weights`."""
+        config = read_config(folder)
+        changed = [
+            field
+            for field in (
+                "model_type",
+                "vocab_size",
+                "hidden_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "head_dim",
+                "intermediate_size",
+                "rope_theta",
+                "rope_parameters",
+                "rope_scaling",
+                "rms_norm_eps",
+            )
+            if config.get(field) != self._config.get(field)
+        ]
+        if changed:
+            raise UserError(
+                f"{folder} holds another model than the one loaded: {changed[0]} differs"
+            )
+        self._assign(read_weights(folder), folder)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        noise_key: tuple[int, int] | None,
+        temperature: float,
+        stop_ids: Sequence[int],
+        max_new_tokens: int,
+    ) -> Completions:
+        """See `Engine.generate`."""
+        if len(rows) != len(prompts):
+            raise ValueError(f"{len(rows)} rows for {len(prompts)} prompts")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, must be at least 1")
+        if stop_ids:
+            self._check_tokens(stop_ids, length=0)
+        for prompt in prompts:
+            self._check_tokens(prompt, len(prompt) + max_new_tokens)
+        if not prompts:
+            return Completions([], [], [], [])
+
+        # A group's samples share their prompt: prefill each distinct prompt once.
+        order = {tuple(prompt): None for prompt in prompts}
+        distinct = {prompt: index for index, prompt in enumerate(order)}
+        source = [distinct[tuple(prompt)] for prompt in prompts]
+        slots = max(len(prompt) for prompt in distinct) + max_new_tokens
+        keys, values, prompt_hidden = self._prefill_prompts(list(distinct), source, slots)
+        positions = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        hidden = torch.stack([prompt_hidden[index][-1] for index in source])
+
+        count = len(prompts)
+        tokens = torch.zeros(count, max_new_tokens, dtype=torch.long, device=self._device)
+        log_mu = torch.zeros(count, max_new_tokens, device=self._device)
+        states: list[tuple[Tensor, Tensor]] = []  # (rows of the batch then alive, their states)
+        lengths = torch.full((count,), max_new_tokens)
+        stops = torch.zeros(self.vocabulary_size, dtype=torch.bool, device=self._device)
+        stops[list(stop_ids)] = True
+        live = torch.arange(count, device=self._device)  # batch row of each cache row
+        done = torch.zeros(count, dtype=torch.bool, device=self._device)  # per cache row
+        submission_rows = torch.tensor(list(rows), device=self._device)
+        noise_block: Tensor | None = None
+        block_start = block_end = 0
+
+        for step in range(max_new_tokens):
+            logits = self._logits(hidden)  # [live, vocabulary]
+            noise = None
+            if noise_key is not None:
+                if noise_block is None or step >= block_end:
+                    ahead = max(1, NOISE_ENTRIES_MAX // (len(live) * self.vocabulary_size))
+                    block_start, block_end = step, min(step + ahead, max_new_tokens)
+                    noise_block = gumbel_noise(
+                        noise_key,
+                        submission_rows[live, None],
+                        torch.arange(block_start, block_end, device=self._device),
+                        self.vocabulary_size,
+                    )  # [live, positions ahead, vocabulary]
+                noise = noise_block[:, step - block_start]
+            chosen = sample(logits, noise, temperature)
+            tokens[live, step] = chosen
+            log_mu[live, step] = torch.log_softmax(logits / temperature, -1).gather(
+                -1, chosen[:, None]
+            )[:, 0]
+            states.append((live, hidden.to(torch.bfloat16)))
+            ended = stops[chosen] & ~done
+            if bool(ended.any()):
+                lengths[live[ended].cpu()] = step + 1
+                done = done | ended
+                left = int((~done).sum())
+                if left == 0:
+                    break
+                if left <= len(live) // 2:  # copying the cache pays once half the rows are idle
+                    keep = (~done).nonzero()[:, 0]
+                    keys = [cache[keep] for cache in keys]
+                    values = [cache[keep] for cache in values]
+                    live, positions, chosen, done = (
+                        live[keep],
+                        positions[keep],
+                        chosen[keep],
+                        done[keep],
+                    )
+                    if noise_block is not None:
+                        noise_block = noise_block[keep]
+            if step + 1 < max_new_tokens:
+                hidden = self._decode(chosen, positions, keys, values)
+                positions = positions + 1
+
+        all_states = torch.zeros(
+            count, len(states), self.hidden_size, dtype=torch.bfloat16, device=self._device
+        )
+        for step, (alive, state) in enumerate(states):
+            all_states[alive, step] = state
+        token_lists = tokens.tolist()
+        ends = lengths.tolist()
+        before = [rows[:-1][-PROMPT_ROWS_MAX:].to(torch.bfloat16) for rows in prompt_hidden]
+        return Completions(
+            tokens=[row[:end] for row, end in zip(token_lists, ends, strict=True)],
+            hidden=[all_states[row, :end] for row, end in enumerate(ends)],
+            log_probabilities=[log_mu[row, :end] for row, end in enumerate(ends)],
+            prompt_hidden=[before[index] for index in source],
+        )
+
+    @torch.inference_mode()
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+    ) -> Prefill:
+        """See `Engine.prefill`."""
+        if len(completions) != len(prompts):
+            raise ValueError(f"{len(completions)} completions for {len(prompts)} prompts")
+        result = Prefill([], [], [])
+        sequences = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            if not completion:
+                raise ValueError("a completion has no token")
+            self._check_tokens(prompt, len(prompt))
+            self._check_tokens(completion, len(prompt) + len(completion))
+            sequences.append([*prompt, *completion[:-1]])  # the last token predicts nothing
+        start = 0
+        while start < len(sequences):
+            end = _batch_end(sequences, start)
+            hidden = self._causal(sequences[start:end])
+            for index in range(start, end):
+                first = len(prompts[index]) - 1
+                rows = hidden[index - start, first : len(sequences[index])]
+                result.logits.append(self._logits(rows))
+                result.hidden.append(rows.to(torch.bfloat16))
+                before = hidden[index - start, max(0, first - PROMPT_ROWS_MAX) : first]
+                result.prompt_hidden.append(before.to(torch.bfloat16))
+            start = end
+        return result
+
+    def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
+        if not tokens:
+            raise ValueError("a prompt has no token")
+        if min(tokens) < 0 or max(tokens) >= self.vocabulary_size:
+            raise ValueError(f"a token id lies outside the vocabulary of {self.vocabulary_size}")
+        if length > self.length_max:
+            raise ValueError(f"{length} positions wanted, the model is made for {self.length_max}")
+
+    def _prefill_prompts(
+        self, prompts: list[tuple[int, ...]], source: list[int], slots: int
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """KV caches ([B, H_kv, slots, D] a layer) for B = len(source) rows, and each distinct
+        prompt's final-norm hidden states [its length, hidden]."""
+        index = torch.tensor(source, device=self._device)
+        shape = (len(source), self._kv_heads, slots, self._head_size)
+        dtype = self._embedding.dtype
+        keys = [torch.empty(shape, dtype=dtype, device=self._device) for _ in self._layers]
+        # A slot not yet written has weight 0, and 0 times whatever lay in memory may be NaN.
+        values = [torch.zeros(shape, dtype=dtype, device=self._device) for _ in self._layers]
+
+        def keep(layer: int, key: Tensor, value: Tensor) -> None:
+            keys[layer][:, :, : key.shape[2]] = key[index]
+            values[layer][:, :, : value.shape[2]] = value[index]
+
+        hidden = self._causal(prompts, keep)
+        return keys, values, [hidden[i, : len(prompt)] for i, prompt in enumerate(prompts)]
+
+    def _causal(
+        self,
+        sequences: Sequence[Sequence[int]],
+        keep: Callable[[int, Tensor, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Final-norm hidden states [B, longest, hidden]; rows are padded behind, where causal
+        attention cannot see it."""
+        longest = max(len(sequence) for sequence in sequences)
+        padded = [[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences]
+        tokens = torch.tensor(padded, device=self._device)
+
+        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if keep is not None:
+                keep(layer, key, value)
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=True
+            )
+
+        return self._forward(tokens, torch.arange(longest, device=self._device), attention)
+
+    def _decode(
+        self, tokens: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> Tensor:
+        """Final-norm hidden states [B, hidden] of one more token a row, written to the cache."""
+        rows = torch.arange(len(tokens), device=self._device)
+        used = int(positions.max()) + 1
+        level = int(positions.min()) + 1 == used
+        mask = (torch.arange(used, device=self._device) > positions[:, None])[:, None, None]
+
+        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            if level:
+                keys[layer][:, :, used - 1] = key[:, :, 0]
+                values[layer][:, :, used - 1] = value[:, :, 0]
+            else:
+                keys[layer][rows, :, positions] = key[:, :, 0]
+                values[layer][rows, :, positions] = value[:, :, 0]
+            # The queries that share a key head form the rows of one product: no key is repeated.
+            grouped = query.reshape(len(tokens), self._kv_heads, -1, self._head_size)
+            scores = grouped @ keys[layer][:, :, :used].transpose(2, 3) * self._head_size**-0.5
+            if not level:
+                scores = scores.masked_fill(mask, float("-inf"))
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            return (weights @ values[layer][:, :, :used]).reshape(query.shape)
+
+        return self._forward(tokens[:, None], positions[:, None], attention)[:, 0]
+
+    def _forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Layers and final norm: tokens [B, S], positions [S] or [B, S] → [B, S, hidden]."""
+        batch, length = tokens.shape
+        self._extend_rotary(int(positions.max()) + 1)
+        cos, sin = (table[positions].unsqueeze(-2) for table in (self._cos, self._sin))
+        turned = self._heads + self._kv_heads
+        half = self._head_size // 2
+        stream = F.embedding(tokens, self._embedding)
+        for index, layer in enumerate(self._layers):
+            inner = self._norm(stream, layer.input_norm)
+            heads = F.linear(inner, layer.qkv, layer.qkv_bias).view(
+                batch, length, turned + self._kv_heads, self._head_size
+            )
+            query_key, value = heads[:, :, :turned], heads[:, :, turned:]
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query_key = torch.cat(
+                    (
+                        self._norm(query_key[:, :, : self._heads], layer.query_norm),
+                        self._norm(query_key[:, :, self._heads :], layer.key_norm),
+                    ),
+                    dim=2,
+                )
+            rotated = torch.cat((-query_key[..., half:], query_key[..., :half]), dim=-1)
+            query_key = (query_key * cos + rotated * sin).transpose(1, 2)
+            mixed = attention(
+                index,
+                query_key[:, : self._heads],
+                query_key[:, self._heads :],
+                value.transpose(1, 2),
+            )
+            mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
+            stream = stream + F.linear(mixed, layer.output, layer.output_bias)
+            gate, up = F.linear(self._norm(stream, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+            stream = stream + F.linear(F.silu(gate) * up, layer.down)
+        return self._norm(stream, self._final_norm)
+
+    def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
+        # Half the time of F.rms_norm on a CPU, and rounds where transformers does.
+        exact = values.float()
+        scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + self._epsilon)
+        return (exact * scale).to(values.dtype) * weight
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden.float(), self._head)
+
+    def _extend_rotary(self, length: int) -> None:
+        if length <= len(self._cos):
+            return
+        positions = torch.arange(max(length, 2 * len(self._cos)), device=self._device).float()
+        angles = torch.outer(positions, self._frequencies).repeat(1, 2)
+        dtype = self._embedding.dtype
+        self._cos = (angles.cos() * self._rotary_scale).to(dtype)
+        self._sin = (angles.sin() * self._rotary_scale).to(dtype)
+
+    def _assign(self, weights: dict[str, Tensor], folder: Path) -> None:
+        """Take over the weights; nothing changes when one is missing or has another shape."""
+        config = self._config
+        attention_size, kv_size = self._heads * self._head_size, self._kv_heads * self._head_size
+        hidden, inner = self.hidden_size, config["intermediate_size"]
+
+        def take(name: str, *shape: int) -> Tensor:
+            if name not in weights:
+                raise UserError(f"the weights in {folder} lack {name}")
+            if weights[name].shape != shape:
+                raise UserError(
+                    f"{name} in {folder} has shape {list(weights[name].shape)}, not {list(shape)}"
+                )
+            return weights[name].to(self._device)
+
+        def bias(name: str, size: int) -> Tensor | None:
+            return take(name, size) if name in weights else None
+
+        layers = []
+        for index in range(self._layer_count):
+            at = f"model.layers.{index}."
+            sizes = {"q": attention_size, "k": kv_size, "v": kv_size}
+            projection = {name: f"{at}self_attn.{name}_proj" for name in sizes}
+            biases = [bias(f"{projection[n]}.bias", size) for n, size in sizes.items()]
+            present = [entry for entry in biases if entry is not None]
+            layers.append(
+                _Layer(
+                    input_norm=take(f"{at}input_layernorm.weight", hidden),
+                    qkv=torch.cat(
+                        [take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
+                    ),
+                    qkv_bias=torch.cat(present) if len(present) == 3 else None,
+                    query_norm=bias(f"{at}self_attn.q_norm.weight", self._head_size),
+                    key_norm=bias(f"{at}self_attn.k_norm.weight", self._head_size),
+                    output=take(f"{at}self_attn.o_proj.weight", hidden, attention_size),
+                    output_bias=bias(f"{at}self_attn.o_proj.bias", hidden),
+                    mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
+                    gate_up=torch.cat(
+                        [take(f"{at}mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
+                    ),
+                    down=take(f"{at}mlp.down_proj.weight", hidden, inner),
+                )
+            )
+        embedding = take("model.embed_tokens.weight", self.vocabulary_size, hidden)
+        head = embedding
+        if not config.get("tie_word_embeddings", False):
+            head = take("lm_head.weight", self.vocabulary_size, hidden)
+        final_norm = take("model.norm.weight", hidden)
+        self._layers, self._embedding, self._final_norm = layers, embedding, final_norm
+        self._head = head.float()
+
+
+def _check_family(config: dict[str, Any], folder: Path) -> None:
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UserError(
+            f"the native engine knows {', '.join(FAMILIES)}, but {folder} holds a {family!r} model"
+        )
+    unsupported = {
+        "hidden_act": config.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": bool(config.get("use_sliding_window")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "quantization_config": "quantization_config" in config,
+    }
+    for field, present in unsupported.items():
+        if present:
+            raise UserError(
+                f"the native engine does not support {field} = {config[field]!r} in {folder}"
+            )
+
+
+def _rotary_frequencies(
+    config: dict[str, Any], folder: Path, head_size: int, device: torch.device
+) -> tuple[Tensor, float]:
+    """Angle per position for each pair of dimensions, and the scale of sine and cosine."""
+    # transformers 5 writes rope_parameters; older folders have rope_theta and rope_scaling.
+    parameters = config.get("rope_parameters") or {
+        "rope_theta": config.get("rope_theta", 10000.0),
+        **(config.get("rope_scaling") or {}),
+    }
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        return (1.0 / parameters["rope_theta"] ** exponents).to(device), 1.0
+    if kind not in ("linear", "llama3", "yarn"):
+        raise UserError(f"the native engine does not support rope_type = {kind!r} in {folder}")
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](loaded, device)
+    return frequencies, float(scale)
+
+
+def _batch_end(sequences: list[list[int]], start: int) -> int:
+    """The end of the longest run of sequences from `start` within `PREFILL_TOKENS_MAX`."""
+    longest, end = len(sequences[start]), start + 1
+    while end < len(sequences):
+        longest = max(longest, len(sequences[end]))
+        if longest * (end + 1 - start) > PREFILL_TOKENS_MAX:
+            break
+        end += 1
+    return end

@@ -1,0 +1,96 @@
+"""Seeded Gumbel-max sampling: the worker does not choose its randomness (design §7, check 7).
+
+A token is argmax(fp32 logits / T + Gumbel noise), where the noise is a function of the
+submission's seed, the row, the position and the token id alone. So anyone who can recompute the
+logits can recompute the token. The noise comes from the counter-based generator Philox4x32-10
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+_ROUNDS = 10
+
+
+def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """Philox4x32-10: four words for each counter.
+
+    The counter's four words are int64 tensors in [0, 2³²) that broadcast together; so are the
+    four results.
+    """
+    key_0, key_1 = key
+    word_0, word_1, word_2, word_3 = counter
+    for _ in range(_ROUNDS):
+        # The product wraps around in int64, but its 64 bits are the right ones; the arithmetic
+        # shift smears the sign over the upper half, so both halves are masked.
+        product_0 = word_0 * _MULTIPLIER_0
+        product_1 = word_2 * _MULTIPLIER_1
+        word_0 = ((product_1 >> 32) & _MASK) ^ word_1 ^ key_0
+        word_2 = ((product_0 >> 32) & _MASK) ^ word_3 ^ key_1
+        word_1 = product_1 & _MASK
+        word_3 = product_0 & _MASK
+        key_0 = (key_0 + _WEYL_0) & _MASK
+        key_1 = (key_1 + _WEYL_1) & _MASK
+    return [word_0, word_1, word_2, word_3]
+
+
+def gumbel_noise(
+    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
+) -> Tensor:
+    """fp32 Gumbel noise [..., vocabulary_size] for int64 `rows` and `positions` that broadcast.
+
+    `key` is `swarm.seeds.noise_key`. The counter is (token id // 4, position, row, 0), the word
+    is token id mod 4. With h that word: v = (float32(h) + 0.5)·2⁻³² and noise = −log(−log1p(−v)),
+    all in fp32, so that v may round to 1 (noise −∞: the token is not taken) but never to 0 (+∞).
+    """
+    quads = torch.arange((vocabulary_size + 3) // 4, device=rows.device)
+    words = philox(
+        key,
+        (quads, positions[..., None], rows[..., None], torch.zeros_like(quads[:1])),
+    )
+    hashes = torch.stack(words, dim=-1).flatten(-2)[..., :vocabulary_size]
+    uniform = (hashes.to(torch.float32) + 0.5) * 2.0**-32
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def sample(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
+    """Token ids int64 [...] from fp32 logits [..., vocabulary]; without noise the likeliest."""
+    if noise is None:
+        return logits.argmax(-1)
+    return (logits / temperature + noise).argmax(-1)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a validator's own logits say about the tokens a worker claims to have sampled."""
+
+    margin: Tensor
+    """fp32 [n], ≥ 0: by how much the claimed token's perturbed logit falls short of the largest,
+    in units of the noise's scale (1 = a factor e of probability). 0: it is the argmax."""
+    p_max: Tensor
+    """fp32 [n]: probability of the likeliest token at this temperature."""
+    log_probability: Tensor
+    """fp32 [n]: log μ of the claimed token at this temperature, without noise."""
+
+
+def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Tensor) -> Judgement:
+    """Judge tokens int64 [n] by recomputed logits fp32 [n, vocabulary] and the noise, same shape.
+
+    Method: Token-DiFR's margin, pooled by the caller.
+    """
+    scaled = logits.float() / temperature
+    perturbed = scaled + noise
+    index = tokens[:, None]
+    log_probabilities = torch.log_softmax(scaled, dim=-1)
+    return Judgement(
+        margin=perturbed.amax(-1) - perturbed.gather(-1, index)[:, 0],
+        p_max=log_probabilities.amax(-1).exp(),
+        log_probability=log_probabilities.gather(-1, index)[:, 0],
+    )

@@ -1,0 +1,137 @@
+"""Environments: tasks from seeds, splits by hash, grading, rendering."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.environments import Renderer, Task, load, probe_hash, split_of
+from peers.environments.base import draw
+from peers.environments.sort_digits import SortDigits
+from peers.policy.demo import EOS_ID, VOCABULARY, make_tokenizer
+from swarm.errors import UserError
+
+SEEDS = st.binary(min_size=1, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    return Renderer(folder)
+
+
+@given(SEEDS, st.sampled_from(["train", "held_out"]))
+def test_a_seed_gives_one_task_of_the_split_asked_for(seed: bytes, split: str) -> None:
+    task = SortDigits().task(seed, split)  # type: ignore[arg-type]
+    assert task == SortDigits().task(seed, split)  # type: ignore[arg-type]
+    assert split_of(task.prompt) == split
+    digits, end = task.prompt[:-1], task.prompt[-1]
+    assert end == ">" and len(digits) == 6 and digits.isdigit()
+    assert task.answer == "".join(sorted(digits))
+
+
+def test_about_one_prompt_in_sixteen_is_held_out() -> None:
+    held_out = sum(split_of(f"{n:06d}>") == "held_out" for n in range(0, 1_000_000, 100))
+    assert 520 < held_out < 730
+
+
+def test_drawing_from_a_split_that_never_comes_ends() -> None:
+    prompt = next(f"{n}" for n in range(1000) if split_of(f"{n}") == "train")
+    with pytest.raises(ValueError, match="no held_out task"):
+        draw(b"seed", "held_out", lambda _: Task(prompt, ""))
+
+
+@given(st.text(max_size=12), st.booleans())
+def test_only_the_finished_exact_answer_is_rewarded(text: str, finished: bool) -> None:
+    task = Task("321000>", "000123")
+    assert SortDigits().reward(task, text, finished) == float(finished and text == "000123")
+
+
+def test_reward_of_the_answer() -> None:
+    task = Task("321000>", "000123")
+    assert SortDigits().reward(task, "000123", True) == 1.0
+    assert SortDigits().reward(task, "000123", False) == 0.0
+    assert SortDigits().reward(task, "0001234", True) == 0.0
+
+
+def test_prompts_begin_with_bos_and_completions_keep_stray_special_tokens(
+    renderer: Renderer,
+) -> None:
+    assert renderer.encode_prompt("09>") == [1, 4, 13, 14]
+    assert renderer.encode_completion("09") == [4, 13]
+    assert renderer.decode_completion([4, 13, EOS_ID], [EOS_ID]) == ("09", True)
+    assert renderer.decode_completion([4, 13], [EOS_ID]) == ("09", False)
+    assert renderer.decode_completion([4, 1, 13, EOS_ID], [EOS_ID]) == ("0<bos>9", True)
+    assert renderer.decode_completion([EOS_ID], [EOS_ID]) == ("", True)
+    assert renderer.decode_completion([], [EOS_ID]) == ("", False)
+
+
+@given(st.text(alphabet="".join(VOCABULARY[4:]).replace("<", ""), max_size=30))
+def test_every_known_character_survives_the_tokenizer(text: str) -> None:
+    tokenizer = make_tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(ids) == len(text) and tokenizer.decode(ids) == text
+
+
+def test_the_vocabulary_has_64_distinct_entries() -> None:
+    assert len(VOCABULARY) == len(set(VOCABULARY)) == 64
+
+
+def test_probe_hash_is_pinned_and_sees_every_change(renderer: Renderer) -> None:
+    class Other(SortDigits):
+        @staticmethod
+        def _make(randomness: bytes) -> Task:
+            task = SortDigits._make(randomness)
+            return Task(task.prompt, task.answer[::-1])
+
+    pinned = probe_hash(SortDigits(), renderer)
+    assert pinned.hex() == "0f5d61368eea58d6a68f2813c1711299099c658c28b1652e1481efebfad6f32e"
+    assert probe_hash(Other(), renderer) != pinned
+
+
+def test_load_knows_the_built_in_and_refuses_others() -> None:
+    assert load("sort-digits", "1").name == "sort-digits"
+    with pytest.raises(UserError, match=r"'chess' is not installed here; there are: sort-digits"):
+        load("chess", "1")
+    with pytest.raises(UserError, match="version '1', but the run wants '2'"):
+        load("sort-digits", "2")
+
+
+def test_a_package_can_register_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab_tasks.py").write_text(
+        "from peers.environments.sort_digits import SortDigits\n"
+        "class Lab(SortDigits):\n    name = 'lab'\n    version = '7'\n"
+    )
+    info = tmp_path / "lab_tasks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-tasks\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[swarm.environments]\nlab = lab_tasks:Lab\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load("lab", "7").task(b"seed").prompt.endswith(">")
+
+
+def test_a_missing_or_broken_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        Renderer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="is no tokenizer file"):
+        Renderer(tmp_path)
+
+
+def test_environments_import_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, peers.environments.sort_digits\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,216 @@
+"""The native engine against transformers, against itself unbatched, and against its own prefill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from peers.policy import demo, model
+from peers.policy.engine import make_engine
+from peers.policy.native import NativeEngine
+from swarm.errors import UserError
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+PROMPTS = [[1, 5, 9], [3], [7, 7, 2, 40, 41, 42, 8], [1, 5, 9], [11, 12]]
+FAMILIES: dict[str, Any] = {
+    "qwen2": transformers.Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=False),
+    "llama": transformers.LlamaConfig(**SMALL, attention_bias=True),
+    "llama3-rope": transformers.LlamaConfig(
+        **SMALL,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+}
+
+
+def save_random(config: Any, folder: Path, seed: int) -> Any:
+    """A model whose every weight is random (biases and norms too), so that none goes untested."""
+    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    reference.save_pretrained(folder)
+    return reference.eval()
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp(request.param)
+    reference = save_random(FAMILIES[request.param], folder, seed=1)
+    return reference, NativeEngine(folder)
+
+
+def reference_logits(reference: Any, prompt: list[int], completion: list[int]) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = reference(torch.tensor([[*prompt, *completion]])).logits[0]
+    return logits[len(prompt) - 1 : -1]
+
+
+def test_prefill_equals_transformers(pair: Any) -> None:
+    reference, engine = pair
+    completions = [[4, 4, 4], [2, 9, 9, 1, 30, 31], [8], [20, 21], [6]]
+    result = engine.prefill(PROMPTS, completions)
+    for prompt, completion, logits in zip(PROMPTS, completions, result.logits, strict=True):
+        assert torch.allclose(logits, reference_logits(reference, prompt, completion), atol=2e-4)
+
+
+def test_greedy_generation_equals_transformers(pair: Any) -> None:
+    reference, engine = pair
+    result = engine.generate(PROMPTS, range(5), None, 1.0, [0], 9)
+    for prompt, tokens in zip(PROMPTS, result.tokens, strict=True):
+        logits = reference_logits(reference, prompt, tokens)
+        assert tokens == logits.argmax(-1).tolist()
+        assert len(tokens) == 9 or tokens[-1] == 0
+
+
+def test_decoding_equals_prefill(pair: Any) -> None:
+    _, engine = pair
+    made = engine.generate(PROMPTS, [4, 0, 9, 5, 2], (1, 2), 0.8, [0, 3], 12)
+    again = engine.prefill(PROMPTS, made.tokens)
+    for row, tokens in enumerate(made.tokens):
+        log_mu = torch.log_softmax(again.logits[row] / 0.8, -1)[range(len(tokens)), tokens]
+        assert torch.allclose(log_mu, made.log_probabilities[row], atol=1e-4)
+        assert made.hidden[row].shape == again.hidden[row].shape
+        assert made.hidden[row].dtype == again.hidden[row].dtype == torch.bfloat16
+        assert torch.allclose(
+            made.hidden[row].float(), again.hidden[row].float(), rtol=0.01, atol=1e-3
+        )
+        assert len(made.prompt_hidden[row]) == len(PROMPTS[row]) - 1
+        assert torch.allclose(
+            made.prompt_hidden[row].float(), again.prompt_hidden[row].float(), rtol=0.01, atol=1e-3
+        )
+
+
+def test_each_row_equals_its_unbatched_run(pair: Any) -> None:
+    _, engine = pair
+    rows = [4, 0, 9, 5, 2]
+    # Two stop ids among 50 end rows at different steps, so that the batch shrinks on the way.
+    stops = list(range(8))
+    together = engine.generate(PROMPTS, rows, (7, 8), 1.0, stops, 20)
+    assert len({len(tokens) for tokens in together.tokens}) > 1
+    for index, (prompt, row) in enumerate(zip(PROMPTS, rows, strict=True)):
+        alone = engine.generate([prompt], [row], (7, 8), 1.0, stops, 20)
+        assert alone.tokens[0] == together.tokens[index]
+        assert torch.allclose(
+            alone.log_probabilities[0], together.log_probabilities[index], atol=1e-4
+        )
+
+
+def test_rows_end_at_the_first_stop_id_inclusive(pair: Any) -> None:
+    _, engine = pair
+    free = engine.generate(PROMPTS, range(5), (3, 4), 1.0, [], 12).tokens
+    stops = [free[0][4], free[2][1]]
+    for whole, cut in zip(
+        free, engine.generate(PROMPTS, range(5), (3, 4), 1.0, stops, 12).tokens, strict=True
+    ):
+        end = next((i + 1 for i, token in enumerate(whole) if token in stops), 12)
+        assert cut == whole[:end]
+
+
+def test_equal_prompts_get_different_noise_by_row(pair: Any) -> None:
+    _, engine = pair
+    made = engine.generate([[1, 2]] * 6, range(6), (1, 1), 1.5, [], 8).tokens
+    assert len({tuple(tokens) for tokens in made}) > 1
+    assert engine.generate([[1, 2]], [3], (1, 1), 1.5, [], 8).tokens[0] == made[3]
+
+
+def test_hot_swap_equals_a_fresh_engine_and_refuses_another_model(tmp_path: Path) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        save_random(FAMILIES["qwen2"], tmp_path / name, seed)
+    other = transformers.Qwen2Config(**{**SMALL, "intermediate_size": 64})
+    save_random(other, tmp_path / "other", 3)
+    engine = NativeEngine(tmp_path / "old")
+    before = engine.prefill(PROMPTS, [[1, 2]] * 5).logits[0]
+    with pytest.raises(UserError, match="intermediate_size differs"):
+        engine.load_weights(tmp_path / "other")
+    assert torch.equal(engine.prefill(PROMPTS, [[1, 2]] * 5).logits[0], before)
+    engine.load_weights(tmp_path / "new")
+    after = engine.prefill(PROMPTS, [[1, 2]] * 5).logits[0]
+    fresh = NativeEngine(tmp_path / "new").prefill(PROMPTS, [[1, 2]] * 5).logits[0]
+    assert torch.equal(after, fresh) and not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "limit", "message"),
+    [
+        ([[]], 3, "no token"),
+        ([[50]], 3, "outside the vocabulary"),
+        ([[-1]], 3, "outside the vocabulary"),
+        ([[1]], 0, "at least 1"),
+        ([[1]], 64, "65 positions"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    pair: Any, prompts: list[list[int]], limit: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pair[1].generate(prompts, [0], (1, 2), 1.0, [0], limit)
+
+
+def test_an_empty_batch_is_empty(pair: Any) -> None:
+    assert pair[1].generate([], [], (1, 2), 1.0, [0], 3).tokens == []
+    assert pair[1].prefill([], []).logits == []
+
+
+def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:
+    made = demo.make_policy(tmp_path, seed=3)
+    assert model.count_parameters(made) == 228_192
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.float32
+    assert tokenizer("10>")["input_ids"] == [demo.BOS_ID, 5, 4, 14]
+    assert tokenizer.decode([5, 4, 14]) == "10>"
+    assert torch.equal(loaded.model.norm.weight, made.model.norm.weight)
+    model.save(model.load(tmp_path), tmp_path / "copy", tokenizer_from=tmp_path)
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {
+        path.name for path in tmp_path.iterdir() if path.is_file()
+    }
+    assert torch.equal(
+        make_engine("native", tmp_path / "copy").prefill([[1]], [[4]]).logits[0],
+        make_engine("native", tmp_path).prefill([[1]], [[4]]).logits[0],
+    )
+
+
+def test_pickled_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(UserError, match="holds no safetensors weights"):
+        model.load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(UserError, match=r"pickled weights .* refused"):
+        model.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(UserError, match="is no safetensors file"):
+        model.read_weights(tmp_path)
+
+
+def test_unknown_engines_and_models_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown; there are: native, vllm"):
+        make_engine("warp", tmp_path)
+    with pytest.raises(UserError, match=r"swarm-rl\[vllm\]"):
+        make_engine("vllm", tmp_path)
+    with pytest.raises(UserError, match=r"config\.json cannot be read"):
+        make_engine("native", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UserError, match="knows llama, qwen2, qwen3"):
+        make_engine("native", tmp_path)
