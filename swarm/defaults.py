@@ -339,3 +339,50 @@ HAVE_INBOUND_MAX = 256
 
 HAVE_CHECKPOINTS_MAX = 16
 """Checkpoints remembered per neighbour; the oldest is forgotten."""
+
+HAVE_DEADLINE_SECONDS = 10.0
+"""A neighbour that does not take an announcement by then is no neighbour."""
+
+HAVE_FRAME_SECONDS_MIN = 0.02
+"""A neighbour's frames are read no faster than this on average; honest ones come every 250 ms."""
+
+# --- transport: libp2p -----------------------------------------------------------------------
+
+CONNECTIONS_MAX = 1024
+"""Live connections of one peer. libp2p's own default starts pruning at 300, below a big run."""
+
+CONNECTIONS_PER_ADDRESS_MAX = 64
+"""Inbound connections from one IP address: a lab behind one NAT fits, a flood does not."""
+
+CONNECTION_PING_SECONDS = 15.0
+"""libp2p's yamux pings but ignores silence, so a peer that lost power would stay connected."""
+
+CONNECTION_PONG_SECONDS = 10.0
+"""A peer that does not answer a ping for this long is gone."""
+
+DIAL_DEADLINE_SECONDS = 5.0
+"""One address: dial, noise and yamux take five round trips."""
+
+DIAL_ADDRESSES_MAX = 8
+"""Addresses of a peer tried in turn."""
+
+STREAM_WRITE_SECONDS = 8.0
+"""One write to a connection; above the 5 s after which libp2p's yamux itself gives a stream up."""
+
+RELAY_RESERVATIONS_MAX = 128
+"""Peers behind NAT that one relay serves."""
+
+RELAY_CIRCUITS_PER_PEER_MAX = 32
+"""Connections through a relay to one of them."""
+
+RELAY_CIRCUIT_SECONDS = 3600
+"""A relayed connection ends after this long; its peers reconnect."""
+
+RELAY_CIRCUIT_BYTES = 1 << 30
+"""Bytes of one relayed connection: control traffic and an occasional piece, not checkpoints."""
+
+RELAY_RESERVATION_SECONDS = 3600
+"""Renewed at half of it."""
+
+RELAY_RETRY_SECONDS = 10.0
+"""Between attempts to get a lost reservation back."""

@@ -1,0 +1,724 @@
+"""The real network: libp2p over TCP, noise (nothing else) and yamux, with relays.
+
+    listen = ["/ip4/0.0.0.0/tcp/4001"]
+    async with open_libp2p(identity, listen, world=world, disk=disk) as transport:
+        await transport.connect(peer, addresses)
+
+What libp2p 0.8.1 gets wrong, and what is done about it here, is listed at `_Swarm` and in
+`docs/decisions/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from libp2p.abc import INetConn, INetStream, INotifee
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.host.exceptions import StreamFailure
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.stream.exceptions import StreamEOF
+from libp2p.network.stream.exceptions import StreamError as LibStreamError
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeerId
+from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP_PROTOCOL
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
+from libp2p.relay.circuit_v2.resources import RelayLimits
+from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.tools.anyio_service import background_trio_service
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
+
+from swarm import defaults
+from swarm.errors import UserError
+from swarm.identity import Identity, InvalidPeerId, PeerId, public_key_of
+from swarm.transport import (
+    BlobReference,
+    ConnectError,
+    ConnectionEvent,
+    FetchError,
+    Framing,
+    Reachability,
+    Source,
+    Stream,
+    StreamError,
+)
+from swarm.transport.base import BaseTransport
+from swarm.world import Disk, Piece, Sink, World
+
+log = logging.getLogger(__name__)
+
+_STREAM_ERRORS = (LibStreamError, SwarmException, StreamFailure, ValueError, OSError)
+"""What libp2p's stream methods raise; everything else is a defect and stays loud."""
+
+
+# --- multiaddrs ------------------------------------------------------------------------------
+
+
+def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
+    """A TCP multiaddr a person typed, and the peer id it ends in, if any. Raises `UserError`."""
+    try:
+        address = Multiaddr(text)
+        protocols = [protocol.name for protocol in address.protocols()]
+    except Exception as error:  # multiaddr raises a dozen unrelated types
+        raise UserError(
+            f"{text!r} is not a multiaddr; write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+        ) from error
+    if "tcp" not in protocols or protocols[0] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+        raise UserError(
+            f"{text!r} has no IP address or name with a TCP port; "
+            "write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+        )
+    peer = address.get_peer_id()
+    if peer is None:
+        return address, None
+    try:
+        public_key_of(peer)
+    except InvalidPeerId as error:
+        raise UserError(f"{text!r} does not end in an Ed25519 peer id (12D3KooW…)") from error
+    return address, PeerId(peer)
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise `UserError` if somebody listens there: libp2p would share the port silently."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise UserError(
+                f"port {port} on {host} is taken or not allowed ({error.strerror}); "
+                "choose another with --listen"
+            ) from error
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+class _Libp2pBytes:
+    """A `ByteStream` over a libp2p stream."""
+
+    def __init__(self, stream: INetStream) -> None:
+        self._stream = stream
+        self._read_closed = False
+        self._write_closed = False
+
+    async def read(self) -> bytes:
+        try:
+            return bytes(await self._stream.read(defaults.BULK_READ_BYTES))
+        except StreamEOF:
+            self._read_closed = True
+            if self._write_closed:
+                await self._forget()
+            return b""
+        except _STREAM_ERRORS as error:
+            raise StreamError(f"the connection broke ({type(error).__name__})") from error
+
+    async def write(self, data: bytes) -> None:
+        # Shielded: half a yamux frame would ruin the connection for all of its streams.
+        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+            try:
+                await self._stream.write(data)
+            except _STREAM_ERRORS as error:
+                raise StreamError(f"the connection broke ({type(error).__name__})") from error
+            return
+        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+            await self._stream.muxed_conn.close()
+        raise StreamError(f"nothing could be sent for {defaults.STREAM_WRITE_SECONDS:g} s")
+
+    async def close_write(self) -> None:
+        self._write_closed = True
+        try:
+            await self._stream.close_write()
+        except _STREAM_ERRORS as error:
+            raise StreamError(f"the connection broke ({type(error).__name__})") from error
+        if self._read_closed:
+            await self._forget()
+
+    async def reset(self) -> None:
+        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+            try:
+                await self._stream.reset()
+            except _STREAM_ERRORS as error:
+                log.debug("resetting a stream: %r", error)
+
+    async def _forget(self) -> None:
+        """libp2p keeps an entry for every stream that ends by itself; this drops it."""
+        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+            await self._stream.remove()
+
+
+# --- libp2p's swarm, put right ---------------------------------------------------------------
+
+
+class _Swarm(Swarm):  # type: ignore[misc]
+    """libp2p's connection table with three defects repaired (libp2p 0.8.1).
+
+    - An accepted connection keeps its inbound slot, a task and its socket object until the host
+      ends, so a host stops accepting after `max_connections` connections in its whole life.
+    - There is no bound per remote address.
+    - There is no way to refuse a peer by its id.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refuses: Any = lambda peer: False
+        self._inbound_by_host: Counter[str] = Counter()
+
+    async def _do_handle_inbound_connection(
+        self, read_write_closer: Any, maddr: Any, failure_event: Any
+    ) -> None:
+        remote = read_write_closer.get_remote_address()
+        host = remote[0] if remote else "?"
+        if self._inbound_by_host[host] >= defaults.CONNECTIONS_PER_ADDRESS_MAX:
+            log.warning("%s has too many connections, one more is refused", host)
+            await read_write_closer.close()
+            return
+        self._inbound_by_host[host] += 1
+        try:
+            connection = RawConnection(read_write_closer, False)
+            try:
+                muxed = await self.upgrade_inbound_raw_conn(connection, maddr)
+            except Exception as error:  # whatever a stranger's handshake makes libp2p raise
+                log.debug("connection from %s refused: %r", host, error)
+                await connection.close()
+                return
+            await muxed.event_closed.wait()
+        finally:
+            self._inbound_by_host[host] -= 1
+            if not self._inbound_by_host[host]:
+                del self._inbound_by_host[host]
+
+    async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Any:
+        if self.refuses(PeerId(str(muxed_conn.peer_id))):
+            await muxed_conn.secured_conn.close()
+            raise SwarmException("the peer is banned here")
+        return await super().add_conn(muxed_conn, direction)
+
+
+class _HolePunching(DCUtRProtocol):  # type: ignore[misc]
+    """DCUtR without its two-second poll over all connections: `Libp2pTransport` starts it when a
+    relayed connection comes in, as the specification has it."""
+
+    async def _auto_drive_loop(self) -> None:
+        return
+
+
+class _Notifee(INotifee):  # type: ignore[misc]
+    """Hands libp2p's connection notices to the transport."""
+
+    def __init__(self, transport: Libp2pTransport) -> None:
+        self._transport = transport
+
+    async def connected(self, network: Any, conn: Any) -> None:
+        self._transport._on_connected(conn)
+
+    async def disconnected(self, network: Any, conn: Any) -> None:
+        self._transport._on_disconnected(conn)
+
+    async def opened_stream(self, network: Any, stream: Any) -> None: ...
+
+    async def closed_stream(self, network: Any, stream: Any) -> None: ...
+
+    async def listen(self, network: Any, multiaddr: Any) -> None: ...
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None: ...
+
+
+def _is_relayed(connection: INetConn) -> bool:
+    if connection.get_connection_type() is ConnectionType.RELAYED:
+        return True
+    return any("/p2p-circuit" in str(a) for a in connection.get_transport_addresses())
+
+
+# --- the transport ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_libp2p(
+    identity: Identity,
+    listen: Sequence[str] = (),
+    *,
+    world: World,
+    disk: Disk,
+    relay: bool = False,
+    relays: Sequence[str] = (),
+    announce: Sequence[str] = (),
+) -> AsyncIterator[Libp2pTransport]:
+    """A peer on the real network, until the block ends.
+
+    `listen`: TCP multiaddrs; none for a peer that only dials. `relay`: carry connections for
+    peers behind NAT. `relays`: multiaddrs of relays that shall carry connections for this peer.
+    `announce`: addresses to give out instead of those listened on (a forwarded port).
+    Raises `UserError` for a malformed address or a port that is taken.
+    """
+    addresses = []
+    for text in listen:
+        address, _ = parse_multiaddr(text)
+        host, port = _host_and_port(address)
+        if port:
+            check_port_free(host, port)
+        addresses.append(address)
+    announced = [parse_multiaddr(text)[0] for text in announce]
+    for text in relays:
+        _require_peer(text)
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+
+    key_pair = create_new_key_pair(identity.seed)
+    peer_id = ID.from_pubkey(key_pair.public_key)
+    peerstore = PeerStore()
+    peerstore.add_key_pair(peer_id, key_pair)
+    swarm = _Swarm(
+        peer_id,
+        peerstore,
+        TransportUpgrader(
+            secure_transports_by_protocol={
+                NOISE_PROTOCOL: NoiseTransport(
+                    key_pair, noise_privkey=create_new_x25519_key_pair().private_key
+                )
+            },
+            muxer_transports_by_protocol={TProtocol(YAMUX_PROTOCOL): Yamux},
+        ),
+        transports=[TCP()],
+        retry_config=RetryConfig(max_retries=0),
+        connection_config=ConnectionConfig(
+            max_connections=defaults.CONNECTIONS_MAX,
+            high_watermark=defaults.CONNECTIONS_MAX,
+            low_watermark=0,
+            min_connections=0,  # or libp2p dials strangers by itself
+            max_connections_per_peer=3,
+            auto_connect_interval=1e9,
+        ),
+    )
+    network = BasicHost(swarm, negotiate_timeout=int(defaults.STREAM_OPEN_DEADLINE_SECONDS))
+    circuits = CircuitV2Protocol(
+        network,
+        RelayLimits(
+            duration=defaults.RELAY_CIRCUIT_SECONDS,
+            data=defaults.RELAY_CIRCUIT_BYTES,
+            max_circuit_conns=defaults.RELAY_CIRCUITS_PER_PEER_MAX,
+            max_reservations=defaults.RELAY_RESERVATIONS_MAX,
+            reservation_ttl=defaults.RELAY_RESERVATION_SECONDS,
+        ),
+        allow_hop=relay,
+    )
+    punching = _HolePunching(network)
+    async with network.run(addresses):
+        if len(swarm.listeners) < len(addresses):
+            raise UserError(f"cannot listen on {', '.join(listen)}; choose another with --listen")
+        async with (
+            background_trio_service(circuits),
+            background_trio_service(punching),
+            trio.open_nursery() as nursery,
+        ):
+            transport = Libp2pTransport(
+                identity,
+                network,
+                swarm,
+                punching,
+                announced=announced,
+                world=world,
+                disk=disk,
+                nursery=nursery,
+            )
+            try:
+                for text in relays:
+                    nursery.start_soon(transport._keep_reservation, text)
+                yield transport
+            finally:
+                transport._close_subscriptions()
+                nursery.cancel_scope.cancel()
+
+
+def _host_and_port(address: Multiaddr) -> tuple[str, int]:
+    for name in ("ip4", "ip6"):
+        with contextlib.suppress(Exception):
+            host = address.value_for_protocol(name)
+            if host is not None:
+                return str(host), int(address.value_for_protocol("tcp") or 0)
+    raise UserError(f"{address} has no IP address to listen on")
+
+
+def _require_peer(text: str) -> tuple[Multiaddr, PeerId]:
+    address, peer = parse_multiaddr(text)
+    if peer is None:
+        raise UserError(f"{text!r} does not name its peer; it must end in /p2p/12D3KooW…")
+    return address, peer
+
+
+class Libp2pTransport(BaseTransport):
+    """`swarm.transport.Transport` on libp2p. Made by `open_libp2p`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        host: BasicHost,
+        swarm: _Swarm,
+        punching: _HolePunching,
+        *,
+        announced: Sequence[Multiaddr],
+        world: World,
+        disk: Disk,
+        nursery: trio.Nursery,
+    ) -> None:
+        super().__init__(identity, world=world, disk=disk, nursery=nursery)
+        self._host = host
+        self._swarm = swarm
+        self._punching = punching
+        self._announced = announced
+        self._connections: dict[PeerId, list[INetConn]] = {}
+        self._reservations: dict[str, Multiaddr] = {}
+        self._dialling: dict[PeerId, trio.Lock] = {}
+        self._seen_direct_inbound = False
+        swarm.refuses = self._is_banned
+        swarm.register_notifee(_Notifee(self))
+
+    # --- addresses ---
+
+    def addresses(self) -> Sequence[str]:
+        own = list(self._announced) or _expanded(self._host.get_transport_addrs())
+        result = [f"{_without_peer(address)}/p2p/{self.peer_id}" for address in own]
+        for relay in self._reservations.values():
+            result.append(f"{relay}/p2p-circuit/p2p/{self.peer_id}")
+        return tuple(result)
+
+    def bulk_addresses(self) -> Sequence[str]:
+        return ()
+
+    def reachability(self) -> Reachability:
+        """PUBLIC once a stranger has connected directly or an address is announced or global;
+        PRIVATE when not listening, or when only relays lead here."""
+        if self._announced or self._seen_direct_inbound:
+            return Reachability.PUBLIC
+        own = self._host.get_transport_addrs()
+        if not own:
+            return Reachability.PRIVATE
+        if any(_is_global(address) for address in _expanded(own)):
+            return Reachability.PUBLIC
+        return Reachability.PRIVATE if self._reservations else Reachability.UNKNOWN
+
+    # --- connections ---
+
+    def connected(self) -> Sequence[PeerId]:
+        return sorted(self._connections)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        await trio.lowlevel.checkpoint()
+        if peer in self._connections:
+            return
+        if self._is_banned(peer):
+            raise ConnectError(f"{peer} is banned here")
+        if peer == self.peer_id:
+            raise ConnectError("a peer does not connect to itself")
+        reasons: list[str] = []
+        seconds = defaults.CONNECT_DEADLINE_SECONDS
+        lock = self._dialling.setdefault(peer, trio.Lock())
+        try:
+            with trio.move_on_after(seconds) as scope:
+                async with lock:
+                    for address in addresses[: defaults.DIAL_ADDRESSES_MAX]:
+                        if peer in self._connections:
+                            return
+                        reason = await self._try_address(peer, address)
+                        if reason is None:
+                            return
+                        reasons.append(f"{address}: {reason}")
+        finally:
+            if not lock.locked():
+                self._dialling.pop(peer, None)
+        if scope.cancelled_caught:
+            reasons.append(f"no answer within {seconds:g} s")
+        raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
+
+    async def _try_address(self, peer: PeerId, text: str) -> str | None:
+        """None when connected, else why not."""
+        try:
+            address, named = parse_multiaddr(text)
+        except UserError:
+            return "not a TCP multiaddr"
+        if named is not None and named != peer:
+            return "the address names another peer"
+        with trio.move_on_after(defaults.DIAL_DEADLINE_SECONDS) as scope:
+            try:
+                if "/p2p-circuit" in text:
+                    await self._dial_relayed(peer, text)
+                else:
+                    # Not host.connect: that waits 250 ms after every dial that succeeded
+                    # ("happy eyeballs"), and blocks a peer for 60 s after one that failed.
+                    await self._swarm.dial_addr(address, ID.from_string(peer))
+            except (ConnectError, StreamError) as error:
+                return str(error)
+            except (SwarmException, StreamFailure, OSError) as error:
+                return _reason(error)
+        if scope.cancelled_caught:
+            return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
+        return None
+
+    async def disconnect(self, peer: PeerId) -> None:
+        for connection in list(self._connections.get(peer, ())):
+            with trio.move_on_after(defaults.STREAM_WRITE_SECONDS):
+                await connection.close()
+        await trio.lowlevel.checkpoint()
+
+    def ban(self, peer: PeerId, seconds: float) -> None:
+        self._ban(peer, seconds)
+        self._nursery.start_soon(self.disconnect, peer)
+
+    def _on_connected(self, connection: INetConn) -> None:
+        peer = PeerId(str(connection.muxed_conn.peer_id))
+        held = self._connections.setdefault(peer, [])
+        was_direct = any(not _is_relayed(other) for other in held)
+        first = not held
+        held.append(connection)
+        relayed = _is_relayed(connection)
+        inbound = not connection.muxed_conn.is_initiator
+        if inbound and not relayed:
+            self._seen_direct_inbound = True
+        if first or (not relayed and not was_direct):
+            self._emit(ConnectionEvent(peer, connected=True, relayed=relayed))
+        if not relayed:
+            self._nursery.start_soon(self._watch, connection, name=f"watch {peer}")
+        elif inbound:
+            self._nursery.start_soon(self._punch, peer, name=f"punch {peer}")
+
+    def _on_disconnected(self, connection: INetConn) -> None:
+        peer = PeerId(str(connection.muxed_conn.peer_id))
+        held = self._connections.get(peer, [])
+        if connection in held:
+            held.remove(connection)
+            if not held:
+                del self._connections[peer]
+                # libp2p never forgets a peer; a public peer meets very many.
+                self._swarm.peerstore.clear_peerdata(ID.from_string(peer))
+                self._emit(ConnectionEvent(peer, connected=False))
+
+    async def _watch(self, connection: INetConn) -> None:
+        """Close a connection whose other end has gone silent."""
+        muxed = connection.muxed_conn
+        while not muxed.event_closed.is_set():
+            with trio.move_on_after(defaults.CONNECTION_PING_SECONDS):
+                await muxed.event_closed.wait()
+                return
+            pong = muxed._ping_event = trio.Event()
+            muxed._ping_sent_time = trio.current_time()
+            ping = struct.pack("!BBHII", 0, 2, 1, 0, 0)  # yamux: version, PING, SYN, stream, value
+            with trio.move_on_after(defaults.CONNECTION_PONG_SECONDS) as scope:
+                try:
+                    await muxed._write_frame(ping)
+                except OSError:
+                    pass
+                else:
+                    await pong.wait()
+                    continue
+            log.debug("%s is silent: %s", muxed.peer_id, scope.cancelled_caught)
+            await connection.close()
+
+    async def _punch(self, peer: PeerId) -> None:
+        """Try to replace a relayed connection by a direct one."""
+        with trio.move_on_after(defaults.CONNECT_DEADLINE_SECONDS * 3):
+            direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
+            log.debug("hole punching to %s: %s", peer, direct)
+
+    # --- relays ---
+
+    async def use_relay(self, address: str) -> None:
+        """Let a relay carry connections to this peer, from now on until it ends.
+
+        Raises `ConnectError` when the relay cannot be reached or declines now.
+        """
+        await self._reserve(address)
+        self._nursery.start_soon(self._keep_reservation, address)
+
+    async def _keep_reservation(self, text: str) -> None:
+        """Renew a reservation at half its life; get it back when the relay was lost."""
+        _, relay = _require_peer(text)
+        while True:
+            try:
+                expires = await self._reserve(text)
+            except (ConnectError, StreamError) as error:
+                log.info("relay %s: %s", relay, error)
+                self._reservations.pop(text, None)
+                await trio.sleep(defaults.RELAY_RETRY_SECONDS)
+                continue
+            renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
+            while trio.current_time() < renew_at and relay in self._connections:
+                await trio.sleep(defaults.RELAY_RETRY_SECONDS)
+            if relay not in self._connections:
+                self._reservations.pop(text, None)
+
+    async def _reserve(self, text: str) -> float:
+        """Ask for a reservation; returns when it expires (seconds since the epoch)."""
+        address, relay = _require_peer(text)
+        await self.connect(relay, [text])
+        stream, reply = await self._ask_relay(relay, HopMessage(type=HopMessage.RESERVE))
+        await stream.reset()
+        if reply.status != StatusCode.OK:
+            raise ConnectError(f"relay {relay} declines: {_status_name(reply.status)}")
+        self._reservations[text] = address
+        return float(reply.reservation.expire)
+
+    async def _dial_relayed(self, peer: PeerId, text: str) -> None:
+        relay_text = text.partition("/p2p-circuit")[0]
+        _, relay = _require_peer(relay_text)
+        await self.connect(relay, [relay_text])
+        request = HopMessage(
+            type=HopMessage.CONNECT, peer=CircuitPeerId(id=ID.from_string(peer).to_bytes())
+        )
+        stream, reply = await self._ask_relay(relay, request)
+        if reply.status != StatusCode.OK:
+            await stream.reset()
+            raise ConnectError(f"relay {relay} declines: {_status_name(reply.status)}")
+        connection = RawConnection(
+            stream,
+            initiator=True,
+            connection_type=ConnectionType.RELAYED,
+            addresses=[Multiaddr(text)],
+        )
+        await self._host.upgrade_outbound_connection(connection, ID.from_string(peer))
+
+    async def _ask_relay(self, relay: PeerId, request: HopMessage) -> tuple[INetStream, HopMessage]:
+        with trio.move_on_after(defaults.DIAL_DEADLINE_SECONDS):
+            try:
+                stream = await self._host.new_stream(ID.from_string(relay), [HOP_PROTOCOL])
+                await write_delimited_msg(stream, request)
+                return stream, await read_delimited_msg(stream, HopMessage)
+            except Exception as error:  # protobuf's, varint's and the stream's errors alike
+                raise ConnectError(f"relay {relay} does not answer: {error}") from error
+        raise ConnectError(
+            f"relay {relay} has not answered within {defaults.DIAL_DEADLINE_SECONDS:g} s"
+        )
+
+    # --- streams ---
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
+    ) -> Stream:
+        await trio.lowlevel.checkpoint()
+        if peer not in self._connections:
+            raise StreamError(f"stream {protocol} with {peer}: not connected")
+        seconds = defaults.STREAM_OPEN_DEADLINE_SECONDS
+        with trio.move_on_after(seconds):
+            try:
+                stream = await self._host.new_stream(ID.from_string(peer), [TProtocol(protocol)])
+            except StreamFailure as error:
+                raise StreamError(
+                    f"stream {protocol} with {peer}: {self.version_mismatch(peer, protocol)}"
+                ) from error
+            except _STREAM_ERRORS as error:
+                raise StreamError(
+                    f"stream {protocol} with {peer}: the connection broke ({_reason(error)})"
+                ) from error
+            return self._opened_stream(_Libp2pBytes(stream), peer, protocol, framing)
+        raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
+
+    def version_mismatch(self, peer: PeerId, protocol: str) -> str:
+        """Why a peer does not speak a protocol, in words: what it told us about itself."""
+        stem, _, version = protocol.rpartition("/")
+        try:
+            spoken = self._swarm.peerstore.get_protocols(ID.from_string(peer))
+        except Exception:  # nothing known about the peer yet
+            spoken = []
+        for other in sorted(spoken):
+            other_stem, _, other_version = str(other).rpartition("/")
+            if other_stem == stem and other_version != version:
+                return (
+                    f"the peer speaks version {other_version}, this one {version}; "
+                    "the older of the two must be updated"
+                )
+        return "the peer does not speak it"
+
+    def serve(
+        self,
+        protocol: str,
+        handler: Any,
+        framing: Framing = Framing.SWARM,
+        *,
+        frame_bytes_max: int = defaults.FRAME_BYTES_MAX,
+    ) -> None:
+        super().serve(protocol, handler, framing, frame_bytes_max=frame_bytes_max)
+        self._host.set_stream_handler(TProtocol(protocol), self._on_stream)
+
+    async def _on_stream(self, stream: INetStream) -> None:
+        peer = PeerId(str(stream.muxed_conn.peer_id))
+        protocol = str(stream.get_protocol())
+        carrier = _Libp2pBytes(stream)
+        handler = self._admit_stream(peer, protocol)
+        if handler is None:
+            await carrier.reset()
+        else:
+            await self._serve_stream(carrier, peer, protocol, handler)
+
+    # --- the bulk plane ---
+
+    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
+        raise FetchError("no bulk plane yet")
+
+    async def push(self, target: Source, reference: BlobReference, path: str) -> None:
+        raise FetchError("no bulk plane yet")
+
+
+def _without_peer(address: Multiaddr) -> str:
+    return str(address).partition("/p2p/")[0]
+
+
+def _expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
+    """Addresses with 0.0.0.0 and :: replaced by those of the interfaces, loopback last."""
+    from multiaddr.utils import get_network_addrs
+
+    result: list[Multiaddr] = []
+    for address in addresses:
+        host, port = _host_and_port(address)
+        name, version = ("ip6", 6) if ":" in host else ("ip4", 4)
+        if host not in ("0.0.0.0", "::"):
+            result.append(address)
+            continue
+        hosts = sorted(
+            get_network_addrs(version), key=lambda h: ipaddress.ip_address(h).is_loopback
+        )
+        result += [Multiaddr(f"/{name}/{host}/tcp/{port}") for host in hosts]
+    return result
+
+
+def _is_global(address: Multiaddr) -> bool:
+    return ipaddress.ip_address(_host_and_port(address)[0]).is_global
+
+
+def _status_name(status: int) -> str:
+    try:
+        return StatusCode(status).name.lower().replace("_", " ")
+    except ValueError:
+        return f"status {status}"
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause of libp2p's nested exceptions, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]
