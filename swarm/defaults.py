@@ -386,3 +386,6 @@ RELAY_RESERVATION_SECONDS = 3600
 
 RELAY_RETRY_SECONDS = 10.0
 """Between attempts to get a lost reservation back."""
+
+HAVE_SILENCE_SECONDS = 1.0
+"""A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""

@@ -133,9 +133,7 @@ def check(manifest: CheckpointManifest) -> None:
             f"{len(manifest.pieces)}"
         )
     sizes = [file.size_bytes for file in manifest.files]
-    for number, (expected, piece) in enumerate(
-        zip(cut(sizes, size), manifest.pieces, strict=True)
-    ):
+    for number, (expected, piece) in enumerate(zip(cut(sizes, size), manifest.pieces, strict=True)):
         stated = (piece.file, piece.offset, piece.size_bytes)
         if stated != expected:
             raise BadManifest(

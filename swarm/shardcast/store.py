@@ -140,6 +140,10 @@ class CheckpointStore:
         """A checkpoint whose manifest is here, complete or not."""
         return self._held.get(key)
 
+    def named(self, digest: bytes) -> Held | None:
+        """The checkpoint whose manifest has this digest."""
+        return next((held for held, index in self._places.get(digest, ()) if index < 0), None)
+
     def all(self) -> list[Held]:
         """Every checkpoint whose manifest is here, oldest first."""
         return [self._held[key] for key in sorted(self._held)]
@@ -185,8 +189,8 @@ class CheckpointStore:
         if self._pins[key] <= 0:
             del self._pins[key]
 
-    def is_pinned(self, key: Key) -> bool:
-        return key in self._pins
+    def is_pinned(self, key: Key, *, more_than: int = 0) -> bool:
+        return self._pins[key] > more_than
 
     async def trim(self) -> None:
         """Remove what is not kept: complete ones older than the newest `keep`, and partial ones
@@ -307,9 +311,7 @@ class CheckpointStore:
             return
         # Either the disk lost bytes since they were checked, or the manifest is wrong.
         held.checked.discard(number)
-        lost = [
-            index for index in span if not await self._piece_is_right(held, index)
-        ]
+        lost = [index for index in span if not await self._piece_is_right(held, index)]
         for index in lost:
             held.pieces[index] = 0
         if not lost:

@@ -1,0 +1,84 @@
+"""What others may fetch from this peer, and push to it: one service for all roles.
+
+Only two kinds of names are served: pieces and manifests of checkpoints in the store, and blobs
+that a role registered (a submission, say). A name is a hash, never a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from swarm.identity import PeerId
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import BlobReference, OpenBlob, Refused
+from swarm.world import Piece, Sink
+
+Admits = Callable[[PeerId | None, bytes], bool]
+"""(peer, credential) → whether it may use the bulk plane: the run's membership decides."""
+
+
+class PushPolicy(Protocol):
+    """What a role accepts when others push: validators take submissions."""
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        """A sink for the blob; raises `Refused` (403, 413, 429, 507)."""
+        ...
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        """The blob is here and its hash is right: commit it, or raise `Refused`."""
+        ...
+
+
+class BlobService:
+    """Implements `swarm.transport.BulkService` over a checkpoint store and registered blobs."""
+
+    def __init__(
+        self,
+        admits: Admits,
+        *,
+        store: CheckpointStore | None = None,
+        pushes: PushPolicy | None = None,
+    ) -> None:
+        self._admits = admits
+        self._store = store
+        self._pushes = pushes
+        self._registered: dict[bytes, OpenBlob] = {}
+
+    def register(self, digest: bytes, path: str, offset: int, size_bytes: int) -> None:
+        """Serve a range of a file on this peer's disk under its hash, until `unregister`."""
+        self._registered[digest] = OpenBlob(path, offset, size_bytes)
+
+    def unregister(self, digest: bytes) -> None:
+        """Serve it no longer; the caller may then remove the file. Silent when unknown."""
+        self._registered.pop(digest, None)
+
+    def admits(self, peer: PeerId | None, credential: bytes) -> bool:
+        return self._admits(peer, credential)
+
+    def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
+        """The blob to send; raises `Refused` 404: "not yet" for a piece still missing here."""
+        registered = self._registered.get(digest)
+        if registered is not None:
+            return OpenBlob(registered.path, registered.offset, registered.size_bytes)
+        if self._store is not None:
+            blob = self._store.open(digest)
+            if blob is not None:
+                return blob
+            if self._store.knows(digest):
+                raise Refused(404, "not yet")
+        raise Refused(404, "unknown blob")
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        if self._pushes is None:
+            raise Refused(403, "this peer accepts no pushed blobs")
+        return self._pushes.accept(client, reference)
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        if self._pushes is None:
+            raise Refused(403, "this peer accepts no pushed blobs")
+        await self._pushes.received(client, reference, sink, piece)
