@@ -1,0 +1,22 @@
+"""Our own Kademlia DHT over the transport seam, speaking the libp2p kad-dht wire format.
+
+`Kademlia` is all that other rooms need, with a `Validator` per record namespace.
+"""
+
+from swarm.kademlia.dht import Kademlia, PutResult
+from swarm.kademlia.providers import provider_key
+from swarm.kademlia.records import InvalidRecord, RecordInfo, StoreFull, Validator
+from swarm.kademlia.wire import PROTOCOL, Neighbour, WireError
+
+__all__ = [
+    "PROTOCOL",
+    "InvalidRecord",
+    "Kademlia",
+    "Neighbour",
+    "PutResult",
+    "RecordInfo",
+    "StoreFull",
+    "Validator",
+    "WireError",
+    "provider_key",
+]

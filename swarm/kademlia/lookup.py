@@ -1,0 +1,181 @@
+"""Iterative lookups over disjoint paths (Kademlia; S/Kademlia, Baumgart and Mies 2007).
+
+The nearest contacts are dealt out to d paths. Each path asks the nearest peers *it* has heard of,
+and no peer is asked by two paths, so a liar can lead one path astray, not all. A path is done when
+the k nearest it knows have been asked. Of the nearest, those beyond two in one /24 wait until
+nobody else is left, so a crowd of invented neighbours from one network does not fill the answer.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from swarm import defaults
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.kademlia.routing_table import groups_of, node_id
+from swarm.kademlia.wire import Neighbour
+
+Ask = Callable[[Neighbour], Awaitable[Sequence[Neighbour]]]
+"""Ask one peer; returns the (untrusted) peers it names, or raises `PeerError`."""
+
+
+@dataclass(frozen=True)
+class LookupResult:
+    closest: list[Neighbour]
+    """The peers nearest to the target that answered, at most k: preferred ones (two a network)
+    first, then the rest, each nearest first."""
+    hops: int
+    """Longest chain of answers that led to one of them; 1 when all were contacts already."""
+    asked: int
+    failed: int
+    timed_out: bool
+
+
+@dataclass
+class _Path:
+    order: list[tuple[int, PeerId]] = field(default_factory=list)
+    """(distance, peer) of everybody this path has heard of, nearest first."""
+    known: dict[PeerId, int] = field(default_factory=dict)
+    """How many answers away each was."""
+    in_flight: int = 0
+    asked: int = 0
+
+
+def prefer_diverse(
+    neighbours: Iterable[Neighbour], count: int, per_group: int = defaults.DHT_PEERS_PER_GROUP_MAX
+) -> list[Neighbour]:
+    """The first `count`, those beyond `per_group` of one network only if nobody else is left."""
+    taken: Counter[str] = Counter()
+    preferred: list[Neighbour] = []
+    surplus: list[Neighbour] = []
+    for neighbour in neighbours:
+        groups = groups_of(neighbour.addresses)
+        if any(taken[group] >= per_group for group in groups):
+            surplus.append(neighbour)
+            continue
+        taken.update(groups)
+        preferred.append(neighbour)
+        if len(preferred) == count:
+            return preferred
+    return (preferred + surplus)[:count]
+
+
+class Lookup:
+    """One lookup for `target` (an id, not a key). Use once: `await Lookup(...).run()`."""
+
+    def __init__(
+        self,
+        target: int,
+        seeds: Sequence[Neighbour],
+        ask: Ask,
+        *,
+        own: PeerId,
+        enough: Callable[[], bool] = lambda: False,
+        k: int = defaults.DHT_BUCKET_SIZE,
+        concurrency: int = defaults.DHT_CONCURRENCY,
+        paths: int = defaults.DHT_PATHS,
+        queries_max: int = defaults.DHT_LOOKUP_QUERIES_MAX,
+        deadline_seconds: float = defaults.DHT_LOOKUP_SECONDS_MAX,
+    ) -> None:
+        self._target = target
+        self._ask = ask
+        self._own = own
+        self._enough = enough
+        self._k = k
+        self._queries_max = queries_max
+        self._deadline_seconds = deadline_seconds
+        self._paths = [_Path() for _ in range(max(1, min(paths, len(seeds))))]
+        self._concurrency = -(-concurrency // len(self._paths))
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._asked: dict[PeerId, tuple[str, ...]] = {}
+        self._failed: dict[PeerId, tuple[str, ...]] = {}
+        self._answered: dict[PeerId, int] = {}
+        self._queries = 0
+        for index, seed in enumerate(seeds):
+            self._learn(self._paths[index % len(self._paths)], [seed], 1)
+
+    async def run(self) -> LookupResult:
+        """Ask until every path is done, `enough()` holds, or a bound is reached."""
+        with trio.move_on_after(self._deadline_seconds) as scope:
+            async with trio.open_nursery() as nursery:
+                self._pump(nursery)
+        closest = sorted(self._answered, key=lambda peer: node_id(peer) ^ self._target)
+        found = prefer_diverse(
+            [Neighbour(peer, self._addresses[peer]) for peer in closest], self._k
+        )
+        return LookupResult(
+            found,
+            max((self._answered[neighbour.peer] for neighbour in found), default=0),
+            self._queries,
+            len(self._failed),
+            scope.cancelled_caught,
+        )
+
+    def _pump(self, nursery: trio.Nursery) -> None:
+        """Start as many requests as each path may have in flight."""
+        if self._enough():
+            nursery.cancel_scope.cancel()
+            return
+        for path in self._paths:
+            while path.in_flight < self._concurrency:
+                peer = self._next(path)
+                if peer is None:
+                    break
+                self._asked[peer] = self._addresses[peer]
+                self._failed.pop(peer, None)
+                self._queries += 1
+                path.asked += 1
+                path.in_flight += 1
+                nursery.start_soon(self._ask_one, nursery, path, peer)
+
+    def _next(self, path: _Path) -> PeerId | None:
+        """The nearest peer of the path's frontier that nobody has asked yet."""
+        if path.asked * len(self._paths) >= self._queries_max:
+            return None
+        alive = (
+            Neighbour(peer, self._addresses[peer])
+            for _, peer in path.order
+            if peer not in self._failed or self._may_retry(peer)
+        )
+        for neighbour in prefer_diverse(alive, self._k):
+            if neighbour.peer not in self._asked or self._may_retry(neighbour.peer):
+                return neighbour.peer
+        return None
+
+    def _may_retry(self, peer: PeerId) -> bool:
+        """A peer that did not answer where a liar said it was deserves the address others give."""
+        tried = self._failed.get(peer)
+        return tried is not None and any(a not in tried for a in self._addresses[peer])
+
+    async def _ask_one(self, nursery: trio.Nursery, path: _Path, peer: PeerId) -> None:
+        try:
+            named = await self._ask(Neighbour(peer, self._asked[peer]))
+        except PeerError:
+            self._failed[peer] = self._asked[peer]
+        else:
+            hops = path.known[peer]
+            self._answered[peer] = hops
+            self._addresses[peer] = self._asked[peer]
+            self._learn(path, named, hops + 1)
+        path.in_flight -= 1
+        self._pump(nursery)
+
+    def _learn(self, path: _Path, named: Sequence[Neighbour], hops: int) -> None:
+        for neighbour in named[: self._k]:
+            peer = neighbour.peer
+            if peer == self._own:
+                continue
+            known = self._addresses.get(peer, ())
+            # An answering peer's addresses are settled; of the others every word is collected.
+            if peer not in self._answered or not known:
+                merged = dict.fromkeys(known + neighbour.addresses)
+                self._addresses[peer] = tuple(merged)[: defaults.DHT_ADDRESSES_PER_PEER_MAX]
+            if peer not in path.known:
+                path.known[peer] = hops
+                bisect.insort(path.order, (node_id(peer) ^ self._target, peer))

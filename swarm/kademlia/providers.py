@@ -1,0 +1,113 @@
+"""Who says that it has what: provider records, one per (key, peer), expiring, bounded."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from swarm import defaults
+from swarm.identity import PeerId
+from swarm.kademlia.routing_table import key_id
+from swarm.kademlia.wire import Neighbour
+
+PROVIDER_KEY_BYTES_MAX = 80
+"""What Go nodes accept as a provider key."""
+
+
+def provider_key(digest: bytes) -> bytes:
+    """The multihash of a BLAKE3-256 digest: the key that a CID of the blob has in any kad-dht."""
+    if len(digest) != 32:
+        raise ValueError(f"a BLAKE3-256 digest has 32 bytes, not {len(digest)}")
+    return b"\x1e\x20" + digest
+
+
+@dataclass
+class _Entry:
+    neighbour: Neighbour
+    expires_at: float
+
+
+class ProviderStore:
+    """Providers by key. `now` is the world's clock, handed in."""
+
+    def __init__(
+        self,
+        own_id: int,
+        *,
+        keys_max: int = defaults.DHT_PROVIDER_KEYS_MAX,
+        providers_max: int = defaults.DHT_PROVIDERS_PER_KEY_MAX,
+        keys_per_peer_max: int = defaults.DHT_PROVIDER_KEYS_PER_PEER_MAX,
+    ) -> None:
+        self._own_id = own_id
+        self._keys_max = keys_max
+        self._providers_max = providers_max
+        self._keys_per_peer_max = keys_per_peer_max
+        self._entries: dict[bytes, dict[PeerId, _Entry]] = {}
+        self._keys_of_peer: Counter[PeerId] = Counter()
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._entries.values())
+
+    def add(self, key: bytes, provider: Neighbour, now: float) -> bool:
+        """Remember a provider (again); False when a bound says no."""
+        if not 0 < len(key) <= PROVIDER_KEY_BYTES_MAX:
+            return False
+        entries = self._entries.get(key, {})
+        if provider.peer not in entries:
+            if self._keys_of_peer[provider.peer] >= self._keys_per_peer_max:
+                return False
+            if key not in self._entries and not self._make_room(key):
+                return False
+            if len(entries) >= self._providers_max:
+                self._drop(key, next(iter(entries)))
+            entries = self._entries.setdefault(key, entries)
+            self._keys_of_peer[provider.peer] += 1
+        else:
+            del entries[provider.peer]  # the order is that of last word, oldest first
+        entries[provider.peer] = _Entry(provider, now + defaults.DHT_PROVIDER_SECONDS)
+        return True
+
+    def get(self, key: bytes, now: float) -> list[Neighbour]:
+        """The providers of a key that have not expired, oldest word first."""
+        entries = self._entries.get(key, {})
+        return [entry.neighbour for entry in entries.values() if entry.expires_at > now]
+
+    def sample(self, key: bytes, count: int, now: float, source: random.Random) -> list[Neighbour]:
+        """At most `count` of them, drawn at random so that load spreads."""
+        providers = self.get(key, now)
+        return providers if len(providers) <= count else source.sample(providers, count)
+
+    def expire(self, now: float) -> int:
+        """Drop what has expired; how many that were."""
+        gone = [
+            (key, peer)
+            for key, entries in self._entries.items()
+            for peer, entry in entries.items()
+            if entry.expires_at <= now
+        ]
+        for key, peer in gone:
+            self._drop(key, peer)
+        return len(gone)
+
+    def _make_room(self, key: bytes) -> bool:
+        if len(self._entries) < self._keys_max:
+            return True
+        farthest = max(self._entries, key=self._distance)
+        if self._distance(farthest) < self._distance(key):
+            return False
+        for peer in list(self._entries[farthest]):
+            self._drop(farthest, peer)
+        return True
+
+    def _distance(self, key: bytes) -> int:
+        return key_id(key) ^ self._own_id
+
+    def _drop(self, key: bytes, peer: PeerId) -> None:
+        entries = self._entries[key]
+        del entries[peer]
+        self._keys_of_peer[peer] -= 1
+        if not self._keys_of_peer[peer]:
+            del self._keys_of_peer[peer]
+        if not entries:
+            del self._entries[key]

@@ -1,0 +1,180 @@
+"""Records this peer stores for others: validated, versioned, expiring, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarm import defaults
+from swarm.errors import SwarmError
+from swarm.kademlia.routing_table import key_id
+
+
+class InvalidRecord(SwarmError):
+    """A value may not stand under its key: unknown namespace, bad signature, expired, too large."""
+
+
+class StoreFull(SwarmError):
+    """The store holds its share of the namespace already, all of it nearer to this peer."""
+
+
+@dataclass(frozen=True)
+class RecordInfo:
+    version: int
+    """The highest wins."""
+    expires_wall_ms: int
+    """Milliseconds since the epoch after which the record is worth nothing."""
+
+
+class Validator(Protocol):
+    """What one namespace accepts. Called on every store, every read and every republish."""
+
+    def validate(self, key: bytes, value: bytes) -> RecordInfo:
+        """Version and expiry of a good value; raises `InvalidRecord`. Must be cheap and pure."""
+        ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """A validated record. `rank` is a total order, so that all holders agree on the best."""
+
+    key: bytes
+    value: bytes
+    info: RecordInfo
+
+    @property
+    def rank(self) -> tuple[int, bytes]:
+        return self.info.version, self.value
+
+
+def namespace_of(key: bytes) -> str:
+    """`swarm-run` of `/swarm-run/…`; raises `InvalidRecord` for a key of another form."""
+    parts = key.split(b"/", 2)
+    if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
+        raise InvalidRecord(f"a record's key is /<namespace>/<name>, not {key[:80]!r}")
+    return parts[1].decode("utf-8", "replace")
+
+
+@dataclass
+class _Slot:
+    held: Held
+    forget_wall_ms: int
+    republish_at: float
+
+
+class RecordStore:
+    """Records by key. `wall_time` in seconds since the epoch, `own_id` for eviction by distance."""
+
+    def __init__(
+        self,
+        validators: Mapping[str, Validator],
+        own_id: int,
+        wall_time: Callable[[], float],
+        *,
+        records_max: int = defaults.DHT_RECORDS_MAX,
+        bytes_max: int = defaults.DHT_RECORD_STORE_BYTES_MAX,
+    ) -> None:
+        self._validators = dict(validators)
+        self._own_id = own_id
+        self._wall_time = wall_time
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._slots: dict[str, dict[bytes, _Slot]] = {name: {} for name in validators}
+        self._bytes: dict[str, int] = dict.fromkeys(validators, 0)
+
+    def __len__(self) -> int:
+        return sum(len(slots) for slots in self._slots.values())
+
+    def validate(self, key: bytes, value: bytes) -> Held:
+        """The record if it may be believed now; raises `InvalidRecord`."""
+        if len(key) > defaults.DHT_KEY_BYTES_MAX:
+            raise InvalidRecord(f"a record's key of {len(key)} bytes is too long")
+        if not 0 < len(value) <= defaults.DHT_RECORD_BYTES_MAX:
+            raise InvalidRecord(f"a record of {len(value)} bytes is empty or too large")
+        namespace = namespace_of(key)
+        validator = self._validators.get(namespace)
+        if validator is None:
+            raise InvalidRecord(f"no records are kept under /{namespace[:40]}/")
+        info = validator.validate(key, value)
+        if info.expires_wall_ms <= self._wall_time() * 1000:
+            raise InvalidRecord(f"the record {key[:80]!r} has expired")
+        return Held(key, value, info)
+
+    def store(self, key: bytes, value: bytes, *, republish_at: float) -> Held:
+        """Validate and keep a record unless a better one is held; returns the better one.
+
+        `republish_at` (world's clock) is when this peer should pass it on again if nobody else
+        does. Raises `InvalidRecord` or `StoreFull`.
+        """
+        offered = self.validate(key, value)
+        namespace = namespace_of(key)
+        slots = self._slots[namespace]
+        current = self.get(key)
+        if current is not None and current.rank > offered.rank:
+            return current
+        self._drop(namespace, key)
+        while slots and (
+            len(slots) >= self._records_max or self._bytes[namespace] + len(value) > self._bytes_max
+        ):
+            farthest = max(slots, key=self._distance)
+            if self._distance(farthest) < self._distance(key):
+                raise StoreFull(f"the store of /{namespace}/ is full of nearer records")
+            self._drop(namespace, farthest)
+        longest_ms = int((self._wall_time() + defaults.DHT_RECORD_SECONDS_MAX) * 1000)
+        slots[key] = _Slot(offered, min(offered.info.expires_wall_ms, longest_ms), republish_at)
+        self._bytes[namespace] += len(value)
+        return offered
+
+    def get(self, key: bytes) -> Held | None:
+        """The record held and still believed (the validator runs again), or None."""
+        try:
+            namespace = namespace_of(key)
+        except InvalidRecord:
+            return None
+        slot = self._slots.get(namespace, {}).get(key)
+        if slot is None:
+            return None
+        try:
+            if slot.forget_wall_ms <= self._wall_time() * 1000:
+                raise InvalidRecord(f"the record {key[:80]!r} has expired")
+            return self.validate(key, slot.held.value)
+        except InvalidRecord:
+            self._drop(namespace, key)
+            return None
+
+    def due(self, now: float) -> list[Held]:
+        """The records this peer should pass on again, sorted by key; invalid ones are dropped."""
+        keys = sorted(
+            key
+            for slots in self._slots.values()
+            for key, slot in slots.items()
+            if slot.republish_at <= now
+        )
+        return [held for key in keys if (held := self.get(key)) is not None]
+
+    def postpone(self, key: bytes, republish_at: float) -> None:
+        slot = self._slots.get(namespace_of(key), {}).get(key)
+        if slot is not None:
+            slot.republish_at = republish_at
+
+    def expire(self) -> int:
+        """Drop what has expired; how many that were."""
+        wall_ms = self._wall_time() * 1000
+        gone = [
+            (namespace, key)
+            for namespace, slots in self._slots.items()
+            for key, slot in slots.items()
+            if slot.forget_wall_ms <= wall_ms
+        ]
+        for namespace, key in gone:
+            self._drop(namespace, key)
+        return len(gone)
+
+    def _distance(self, key: bytes) -> int:
+        return key_id(key) ^ self._own_id
+
+    def _drop(self, namespace: str, key: bytes) -> None:
+        slot = self._slots[namespace].pop(key, None)
+        if slot is not None:
+            self._bytes[namespace] -= len(slot.held.value)

@@ -1,0 +1,121 @@
+"""Asking one peer: a stream to it, the message, the answer, a deadline over all of it.
+
+Streams are kept for the next request, since opening one costs a round trip; a peer that closes
+after each message (some generic nodes do) costs one new stream and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import trio
+
+from swarm import defaults
+from swarm.errors import DeadlineError
+from swarm.identity import PeerId
+from swarm.kademlia import wire
+from swarm.kademlia.wire import Message, Neighbour
+from swarm.transport import Framing, Stream, StreamError, Transport
+from swarm.world import World
+
+
+@dataclass
+class _Idle:
+    stream: Stream
+    until: float
+
+
+class Requests:
+    """Outgoing requests of one peer."""
+
+    def __init__(self, transport: Transport, world: World) -> None:
+        self._transport = transport
+        self._world = world
+        self._idle: OrderedDict[PeerId, _Idle] = OrderedDict()
+
+    async def ask(self, to: Neighbour, message: Message) -> Message:
+        """The answer to `message`.
+
+        Raises `ConnectError`, `StreamError`, `WireError`, or `DeadlineError` after
+        `DHT_REQUEST_SECONDS_MAX`: all of them `PeerError`.
+        """
+        with trio.move_on_after(defaults.DHT_REQUEST_SECONDS_MAX):
+            return await self._ask(to, message)
+        raise self._late(to, message)
+
+    async def tell(self, to: Neighbour, message: Message) -> None:
+        """Send a message that has no answer (ADD_PROVIDER); returns once the peer has closed the
+        stream behind it. Raises as `ask` does."""
+        with trio.move_on_after(defaults.DHT_REQUEST_SECONDS_MAX):
+            stream = await self._open(to)
+            try:
+                await stream.send(wire.encode(message))
+                await stream.end()
+                while await stream.receive() is not None:
+                    pass  # some implementations echo it
+            except BaseException:
+                await _reset(stream)
+                raise
+            return
+        raise self._late(to, message)
+
+    async def close(self) -> None:
+        """Reset the streams kept for reuse."""
+        while self._idle:
+            _, idle = self._idle.popitem()
+            await _reset(idle.stream)
+
+    async def _ask(self, to: Neighbour, message: Message) -> Message:
+        data = wire.encode(message)
+        idle = self._idle.pop(to.peer, None)
+        if idle is not None and idle.until > self._world.now():
+            try:
+                return await self._exchange(idle.stream, data, message)
+            except StreamError:
+                idle = None  # closed since the last request: a new stream decides
+        if idle is not None:
+            await _reset(idle.stream)
+        return await self._exchange(await self._open(to), data, message)
+
+    async def _open(self, to: Neighbour) -> Stream:
+        await self._transport.connect(to.peer, to.addresses)
+        return await self._transport.open_stream(to.peer, wire.PROTOCOL, Framing.DELIMITED)
+
+    async def _exchange(self, stream: Stream, data: bytes, message: Message) -> Message:
+        try:
+            await stream.send(data)
+            frame = await stream.receive()
+            if frame is None:
+                raise StreamError(f"{stream.peer} closed the stream without an answer")
+            answer = wire.decode(frame)
+            if answer.type != message.type:
+                raise wire.WireError(
+                    f"{stream.peer} answered {message.type.name} with {answer.type.name}"
+                )
+        except BaseException:
+            await _reset(stream)
+            raise
+        await self._keep(stream)
+        return answer
+
+    async def _keep(self, stream: Stream) -> None:
+        surplus = self._idle.pop(stream.peer, None)
+        until = self._world.now() + defaults.DHT_OUTBOUND_IDLE_SECONDS
+        self._idle[stream.peer] = _Idle(stream, until)
+        if surplus is None and len(self._idle) > defaults.DHT_OUTBOUND_STREAMS_MAX:
+            _, surplus = self._idle.popitem(last=False)
+        if surplus is not None:
+            await _reset(surplus.stream)
+
+    def _late(self, to: Neighbour, message: Message) -> DeadlineError:
+        return DeadlineError(
+            f"{to.peer} did not answer {message.type.name} "
+            f"within {defaults.DHT_REQUEST_SECONDS_MAX:g} s"
+        )
+
+
+async def _reset(stream: Stream) -> None:
+    """Also when cancelled: a stream left half-way would give the next request an old answer."""
+    with trio.move_on_after(1, shield=True):
+        await stream.reset()

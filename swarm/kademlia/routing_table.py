@@ -1,0 +1,247 @@
+"""The routing table: 256 buckets of k contacts, old live ones preferred (the Kademlia paper).
+
+A peer becomes a contact only after it has *answered* a request on a stream that we opened, so
+neither peers behind others' lies nor peers that only ask (clients) ever get in. Against eclipse, a
+bucket holds at most two contacts of one /24 (IPv4) or /64 (IPv6).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarm import defaults
+from swarm.identity import PeerId, peer_id_bytes
+from swarm.kademlia.wire import Neighbour
+
+ID_BITS = 256
+
+
+def key_id(key: bytes) -> int:
+    """A key's place in the id space: its SHA-256 as an integer. Distance is XOR."""
+    return int.from_bytes(hashlib.sha256(key).digest(), "big")
+
+
+@functools.lru_cache(maxsize=65536)
+def node_id(peer: PeerId) -> int:
+    """A peer's place in the id space: the SHA-256 of its multihash bytes."""
+    return key_id(peer_id_bytes(peer))
+
+
+def bucket_of(own: int, other: int) -> int:
+    """Length of the common prefix, 0 (far) to 255 (near). The ids must differ."""
+    return ID_BITS - (own ^ other).bit_length()
+
+
+@functools.lru_cache(maxsize=16384)
+def _group_of(address: str) -> tuple[bool, str] | None:
+    """(is public, network) of a multiaddr; None for loopback and for what has no host.
+
+    Of a relayed address the relay's network counts: that is where the traffic goes.
+    """
+    parts = address.split("/")
+    if len(parts) < 3:
+        return None
+    if parts[1] not in ("ip4", "ip6"):
+        return (True, f"{parts[1]}/{parts[2]}") if parts[1].startswith("dns") else None
+    try:
+        ip = ipaddress.ip_address(parts[2])
+    except ValueError:
+        return None
+    if ip.is_loopback:
+        return None
+    network = ipaddress.ip_network((ip, 24 if ip.version == 4 else 64), strict=False)
+    return ip.is_global, str(network)
+
+
+@functools.lru_cache(maxsize=16384)
+def groups_of(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The networks a peer is in, sorted. Private ones count only when it has no public one:
+    every other household is 192.168.1.0/24."""
+    groups = [group for group in map(_group_of, addresses) if group is not None]
+    public = any(is_public for is_public, _ in groups)
+    return tuple(sorted({name for is_public, name in groups if is_public or not public}))
+
+
+@dataclass
+class Contact:
+    peer: PeerId
+    id: int
+    addresses: tuple[str, ...]
+    seen: float
+    """When it last answered, on the world's clock."""
+    failures: int = 0
+    """Requests failed since."""
+
+    @property
+    def neighbour(self) -> Neighbour:
+        return Neighbour(self.peer, self.addresses)
+
+
+@dataclass
+class Bucket:
+    contacts: dict[PeerId, Contact] = field(default_factory=dict)
+    """Least recently seen first."""
+    replacements: dict[PeerId, Contact] = field(default_factory=dict)
+    """Peers that answered while the bucket was full; most recently seen last; at most k."""
+    touched: float = 0.0
+    """When a lookup last went through here."""
+
+
+class RoutingTable:
+    """Contacts by distance. `now` is always the world's clock, handed in."""
+
+    def __init__(self, own: PeerId, *, k: int = defaults.DHT_BUCKET_SIZE) -> None:
+        self.own = own
+        self.own_id = node_id(own)
+        self._k = k
+        self._buckets: dict[int, Bucket] = {}
+        self._contacts: dict[PeerId, Contact] = {}
+
+    def __len__(self) -> int:
+        return len(self._contacts)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._contacts
+
+    def get(self, peer: PeerId) -> Contact | None:
+        return self._contacts.get(peer)
+
+    def contacts(self) -> list[Contact]:
+        """All contacts, in the order they came in."""
+        return list(self._contacts.values())
+
+    def bucket(self, index: int) -> Bucket:
+        bucket = self._buckets.get(index)
+        if bucket is None:
+            bucket = self._buckets[index] = Bucket()
+        return bucket
+
+    def answered(self, peer: PeerId, addresses: Sequence[str], now: float) -> Contact | None:
+        """`peer` answered a request of ours, reached at one of `addresses`.
+
+        It is refreshed, or added, or kept as a replacement if its bucket (or its network's share
+        of it) is full. Returns the oldest contact if the bucket is full and that one has not been
+        heard of lately: the caller pings it and reports `answered` or `failed`.
+        """
+        if peer == self.own:
+            return None
+        where = tuple(addresses)[: defaults.DHT_ADDRESSES_PER_PEER_MAX]
+        bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
+        contact = bucket.contacts.pop(peer, None)
+        if contact is not None and self._fits(bucket, where or contact.addresses):
+            contact.seen, contact.failures = now, 0
+            contact.addresses = where or contact.addresses
+            bucket.contacts[peer] = contact
+            return None
+        if contact is not None:
+            del self._contacts[peer]  # it moved into a network that has its share already
+        newcomer = Contact(peer, node_id(peer), where, now)
+        if len(bucket.contacts) < self._k and self._fits(bucket, where):
+            bucket.replacements.pop(peer, None)
+            self._add(bucket, newcomer)
+            return None
+        bucket.replacements.pop(peer, None)
+        bucket.replacements[peer] = newcomer
+        if len(bucket.replacements) > self._k:
+            del bucket.replacements[next(iter(bucket.replacements))]
+        oldest = next(iter(bucket.contacts.values()))
+        stale = now - oldest.seen >= defaults.DHT_CONTACT_FRESH_SECONDS
+        return oldest if stale and len(bucket.contacts) >= self._k else None
+
+    def failed(self, peer: PeerId) -> bool:
+        """A request to `peer` failed; whether it is no contact any more.
+
+        It goes at once if a replacement fits, else after two failures in a row, so that a short
+        outage of our own does not empty the table.
+        """
+        contact = self._contacts.get(peer)
+        bucket = self.bucket(bucket_of(self.own_id, node_id(peer))) if peer != self.own else None
+        if bucket is None:
+            return False
+        bucket.replacements.pop(peer, None)
+        if contact is None:
+            return False
+        contact.failures += 1
+        del bucket.contacts[peer]
+        successor = next(
+            (
+                replacement
+                for replacement in reversed(bucket.replacements.values())
+                if self._fits(bucket, replacement.addresses)
+            ),
+            None,
+        )
+        if successor is None and contact.failures < defaults.DHT_CONTACT_FAILURES_MAX:
+            bucket.contacts = {peer: contact, **bucket.contacts}
+            return False
+        del self._contacts[peer]
+        if successor is not None:
+            del bucket.replacements[successor.peer]
+            self._add(bucket, successor)
+        return True
+
+    def remove(self, peer: PeerId) -> None:
+        """Forget a peer at once (it was banned, or speaks another protocol)."""
+        if peer == self.own:
+            return
+        bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
+        bucket.contacts.pop(peer, None)
+        bucket.replacements.pop(peer, None)
+        self._contacts.pop(peer, None)
+
+    def closest(self, target: int, count: int, *, exclude: PeerId | None = None) -> list[Neighbour]:
+        """The contacts nearest to an id, nearest first; those in doubt after the others."""
+        candidates = [contact for contact in self._contacts.values() if contact.peer != exclude]
+        candidates.sort(key=lambda contact: (contact.failures > 0, contact.id ^ target))
+        return [contact.neighbour for contact in candidates[:count]]
+
+    def touch(self, target: int, now: float) -> None:
+        """A lookup for `target` is done: its bucket needs no refresh for a while."""
+        if target != self.own_id:
+            self.bucket(bucket_of(self.own_id, target)).touched = now
+
+    def to_refresh(self, now: float, older_seconds: float) -> list[int]:
+        """Buckets, up to the nearest that holds a contact, no lookup went through lately."""
+        if not self._contacts:
+            return []
+        nearest = max(index for index, bucket in self._buckets.items() if bucket.contacts)
+        return [
+            index
+            for index in range(min(nearest, _REFRESH_BUCKETS_MAX - 1) + 1)
+            if now - self.bucket(index).touched >= older_seconds
+        ]
+
+    def random_key(self, index: int, source: random.Random) -> bytes:
+        """Multihash bytes of an invented peer that would fall into bucket `index`.
+
+        Found by trying, 2^(index+1) hashes on average, hence the bound on `to_refresh`. It has the
+        form of a peer id because some nodes parse what they are asked for.
+        """
+        prefix = peer_id_bytes(self.own)[:6]
+        while True:
+            key = prefix + source.randbytes(32)
+            if bucket_of(self.own_id, key_id(key)) == index:
+                return key
+
+    def _fits(self, bucket: Bucket, addresses: tuple[str, ...]) -> bool:
+        groups = groups_of(addresses)
+        if not groups:
+            return True
+        others = [groups_of(contact.addresses) for contact in bucket.contacts.values()]
+        return all(
+            sum(group in other for other in others) < defaults.DHT_PEERS_PER_GROUP_MAX
+            for group in groups
+        )
+
+    def _add(self, bucket: Bucket, contact: Contact) -> None:
+        bucket.contacts[contact.peer] = contact
+        self._contacts[contact.peer] = contact
+
+
+_REFRESH_BUCKETS_MAX = 12
+"""Nearer buckets are empty below 80,000 peers, and the lookup of oneself fills them."""

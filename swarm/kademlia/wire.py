@@ -1,0 +1,307 @@
+"""The messages of libp2p's kad-dht, as protobuf (libp2p specs, kad-dht r0), bounded and typed.
+
+Written by hand because the generated classes pull in all of libp2p (300 modules, 2 s), and
+simulations run thousands of peers. Fields we do not know are skipped, as protobuf demands.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import multiaddr
+import multiaddr.exceptions
+
+from swarm import defaults
+from swarm.errors import PeerError
+from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
+
+PROTOCOL = "/swarm/kad/1.0.0"
+
+
+class WireError(PeerError):
+    """Bytes from the network are no kad-dht message within the bounds."""
+
+
+class MessageType(enum.IntEnum):
+    PUT_VALUE = 0
+    GET_VALUE = 1
+    ADD_PROVIDER = 2
+    GET_PROVIDERS = 3
+    FIND_NODE = 4
+    PING = 5
+
+
+class Connection(enum.IntEnum):
+    """What the sender of a peer knows about its reachability."""
+
+    NOT_CONNECTED = 0
+    CONNECTED = 1
+    CAN_CONNECT = 2
+    CANNOT_CONNECT = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    key: bytes = b""
+    value: bytes = b""
+    time_received: str = ""
+    """RFC 3339; set by the receiver, believed by nobody. Swarm leaves it empty."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer as the wire has it: multihash bytes and binary multiaddrs, nothing believed."""
+
+    id: bytes
+    addresses: tuple[bytes, ...] = ()
+    connection: Connection = Connection.NOT_CONNECTED
+
+
+@dataclass(frozen=True)
+class Message:
+    type: MessageType
+    key: bytes = b""
+    record: Record | None = None
+    closer_peers: tuple[Peer, ...] = ()
+    provider_peers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A peer and where it is said to be: what a `Peer` of the wire means."""
+
+    peer: PeerId
+    addresses: tuple[str, ...] = ()
+    """Multiaddrs ending in `/p2p/<peer>`."""
+
+
+# --- protobuf ---------------------------------------------------------------------------------
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _decode_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        if position >= len(data):
+            raise WireError("a kad-dht message ends within a number")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 64:
+                break
+            return value, position
+    raise WireError("a number in a kad-dht message has more than 64 bits")
+
+
+def _bytes_field(number: int, value: bytes) -> bytes:
+    """One length-delimited field; field numbers up to 15 have a one-byte tag."""
+    return bytes((number << 3 | _BYTES,)) + _encode_varint(len(value)) + value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(number, integer, bytes) of each varint or bytes field; fixed-width ones are skipped."""
+    position = 0
+    while position < len(data):
+        tag, position = _decode_varint(data, position)
+        number, kind = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            raise WireError(f"a kad-dht message has a field number {number}")
+        if kind == _VARINT:
+            value, position = _decode_varint(data, position)
+            yield number, value, b""
+            continue
+        size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
+        if kind == _BYTES:
+            size, position = _decode_varint(data, position)
+        if size is None:
+            raise WireError(f"a kad-dht message has a field of unknown kind {kind}")
+        if size > len(data) - position:
+            raise WireError("a kad-dht message ends within a field")
+        if kind == _BYTES:
+            yield number, -1, data[position : position + size]
+        position += size
+
+
+def _want_bytes(name: str, integer: int, value: bytes, bytes_max: int) -> bytes:
+    if integer != -1:
+        raise WireError(f"{name} in a kad-dht message is a number, not bytes")
+    if len(value) > bytes_max:
+        raise WireError(f"{name} in a kad-dht message has {len(value)} bytes, at most {bytes_max}")
+    return value
+
+
+def _want_integer(name: str, integer: int) -> int:
+    if integer == -1:
+        raise WireError(f"{name} in a kad-dht message is bytes, not a number")
+    return integer
+
+
+def _encode_peer(peer: Peer) -> bytes:
+    encoded = _bytes_field(1, peer.id) if peer.id else b""
+    encoded += b"".join(_bytes_field(2, address) for address in peer.addresses)
+    if peer.connection:
+        encoded += bytes((3 << 3, peer.connection))
+    return encoded
+
+
+def _decode_peer(data: bytes) -> Peer:
+    identifier, connection = b"", Connection.NOT_CONNECTED
+    addresses: list[bytes] = []
+    for number, integer, value in _fields(data):
+        if number == 1:
+            identifier = _want_bytes("a peer id", integer, value, 128)
+        elif number == 2:
+            _want_bytes("an address", integer, value, len(value))
+            # Too long or too many: skipped, not refused. Go nodes list all they have.
+            if (
+                len(value) <= defaults.DHT_ADDRESS_BYTES_MAX
+                and len(addresses) < defaults.DHT_ADDRESSES_PER_PEER_MAX
+            ):
+                addresses.append(value)
+        elif number == 3:
+            known = _want_integer("a connection type", integer)
+            connection = Connection(known) if known <= 3 else Connection.NOT_CONNECTED
+    return Peer(identifier, tuple(addresses), connection)
+
+
+def _encode_record(record: Record) -> bytes:
+    encoded = b""
+    for number, value in ((1, record.key), (2, record.value), (5, record.time_received.encode())):
+        if value:
+            encoded += _bytes_field(number, value)
+    return encoded
+
+
+def _decode_record(data: bytes) -> Record:
+    key, content, received = b"", b"", ""
+    for number, integer, value in _fields(data):
+        if number == 1:
+            key = _want_bytes("a record's key", integer, value, defaults.DHT_KEY_BYTES_MAX)
+        elif number == 2:
+            content = _want_bytes("a record's value", integer, value, defaults.DHT_RECORD_BYTES_MAX)
+        elif number == 5:
+            raw = _want_bytes("a record's time", integer, value, 64)
+            try:
+                received = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise WireError("a record's time in a kad-dht message is no text") from error
+    return Record(key, content, received)
+
+
+def encode(message: Message) -> bytes:
+    """A message as protobuf, fields in ascending order. Raises `WireError` over the size bound."""
+    parts = []
+    if message.type:
+        parts.append(bytes((1 << 3, message.type)))
+    if message.key:
+        parts.append(_bytes_field(2, message.key))
+    if message.record is not None:
+        parts.append(_bytes_field(3, _encode_record(message.record)))
+    parts.extend(_bytes_field(8, _encode_peer(peer)) for peer in message.closer_peers)
+    parts.extend(_bytes_field(9, _encode_peer(peer)) for peer in message.provider_peers)
+    # A stream frame is never empty, a PUT_VALUE without fields would be: name its type.
+    encoded = b"".join(parts) or b"\x08\x00"
+    if len(encoded) > defaults.DHT_MESSAGE_BYTES_MAX:
+        raise WireError(f"a kad-dht message of {len(encoded)} bytes is too large to send")
+    return encoded
+
+
+def decode(data: bytes) -> Message:
+    """A message from the network. Raises `WireError`.
+
+    Peers beyond 20 a list and addresses beyond 16 a peer are left out, since generic nodes do
+    send them (a Go node adds the target to its k closest, and lists all its providers).
+    """
+    if len(data) > defaults.DHT_MESSAGE_BYTES_MAX:
+        raise WireError(
+            f"a kad-dht message has {len(data)} bytes, at most {defaults.DHT_MESSAGE_BYTES_MAX}"
+        )
+    kind, key, record = 0, b"", None
+    peers: dict[int, list[Peer]] = {8: [], 9: []}
+    for number, integer, value in _fields(data):
+        if number == 1:
+            kind = _want_integer("the type", integer)
+        elif number == 2:
+            key = _want_bytes("the key", integer, value, defaults.DHT_KEY_BYTES_MAX)
+        elif number == 3:
+            record = _decode_record(_want_bytes("the record", integer, value, len(value)))
+        elif number in peers:
+            _want_bytes("a peer", integer, value, len(value))
+            if len(peers[number]) < defaults.DHT_PEERS_PER_MESSAGE_MAX:
+                peers[number].append(_decode_peer(value))
+    try:
+        message_type = MessageType(kind)
+    except ValueError as error:
+        raise WireError(f"a kad-dht message has the unknown type {kind}") from error
+    return Message(message_type, key, record, tuple(peers[8]), tuple(peers[9]))
+
+
+# --- peers and addresses ------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=16384)
+def _address_to_wire(address: str, peer: str) -> bytes | None:
+    """Binary multiaddr without the final `/p2p/<peer>`, which the wire carries as the id."""
+    try:
+        raw: bytes = multiaddr.Multiaddr(address.removesuffix(f"/p2p/{peer}")).to_bytes()
+    except (ValueError, LookupError, multiaddr.exceptions.Error):
+        return None
+    return raw if 0 < len(raw) <= defaults.DHT_ADDRESS_BYTES_MAX else None
+
+
+@functools.lru_cache(maxsize=16384)
+def _address_from_wire(raw: bytes, peer: str) -> str | None:
+    """Text ending in `/p2p/<peer>`; None for an unknown multiaddr, or one that names another peer."""
+    try:
+        parsed = multiaddr.Multiaddr(raw)
+        address = str(parsed)
+        # The parser fills up truncated values; only what it would write itself is an address.
+        if not address or multiaddr.Multiaddr(address).to_bytes() != raw:
+            return None
+    except (ValueError, LookupError, TypeError, multiaddr.exceptions.Error):
+        return None
+    if address.endswith(f"/p2p/{peer}"):
+        return address
+    last_hop = address.rpartition("/p2p/")
+    if last_hop[1] and "/" not in last_hop[2]:
+        return None
+    return f"{address}/p2p/{peer}"
+
+
+def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_CONNECTED) -> Peer:
+    """A peer to tell others about. Addresses that are no multiaddrs are left out."""
+    addresses = [_address_to_wire(text, neighbour.peer) for text in neighbour.addresses]
+    known = [raw for raw in addresses if raw is not None]
+    return Peer(
+        peer_id_bytes(neighbour.peer),
+        tuple(known[: defaults.DHT_ADDRESSES_PER_PEER_MAX]),
+        connection,
+    )
+
+
+def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:
+    """The peers that can be Swarm peers (Ed25519 ids), each once, with readable addresses."""
+    found: dict[PeerId, Neighbour] = {}
+    for peer in peers:
+        try:
+            peer_id = peer_id_from_bytes(peer.id)
+        except InvalidPeerId:
+            continue
+        if peer_id not in found:
+            texts = (_address_from_wire(raw, peer_id) for raw in peer.addresses)
+            found[peer_id] = Neighbour(peer_id, tuple(dict.fromkeys(t for t in texts if t)))
+    return list(found.values())

@@ -1,0 +1,156 @@
+"""A DHT of many peers in one process, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import trio
+import trio.testing
+
+from swarm.identity import Identity, PeerId
+from swarm.kademlia import InvalidRecord, Kademlia, RecordInfo
+from swarm.transport.memory import MemoryNetwork, MemoryTransport
+from swarm.world import Disk
+
+WALL = 1_800_000_000.0
+
+
+class VirtualWorld:
+    """Trio's clock and one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    def wall_time(self) -> float:
+        return WALL + trio.current_time()
+
+    async def run_blocking(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+class PlainValidator:
+    """Values of the form `good <version> <expires_wall_ms> <text>`."""
+
+    def validate(self, key: bytes, value: bytes) -> RecordInfo:
+        parts = value.split(b" ", 3)
+        if len(parts) != 4 or parts[0] != b"good":
+            raise InvalidRecord("not good")
+        return RecordInfo(int(parts[1]), int(parts[2]))
+
+
+def good(version: int, lifetime_seconds: float = 7 * 3600, text: str = "x") -> bytes:
+    """A valid value, issued at the start of the test."""
+    return f"good {version} {int((WALL + lifetime_seconds) * 1000)} {text}".encode()
+
+
+class Peer:
+    def __init__(self, transport: MemoryTransport, dht: Kademlia, scope: trio.CancelScope) -> None:
+        self.transport = transport
+        self.dht = dht
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._scope = scope
+
+    @property
+    def id(self) -> PeerId:
+        return self.transport.peer_id
+
+    @property
+    def address(self) -> str:
+        return self.transport.addresses()[0]
+
+    def stop(self) -> None:
+        """Sudden death."""
+        self._scope.cancel()
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [fields for event, fields in self.events if event == name]
+
+
+class Swarm:
+    """Starts peers; `/24` n of a peer makes its addresses 10.0.n.x (the network looks at ports)."""
+
+    def __init__(self, nursery: trio.Nursery, seed: int, latency_seconds: float) -> None:
+        self.network = MemoryNetwork(latency_seconds=latency_seconds)
+        self.peers: list[Peer] = []
+        self._nursery = nursery
+        self._seed = seed
+
+    async def start(
+        self,
+        *,
+        server: bool = True,
+        host: str | None = None,
+        dht_class: type[Kademlia] = Kademlia,
+        identity: Identity | None = None,
+        **options: Any,
+    ) -> Peer:
+        number = len(self.peers) + self._seed * 100_000
+        identity = identity or Identity(number.to_bytes(32, "big"))
+        peer: Peer = await self._nursery.start(
+            self._run, identity, number, server, host, dht_class, options
+        )
+        self.peers.append(peer)
+        return peer
+
+    async def _run(
+        self,
+        identity: Identity,
+        number: int,
+        server: bool,
+        host: str | None,
+        dht_class: type[Kademlia],
+        options: dict[str, Any],
+        *,
+        task_status: trio.TaskStatus[Peer],
+    ) -> None:
+        world = VirtualWorld(number)
+        disk = cast(Disk, None)  # nothing here touches the bulk plane
+        with trio.CancelScope() as scope:
+            async with self.network.transport(identity, world=world, disk=disk) as transport:
+                if host is not None:
+                    own = transport.addresses()[0].replace("127.0.0.1", host)
+                    transport.addresses = lambda: (own,)  # type: ignore[method-assign]
+                events: list[tuple[str, dict[str, Any]]] = []
+                dht = dht_class(
+                    transport,
+                    world,
+                    {"swarm-run": PlainValidator(), "swarm-peer": PlainValidator()},
+                    server=server,
+                    emit=lambda name, /, **fields: events.append((name, fields)),
+                    **options,
+                )
+                peer = Peer(transport, dht, scope)
+                peer.events = events
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(dht.run)
+                    task_status.started(peer)
+
+    async def fill(self, count: int, *, hosts: Sequence[str | None] = (None,)) -> list[Peer]:
+        """`count` more peers that join through the first one, one after the other."""
+        started = []
+        for index in range(count):
+            peer = await self.start(host=hosts[index % len(hosts)])
+            if peer is not self.peers[0]:
+                await peer.dht.bootstrap([self.peers[0].address])
+            started.append(peer)
+        return started
+
+
+@asynccontextmanager
+async def swarm(*, seed: int = 1, latency_seconds: float = 0.02) -> AsyncIterator[Swarm]:
+    async with trio.open_nursery() as nursery:
+        yield Swarm(nursery, seed, latency_seconds)
+        nursery.cancel_scope.cancel()
+
+
+def run(test: Callable[[], Awaitable[Any]]) -> Any:
+    """In virtual time, the same way every time."""
+    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
+    trio._core._run._r.seed(7)  # type: ignore[attr-defined]
+    return trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))

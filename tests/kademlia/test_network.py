@@ -1,0 +1,426 @@
+"""Whole DHTs in virtual time: what users of the room rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from swarm import defaults
+from swarm.identity import Identity, PeerId, peer_id_bytes
+from swarm.kademlia import InvalidRecord, Kademlia, provider_key, wire
+from swarm.kademlia.routing_table import key_id, node_id
+from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
+from swarm.transport import ConnectError, Framing
+from tests.kademlia.harness import Peer, good, run, swarm
+
+KEY = b"/swarm-run/alice/first"
+
+
+def nearest(peers: Sequence[Peer], key: bytes, count: int) -> list[Peer]:
+    """The truth about who is nearest."""
+    return sorted(peers, key=lambda peer: node_id(peer.id) ^ key_id(key))[:count]
+
+
+def held(peer: Peer, key: bytes = KEY) -> bytes | None:
+    record = peer.dht.records.get(key)
+    return record.value if record is not None else None
+
+
+def test_lookups_find_the_nearest_peers_and_everybody():
+    async def main():
+        async with swarm() as net:
+            await net.fill(80)
+            await trio.sleep(5)
+            for number in range(10):
+                asker = net.peers[number * 7]
+                key = b"/swarm-run/bob/%d" % number
+                others = [peer for peer in net.peers if peer is not asker]
+                found = await asker.dht.closest(key)
+                assert [n.peer for n in found] == [p.id for p in nearest(others, key, 20)]
+                target = net.peers[number * 5 + 1]
+                assert await asker.dht.find_peer(target.id) == tuple(target.transport.addresses())
+            lookups = net.peers[0].named("dht.lookup_finished")
+            assert all(1 <= fields["hops"] <= 4 and not fields["timed_out"] for fields in lookups)
+
+    run(main)
+
+
+def test_a_record_is_stored_at_the_nearest_and_read_from_anywhere():
+    async def main():
+        async with swarm() as net:
+            await net.fill(60)
+            await trio.sleep(5)
+            result = await net.peers[3].dht.put(KEY, good(1))
+            assert result.stored == result.asked >= 20
+            assert result.done and result.newer is None
+            assert all(held(peer) == good(1) for peer in nearest(net.peers, KEY, 20))
+            for peer in net.peers[::9]:
+                assert await peer.dht.get(KEY) == good(1)
+            assert await net.peers[5].dht.get(b"/swarm-run/nobody/nothing") is None
+
+    run(main)
+
+
+def test_a_read_finds_the_newest_version_and_repairs_stale_holders():
+    async def main():
+        async with swarm() as net:
+            await net.fill(60)
+            await trio.sleep(5)
+            await net.peers[3].dht.put(KEY, good(1))
+            holders = nearest(net.peers, KEY, 20)
+            # A write that reached the barest majority: every quorum read meets one of them.
+            for peer in holders[9:]:
+                peer.dht.records.store(KEY, good(2), republish_at=1e9)
+            stale = holders[0]
+            assert held(stale) == good(1)
+            # Its own stale copy does not answer for it, though it is the nearest of all.
+            assert await stale.dht.get(KEY) == good(2)
+            assert held(stale) == good(2)
+            reader = next(peer for peer in net.peers if peer not in holders)
+            assert await reader.dht.get(KEY, quorum=20) == good(2)
+            assert [held(peer) for peer in holders] == [good(2)] * 20
+            # Putting the old one again changes nothing and says what is better.
+            result = await net.peers[3].dht.put(KEY, good(1))
+            assert result.stored == 0 and not result.done and result.newer == good(2)
+
+    run(main)
+
+
+def test_alone_a_peer_answers_from_its_own_copy():
+    async def main():
+        async with swarm() as net:
+            alone = await net.start()
+            result = await alone.dht.put(KEY, good(1))
+            assert (result.stored, result.asked, result.done) == (1, 1, True)
+            assert await alone.dht.get(KEY) == good(1)
+
+    run(main)
+
+
+def test_expired_records_vanish_everywhere():
+    async def main():
+        async with swarm() as net:
+            await net.fill(30)
+            await net.peers[2].dht.put(KEY, good(1, lifetime_seconds=900))
+            await trio.sleep(700)
+            assert await net.peers[9].dht.get(KEY) == good(1, lifetime_seconds=900)
+            await trio.sleep(300)
+            assert await net.peers[9].dht.get(KEY) is None
+            assert [len(peer.dht.records) for peer in net.peers] == [0] * 30
+            await trio.sleep(2 * defaults.DHT_REPUBLISH_SECONDS)
+            assert net.peers[2].named("dht.own_record_ended")
+            with pytest.raises(InvalidRecord):
+                await net.peers[2].dht.put(KEY, good(2, lifetime_seconds=900))
+
+    run(main)
+
+
+def test_invalid_records_are_refused_and_disbelieved():
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(30)
+            with pytest.raises(InvalidRecord):
+                await peers[0].dht.put(KEY, b"forged")
+            with pytest.raises(InvalidRecord):
+                await peers[0].dht.put(b"/unknown/x", good(1))
+            victim = peers[4]
+            stream = await peers[0].transport.open_stream(
+                victim.id, wire.PROTOCOL, Framing.DELIMITED
+            )
+            for key, value in ((KEY, b"forged"), (b"/other/x", good(1)), (KEY, good(1, -1))):
+                message = Message(MessageType.PUT_VALUE, key, Record(key, value))
+                await stream.send(wire.encode(message))
+                answer = wire.decode(await stream.receive() or b"")
+                assert answer.record is None
+            await stream.send(
+                wire.encode(Message(MessageType.PUT_VALUE, KEY, Record(KEY + b"2", good(1))))
+            )
+            assert wire.decode(await stream.receive() or b"").record is None
+            await stream.reset()
+            assert len(victim.dht.records) == 0
+            assert len(victim.named("dht.record_refused")) == 4
+
+    run(main)
+
+
+class ForgingKademlia(Kademlia):
+    """Answers every read with a forged record."""
+
+    def _answer(self, sender: PeerId, message: Message) -> Message | None:
+        answer = super()._answer(sender, message)
+        if message.type is MessageType.GET_VALUE and answer is not None:
+            return Message(
+                answer.type, answer.key, Record(message.key, b"forged"), answer.closer_peers
+            )
+        return answer
+
+
+def test_forged_answers_neither_win_nor_count_as_quorum():
+    async def main():
+        async with swarm() as net:
+            await net.fill(20)
+            for _ in range(20):
+                liar = await net.start(dht_class=ForgingKademlia)
+                await liar.dht.bootstrap([net.peers[0].address])
+            await trio.sleep(5)
+            await net.peers[1].dht.put(KEY, good(1))
+            reader = net.peers[7]
+            assert await reader.dht.get(KEY) == good(1)
+            assert reader.named("dht.record_disbelieved")
+
+    run(main)
+
+
+def test_providers_are_found_once_each_and_expire():
+    async def main():
+        key = provider_key(bytes(32))
+        async with swarm() as net:
+            peers = await net.fill(50)
+            await trio.sleep(5)
+            for peer in peers[:5]:
+                assert await peer.dht.provide(key) >= 20
+                assert await peer.dht.provide(key) >= 20
+            found = await peers[33].dht.find_providers(key)
+            assert sorted(n.peer for n in found) == sorted(peer.id for peer in peers[:5])
+            assert {n.peer: n.addresses for n in found} == {
+                peer.id: (peer.address,) for peer in peers[:5]
+            }
+            assert len(await peers[33].dht.find_providers(key, limit=3)) == 3
+            peers[0].stop()
+            peers[1].dht.stop_providing(key)
+            await trio.sleep(defaults.DHT_PROVIDER_SECONDS + 60)
+            found = await peers[33].dht.find_providers(key)
+            assert sorted(n.peer for n in found) == sorted(peer.id for peer in peers[2:5])
+
+    run(main)
+
+
+def test_nobody_can_announce_another_as_provider():
+    async def main():
+        key = provider_key(bytes(32))
+        async with swarm() as net:
+            peers = await net.fill(3)
+            message = Message(
+                MessageType.ADD_PROVIDER,
+                key,
+                provider_peers=tuple(
+                    wire.peer_to_wire(Neighbour(peer.id, (peer.address,))) for peer in peers
+                ),
+            )
+            stream = await peers[1].transport.open_stream(
+                peers[0].id, wire.PROTOCOL, Framing.DELIMITED
+            )
+            await stream.send(wire.encode(message))
+            await stream.end()
+            assert await stream.receive() is None
+            found = peers[0].dht.providers.get(key, trio.current_time())
+            assert [n.peer for n in found] == [peers[1].id]
+
+    run(main)
+
+
+def test_a_record_outlives_half_of_the_peers_and_then_all_its_first_holders():
+    async def main():
+        async with swarm() as net:
+            await net.fill(60)
+            await trio.sleep(5)
+            publisher = net.peers[3]
+            await publisher.dht.put(KEY, good(1))
+            first = [peer for peer in net.peers if held(peer) is not None]
+            publisher.stop()
+            for peer in net.peers[4::2]:
+                peer.stop()
+            alive = [peer for peer in net.peers[::2] if peer.id != publisher.id]
+            alive = [p for p in net.peers if net.network.find(p.id) is not None] and [
+                peer for peer in net.peers[:3] + net.peers[5::2]
+            ]
+            await trio.sleep(3 * defaults.DHT_REPUBLISH_SECONDS)
+            holders = nearest(alive, KEY, 20)
+            assert sum(held(peer) == good(1) for peer in holders) >= 18
+            for peer in first:
+                peer.stop()
+            await trio.sleep(1)
+            survivors = [peer for peer in alive if peer not in first]
+            assert len(survivors) >= 10
+            assert await survivors[0].dht.get(KEY) == good(1)
+
+    run(main)
+
+
+def test_a_crowd_from_one_network_neither_fills_tables_nor_hides_a_record():
+    async def main():
+        async with swarm() as net:
+            hosts = [f"9.{number}.0.1" for number in range(60)]
+            honest = await net.fill(60, hosts=hosts)
+            await trio.sleep(5)
+            # Ids ground until they are nearer to the key than honest ones, all in one /24.
+            ground = sorted(
+                (Identity(number.to_bytes(32, "little")) for number in range(3000)),
+                key=lambda identity: node_id(identity.peer_id) ^ key_id(KEY),
+            )[:40]
+            crowd = []
+            for number, identity in enumerate(ground):
+                liar = await net.start(
+                    identity=identity, host=f"8.8.8.{number + 1}", dht_class=HidingKademlia
+                )
+                await liar.dht.bootstrap([honest[number].address])
+                crowd.append(liar.id)
+            assert len(set(crowd) & {p.id for p in nearest(net.peers, KEY, 20)}) == 20
+            await trio.sleep(10)
+            for peer in honest:
+                for index in range(256):
+                    inside = peer.dht.table.bucket(index).contacts
+                    assert sum(contact in crowd for contact in inside) <= 2
+            result = await honest[5].dht.put(KEY, good(1))
+            assert result.done
+            for reader in honest[::7]:
+                assert await reader.dht.get(KEY) == good(1)
+
+    run(main)
+
+
+class HidingKademlia(Kademlia):
+    """Claims to store, denies to have, and names only its like."""
+
+    def _answer(self, sender: PeerId, message: Message) -> Message | None:
+        answer = super()._answer(sender, message)
+        if answer is None or message.key == peer_id_bytes(self.peer_id):
+            return answer
+        if message.type is MessageType.PUT_VALUE:
+            return Message(message.type, message.key, message.record)
+        like = [
+            contact
+            for contact in self.table.closest(key_id(message.key), 1000)
+            if any("/8.8.8." in address for address in contact.addresses)
+        ]
+        return Message(
+            answer.type,
+            answer.key,
+            closer_peers=tuple(wire.peer_to_wire(neighbour) for neighbour in like[:20]),
+        )
+
+
+class InventingKademlia(Kademlia):
+    """Names peers that do not exist, just beside the target, at other peers' addresses."""
+
+    async def run(self, **arguments):  # its own contacts do not matter
+        await super().run(**arguments)
+
+    def _answer(self, sender: PeerId, message: Message) -> Message | None:
+        answer = super()._answer(sender, message)
+        if answer is None or message.key == peer_id_bytes(self.peer_id):
+            return answer
+        address = self._transport.addresses()[0].rpartition("/p2p/")[0]
+        invented = sorted(
+            (Identity(self._world.random.randbytes(32)).peer_id for _ in range(60)),
+            key=lambda peer: node_id(peer) ^ key_id(message.key),
+        )[:20]
+        return Message(
+            answer.type,
+            answer.key,
+            closer_peers=tuple(
+                wire.peer_to_wire(Neighbour(peer, (f"{address}/p2p/{peer}",)))
+                for peer in invented
+            ),
+        )
+
+
+def test_disjoint_paths_survive_liars():
+    async def main():
+        async with swarm() as net:
+            honest = await net.fill(40)
+            for _ in range(10):
+                liar = await net.start(dht_class=InventingKademlia)
+                await liar.dht.bootstrap([honest[0].address])
+            await trio.sleep(5)
+            await honest[2].dht.put(KEY, good(1))
+            for reader in honest[::8]:
+                assert await reader.dht.get(KEY) == good(1)
+                others = [peer for peer in net.peers if peer is not reader]
+                found = [n.peer for n in await reader.dht.closest(KEY)]
+                assert found == [peer.id for peer in nearest(others, KEY, 20)]
+
+    run(main)
+
+
+def test_clients_use_the_dht_and_enter_no_table():
+    async def main():
+        async with swarm() as net:
+            await net.fill(30)
+            client = await net.start(server=False)
+            await client.dht.bootstrap([net.peers[0].address])
+            assert (await client.dht.put(KEY, good(1))).done
+            assert await client.dht.get(KEY) == good(1)
+            assert await net.peers[4].dht.get(KEY) == good(1)
+            await trio.sleep(2 * defaults.DHT_REFRESH_SECONDS)
+            assert not [peer for peer in net.peers if client.id in peer.dht.table]
+            assert len(client.dht.records) == 0
+
+    run(main)
+
+
+def test_dead_contacts_leave_the_table_and_a_stalled_one_costs_a_deadline():
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(10)
+            await trio.sleep(1)
+            peers[3].stop()
+            net.network.stall(peers[1].id, peers[4].id)
+            started = trio.current_time()
+            found = await peers[1].dht.closest(KEY)
+            assert len(found) == 7
+            assert trio.current_time() - started < defaults.DHT_REQUEST_SECONDS_MAX + 1
+            await peers[1].dht.closest(KEY)
+            assert peers[3].id not in peers[1].dht.table
+            assert peers[4].id not in peers[1].dht.table
+            net.network.heal(peers[1].id, peers[4].id)
+
+    run(main)
+
+
+def test_bootstrap_says_who_does_not_answer_and_returns_when_they_do():
+    async def main():
+        async with swarm() as net:
+            first = await net.start()
+            second = await net.start()
+            net.network.cut(first.id, second.id)
+            with pytest.raises(ConnectError, match="nobody answers"):
+                await second.dht.bootstrap([first.address])
+            with pytest.raises(ValueError, match="/p2p/"):
+                await second.dht.bootstrap(["/ip4/127.0.0.1/tcp/1"])
+            net.network.heal(first.id, second.id)
+            await trio.sleep(60)
+            assert first.id in second.dht.table
+
+    run(main)
+
+
+def test_idle_peers_are_nearly_silent():
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(20)
+            await trio.sleep(60)
+            before = sum(len(peer.named("dht.lookup_finished")) for peer in peers)
+            await trio.sleep(3600)
+            lookups = sum(len(peer.named("dht.lookup_finished")) for peer in peers) - before
+            assert lookups <= 20 * 2 * 6  # two refreshes an hour of each of a few buckets
+
+    run(main)
+
+
+def test_the_same_seed_gives_the_same_trace():
+    async def main():
+        trace = []
+        async with swarm(seed=5) as net:
+            await net.fill(25)
+            await net.peers[2].dht.put(KEY, good(1))
+            net.peers[4].stop()
+            await trio.sleep(1000)
+            await net.peers[6].dht.get(KEY)
+            for peer in net.peers:
+                trace.append([(name, str(fields)) for name, fields in peer.events])
+        return trace
+
+    assert run(main) == run(main)
