@@ -1,0 +1,269 @@
+"""The inference role: generate what the step order asks for, prove it, and see it judged.
+
+One loop generates (in a child process), one task per submission sees it through to its verdict.
+The prompts and the noise follow from the order's nonce, this peer's id and the submission number,
+so a peer that restarts makes the very same files again, and a repeated delivery does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.gossip import RUN
+from swarm.identity import PeerId
+from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
+from swarm.messenger import first
+from swarm.node import RunNode
+from swarm.seeds import rendezvous
+from swarm.transport import BlobReference, Source
+from swarm.world import Child
+
+GENERATE_DEADLINE_SECONDS = 3600.0
+LOAD_DEADLINE_SECONDS = 600.0
+OUTBOX = "outbox"
+"""Folder of submissions without a verdict yet."""
+
+
+class InferenceRole:
+    """Contributes verified rollouts.
+
+    Options: `inference.alter_weights` (relative size of noise added to the weights; it is how the
+    demo's cheater cheats, and it gets caught).
+    """
+
+    topics: ClassVar[tuple[str, ...]] = (RUN,)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._node = peer.node
+        self._run = peer.run
+        self._events = peer.node.events
+        self._verdicts: dict[bytes, trio.Event] = {}
+        self._receipts: dict[bytes, Envelope] = {}
+        self._loaded: tuple[int, int] | None = None
+        self._step: tuple[int, int] = (-1, -1)
+        self._number = 0
+        peer.messenger.handle(Verdict, self._on_verdict)
+
+    async def run(self) -> None:
+        """Work until the run is over or the peer is cancelled."""
+        await self._node.disk.remove(OUTBOX)
+        arguments: dict[str, Any] = {"engine": self._node.settings.engine}
+        altered = self._node.settings.options.get("inference.alter_weights")
+        if altered:
+            arguments["alter_weights"] = float(altered)
+        async with (
+            self._node.compute.child(
+                "peers.inference.engine_service:EngineService", name="engine", arguments=arguments
+            ) as engine,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(self._peer.follow_checkpoints)
+            await self._generate_until_over(engine, nursery)
+            nursery.cancel_scope.cancel()
+
+    # --- generating --------------------------------------------------------------------------
+
+    async def _generate_until_over(self, engine: Child, nursery: trio.Nursery) -> None:
+        while True:
+            self._peer.status.doing = "waiting for work"
+            await self._peer.order.wait_until(lambda _: self._wanted())
+            order = self._peer.step_order()
+            assert order is not None
+            if order.final:
+                self._events.emit("inference.run_over", step=order.step)
+                return
+            self._start_step(order)
+            if self._loaded != (order.lineage, order.policy):
+                await self._load(engine, order)
+                continue  # a newer order may have come meanwhile
+            await self._make_submission(engine, order, nursery)
+
+    def _wanted(self) -> bool:
+        order = self._peer.step_order()
+        if order is None:
+            return False
+        if order.final:
+            return True
+        number = self._number if self._step == (order.lineage, order.step) else 0
+        return order.groups_wanted > 0 and number < order.submissions_max
+
+    def _start_step(self, order: StepOrder) -> None:
+        if self._step != (order.lineage, order.step):
+            self._step = (order.lineage, order.step)
+            self._number = 0
+        self._peer.status.step = order.step
+
+    async def _load(self, engine: Child, order: StepOrder) -> None:
+        self._peer.status.doing = f"fetching policy {order.policy}"
+        folder = await self._peer.fetch_policy(
+            order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
+        )
+        self._peer.status.doing = f"loading policy {order.policy}"
+        result = await engine.call(
+            "load",
+            {"folder": str(self._node.disk.local_path(folder)), "policy": order.policy},
+            deadline_seconds=LOAD_DEADLINE_SECONDS,
+        )
+        self._loaded = (order.lineage, order.policy)
+        self._peer.status.policy = order.policy
+        self._events.emit("inference.policy_loaded", policy=order.policy, **result)
+
+    async def _make_submission(
+        self, engine: Child, order: StepOrder, nursery: trio.Nursery
+    ) -> None:
+        manifest = self._run.manifest
+        number = self._number
+        self._peer.status.doing = f"generating {number} of step {order.step}"
+        path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"
+        local = self._node.disk.local_path(path)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        started = self._node.world.now()
+        made = await engine.call(
+            "generate",
+            {
+                "run": self._run.id,
+                "lineage": order.lineage,
+                "step": order.step,
+                "policy": order.policy,
+                "nonce": order.nonce,
+                "worker": self._peer.peer_id,
+                "number": number,
+                "groups": manifest.sampling.groups_per_submission,
+                "group_size": manifest.sampling.group_size,
+                "environment": manifest.environment.name,
+                "environment_version": manifest.environment.version,
+                "temperature": manifest.sampling.temperature,
+                "max_new_tokens": manifest.sampling.max_new_tokens,
+                "stop_ids": manifest.sampling.stop_ids,
+                "path": str(local),
+            },
+            deadline_seconds=GENERATE_DEADLINE_SECONDS,
+        )
+        seconds = self._node.world.now() - started
+        self._peer.status.tokens_per_second = made["tokens"] / max(seconds, 1e-6)
+        self._number = number + 1
+        self._events.emit(
+            "inference.submission_made",
+            step=order.step,
+            policy=order.policy,
+            number=number,
+            tokens=made["tokens"],
+            seconds=seconds,
+        )
+        submission = Submission(
+            lineage=order.lineage,
+            step=order.step,
+            policy=order.policy,
+            number=number,
+            digest=made["digest"],
+            size_bytes=made["size_bytes"],
+            groups=made["groups"],
+        )
+        self._peer.status.doing = f"delivering {number} of step {order.step}"
+        await nursery.start(self._see_through, submission, order.nonce, path)
+
+    # --- delivering --------------------------------------------------------------------------
+
+    async def _see_through(
+        self,
+        submission: Submission,
+        nonce: bytes,
+        path: str,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Deliver to the validators in rank until one has judged; `started` once one has the file
+        (or none could be found at first, so that generation does not stand still)."""
+        judged = self._verdicts.setdefault(submission.digest, trio.Event())
+        limits = self._run.manifest.limits
+        ranked = rendezvous(
+            self._run.manifest.validator_ids(),
+            nonce,
+            self._peer.peer_id.encode(),
+            submission.number.to_bytes(8, "big"),
+        )
+        reference = BlobReference(submission.digest, submission.size_bytes)
+        announced = await self._peer.seal(submission, defaults.STATE_LIFETIME_SECONDS)
+        deadline = self._node.world.now() + defaults.STATE_LIFETIME_SECONDS
+        try:
+            while not judged.is_set() and self._node.world.now() < deadline:
+                for validator in ranked:
+                    if not await self._deliver(PeerId(validator), announced, reference, path):
+                        continue
+                    task_status.started()
+                    task_status = trio.TASK_STATUS_IGNORED
+                    with trio.move_on_after(limits.verdict_seconds):
+                        await judged.wait()
+                    if judged.is_set():
+                        break
+                    self._events.emit("inference.verdict_late", validator=validator)
+                else:
+                    self._events.emit("inference.no_validator", step=submission.step)
+                    await trio.sleep(limits.acknowledgement_seconds / 5)
+        finally:
+            task_status.started()
+            self._verdicts.pop(submission.digest, None)
+            await self._node.disk.remove(path)
+
+    async def _deliver(
+        self, validator: PeerId, announced: Envelope, reference: BlobReference, path: str
+    ) -> bool:
+        """Push the file and announce it; whether the validator now owes (or gave) a verdict."""
+        limits = self._run.manifest.limits
+        admission = self._peer.lease.admission if self._peer.lease else None
+        supporting = [admission] if admission else []
+        try:
+            await self._node.reach(validator)
+            record = self._node.record(validator)
+            source = Source(validator, tuple(record.bulk_addresses) if record else ())
+            await self._node.transport.push(source, reference, path)
+            reply = await self._peer.messenger.request(
+                validator, announced, *supporting, deadline_seconds=limits.acknowledgement_seconds
+            )
+        except PeerError as error:
+            self._events.emit("inference.delivery_failed", validator=validator, reason=str(error))
+            return False
+        verdict = first(reply, Verdict)
+        if verdict is not None and verdict.sender == validator:
+            await self._on_verdict(verdict, ())
+            return True
+        acknowledgement = first(reply, Acknowledgement)
+        return (
+            acknowledgement is not None
+            and acknowledgement.sender == validator
+            and isinstance(acknowledgement.message, Acknowledgement)
+            and acknowledgement.message.submission == reference.digest
+        )
+
+    async def _on_verdict(
+        self, envelope: Envelope, _supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        verdict = envelope.message
+        assert isinstance(verdict, Verdict)
+        if verdict.worker != self._peer.peer_id or verdict.submission not in self._verdicts:
+            return []
+        event = self._verdicts[verdict.submission]
+        if not event.is_set():
+            event.set()
+            failed = next((check for check in verdict.checks if not check.passed), None)
+            self._events.emit(
+                "inference.receipt",
+                submission=verdict.submission,
+                outcome=verdict.outcome,
+                failed=verdict.failed,
+                figure=failed.figure if failed else 0.0,
+                threshold=failed.threshold if failed else 0.0,
+                detail=verdict.detail,
+                step=verdict.step,
+                number=verdict.number,
+                by=envelope.sender,
+                log_index=verdict.log_index,
+            )
+        return []

@@ -1,0 +1,30 @@
+"""The observer role: follows everything that is announced, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from swarm.gossip import RUN, WORK
+from swarm.messages import Eviction, Submission, Verdict
+from swarm.node import RunNode
+
+
+class ObserverRole:
+    """Watches a run: its events are what dashboards and `swarm status` read."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        for message_type in (Submission, Verdict, Eviction):
+            peer.gossip.listen(
+                message_type,
+                lambda envelope: peer.node.events.emit(
+                    f"observer.{envelope.body.kind}", sender=envelope.sender
+                ),
+            )
+
+    async def run(self) -> None:
+        """Watch until the run is over or the peer is cancelled."""
+        self._peer.status.doing = "observing"
+        await self._peer.run_over()

@@ -1,0 +1,22 @@
+"""The relay role: fetch every checkpoint, check it, and pass each piece on at once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from swarm.gossip import RUN
+from swarm.node import RunNode
+
+
+class RelayRole:
+    """Serves pieces of the newest checkpoints, and relays connections of peers behind NAT."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN,)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+
+    async def run(self) -> None:
+        """Follow the run's checkpoints until it is over or the peer is cancelled."""
+        self._peer.status.doing = "relaying"
+        await self._peer.follow_checkpoints()
