@@ -1,0 +1,1 @@
+"""Proofs that a completion came from the policy it claims: TOPLOC. Imports torch."""

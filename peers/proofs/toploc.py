@@ -1,0 +1,287 @@
+"""TOPLOC proofs: 258 bytes that bind 32 tokens to the hidden states they were sampled from.
+
+The scheme is that of "TOPLOC: A Locality Sensitive Hashing Scheme for Trustless Verifiable
+Inference" (arXiv 2501.16007), and the bytes are those of the toploc package. Take the final-norm
+hidden states of 32 tokens in bf16, flattened; take the 128 entries largest in magnitude; take the
+largest modulus m ≤ 65497 that keeps their indices distinct; the proof is m and the polynomial over
+GF(65497) through the points (index mod m, bf16 bit pattern), as 2 + 128 · 2 bytes, big endian,
+constant coefficient first. Whoever recomputes the hidden states evaluates the polynomial at his
+own 128 largest entries and compares: rounding differs a little, other weights differ a lot.
+
+Unlike the package this compares signs, checks every proof's format before any arithmetic, and
+works on all chunks at once. What a proof does not show is how tokens were drawn: that is seeded
+sampling's part (`peers.policy.sampling`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK_TOKENS = 32
+TOP_VALUES = 128
+PRIME = 65497
+"""The field, and the largest modulus: the toploc package's choice, the 16-bit prime it ships."""
+
+PROOF_BYTES = 2 + 2 * TOP_VALUES
+
+EXPONENT_MATCHES_MIN = 90
+"""Of 128 (arXiv 2501.16007 and INTELLECT-2, bf16)."""
+
+MANTISSA_MEAN_MAX = 10.0
+"""Mean distance of the 7-bit mantissas where exponents match (same source)."""
+
+MANTISSA_MEDIAN_MAX = 8.0
+"""Median of the same distances (same source)."""
+
+SIGN_MISMATCHES_MAX = 3
+"""Our own: of the entries whose exponents match. Rounding never turns the sign of one of the
+largest entries. What remains is an own top entry that is not among the proof's: it evaluates to
+noise, which matches the exponent with the wrong sign in 1 of 512 cases. With the 38 such entries
+that `EXPONENT_MATCHES_MIN` lets pass, four or more happen once in a million chunks."""
+
+
+class ProofFormatError(ValueError):
+    """Bytes that no honest builder produces: a fault anyone can recompute."""
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """How one proof compares with recomputed hidden states."""
+
+    exponent_matches: int
+    """Of 128."""
+    mantissa_mean: float
+    """Mean mantissa distance, 0 to 127, where exponents match; infinite when none does."""
+    mantissa_median: float
+    """Median of the same (the upper one of an even count, as in the toploc package)."""
+    sign_mismatches: int
+    """Where exponents match."""
+    accepted: bool
+
+
+def chunk_rows(prompt_hidden: Tensor, completion_hidden: Tensor) -> list[Tensor]:
+    """Cut a completion's bf16 hidden rows [n, hidden] into chunks [rows, hidden], one per proof.
+
+    Chunk c holds rows 32c to min(32c + 32, n). A chunk with fewer than 128 values gets the rows
+    just before it in its sequence prepended, one by one, until it has 128 values or more: earlier
+    rows of the completion first, then those of the prompt. `prompt_hidden` [p, hidden] holds the
+    rows just before the completion's row 0, oldest first (`Completions.prompt_hidden`: without the
+    prompt's last position, which *is* row 0). Raises `ValueError` for an empty completion and for
+    a sequence with fewer than 128 values in all.
+    """
+    count, width = completion_hidden.shape
+    if count == 0:
+        raise ValueError("a completion without tokens has no proof")
+    rows_min = -(-TOP_VALUES // width)
+    before = prompt_hidden[-rows_min:]
+    sequence = torch.cat((before, completion_hidden))
+    chunks = []
+    for start in range(len(before), len(sequence), CHUNK_TOKENS):
+        end = min(start + CHUNK_TOKENS, len(sequence))
+        first = min(start, end - rows_min)
+        if first < 0:
+            raise ValueError(
+                f"a sequence of {end} rows of {width} values is too short for a proof, "
+                f"which binds {TOP_VALUES}"
+            )
+        chunks.append(sequence[first:end])
+    return chunks
+
+
+def build(chunks: Sequence[Tensor]) -> list[bytes]:
+    """One proof for each bf16 chunk [rows, hidden] with at least 128 values (`chunk_rows`)."""
+    if not chunks:
+        return []
+    indices, patterns = _top_values(chunks)
+    moduli = _injective_moduli(indices)
+    coefficients = _interpolate(indices % moduli[:, None], patterns % PRIME)
+    proofs = np.concatenate((moduli[:, None], coefficients), axis=1).astype(">u2")
+    return [proof.tobytes() for proof in proofs]
+
+
+def check_format(proofs: Sequence[bytes], token_count: int) -> None:
+    """Raise `ProofFormatError` unless these can be the proofs of a completion of `token_count`.
+
+    There must be one per 32 tokens begun, each of 258 bytes, with 128 ≤ modulus ≤ 65497 (fewer
+    residues cannot tell 128 indices apart) and all coefficients below 65497.
+    """
+    wanted = -(-token_count // CHUNK_TOKENS)
+    if len(proofs) != wanted:
+        raise ProofFormatError(f"{token_count} tokens want {wanted} proofs, not {len(proofs)}")
+    for number, proof in enumerate(proofs):
+        if len(proof) != PROOF_BYTES:
+            raise ProofFormatError(
+                f"proof {number} has {len(proof)} bytes instead of {PROOF_BYTES}"
+            )
+        words = np.frombuffer(proof, dtype=">u2")
+        if not TOP_VALUES <= words[0] <= PRIME:
+            raise ProofFormatError(
+                f"proof {number} has modulus {words[0]}, outside {TOP_VALUES} to {PRIME}"
+            )
+        if words[1:].max() >= PRIME:
+            raise ProofFormatError(
+                f"proof {number} has coefficient {words[1:].max()}, not below {PRIME}"
+            )
+
+
+def verify(
+    chunks: Sequence[Tensor],
+    proofs: Sequence[bytes],
+    *,
+    exponent_matches_min: int = EXPONENT_MATCHES_MIN,
+    mantissa_mean_max: float = MANTISSA_MEAN_MAX,
+    mantissa_median_max: float = MANTISSA_MEDIAN_MAX,
+    sign_mismatches_max: int = SIGN_MISMATCHES_MAX,
+) -> list[ChunkResult]:
+    """Compare proofs with the chunks of recomputed hidden states, one to one.
+
+    The chunks of many completions may be judged in one call, after `check_format` for each
+    completion; formats are checked here again. Raises `ProofFormatError`.
+    """
+    check_format(proofs, CHUNK_TOKENS * len(chunks))
+    if not chunks:
+        return []
+    words = np.frombuffer(b"".join(proofs), dtype=">u2").reshape(len(proofs), -1).astype(np.int64)
+    indices, own = _top_values(chunks)
+    claimed = _evaluate(words[:, 1:], indices % words[:, :1])
+
+    matches = (claimed >> 7) & 0xFF == (own >> 7) & 0xFF  # bf16: sign, 8 exponent bits, 7 mantissa
+    counts = matches.sum(1)
+    signs = ((claimed >> 15 != own >> 15) & matches).sum(1)
+    distances = np.abs((claimed & 0x7F) - (own & 0x7F))
+    sums = np.where(matches, distances, 0).sum(1)
+    ordered = np.sort(np.where(matches, distances, 128), axis=1)
+    medians = ordered[np.arange(len(chunks)), np.minimum(counts // 2, TOP_VALUES - 1)]
+
+    results = []
+    for count, total, median, sign in zip(
+        counts.tolist(), sums.tolist(), medians.tolist(), signs.tolist(), strict=True
+    ):
+        mean = total / count if count else float("inf")
+        median = float(median) if count else float("inf")
+        accepted = (
+            count >= exponent_matches_min
+            and mean <= mantissa_mean_max
+            and median <= mantissa_median_max
+            and sign <= sign_mismatches_max
+        )
+        results.append(ChunkResult(count, mean, median, sign, accepted))
+    return results
+
+
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+def _top_values(chunks: Sequence[Tensor]) -> tuple[Integers, Integers]:
+    """(flat indices, bf16 bit patterns) [chunks, 128] of each chunk's largest magnitudes.
+
+    Without its sign bit a bf16 pattern orders as an integer like the magnitude it stands for.
+    Ties at the edge fall as in torch.topk on a CPU over the whole chunk, which is what the toploc
+    package does; so chunks are grouped by size, not padded. A verifier tolerates other choices.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, chunk in enumerate(chunks):
+        if chunk.dtype != torch.bfloat16:
+            raise ValueError(f"hidden states must be bfloat16, these are {chunk.dtype}")
+        if chunk.numel() < TOP_VALUES:
+            raise ValueError(f"a chunk has {chunk.numel()} values, fewer than {TOP_VALUES}")
+        groups[chunk.numel()].append(number)
+    indices = np.empty((len(chunks), TOP_VALUES), dtype=np.int64)
+    patterns = np.empty_like(indices)
+    for size, numbers in groups.items():
+        flat = [chunks[number].reshape(-1).view(torch.int16) for number in numbers]
+        if flat[0].is_cpu and size > _SIFT_FROM:
+            for number, bits in zip(numbers, flat, strict=True):
+                indices[number] = _sifted_top(bits.numpy())
+                patterns[number] = bits.numpy()[indices[number]]
+        else:
+            bits = torch.stack(flat)
+            top = bits.bitwise_and(0x7FFF).topk(TOP_VALUES, dim=1, sorted=False).indices
+            indices[numbers] = top.cpu().numpy()
+            patterns[numbers] = bits.gather(1, top).cpu().numpy()
+    return indices, patterns & 0xFFFF
+
+
+_SIFT_FROM = 64 * TOP_VALUES
+"""From this size on torch.topk keeps a heap of the largest values while it walks over a chunk."""
+
+
+def _sifted_top(bits: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> Integers:
+    """torch.topk's indices for a large chunk, in a third of its time, ties included.
+
+    A heap ignores whatever does not exceed its least value. That value never falls, so behind a
+    first stretch everything not above the stretch's 128th largest can be left out beforehand
+    without changing what the heap keeps.
+    """
+    magnitudes = bits & 0x7FFF
+    head = _SIFT_FROM // 2
+    bound = np.partition(magnitudes[:head], head - TOP_VALUES)[head - TOP_VALUES]
+    candidates = np.concatenate((np.arange(head), head + np.flatnonzero(magnitudes[head:] > bound)))
+    values = np.full(max(len(candidates), _SIFT_FROM), -1, dtype=np.int16)
+    values[: len(candidates)] = magnitudes[candidates]
+    top = torch.from_numpy(values).topk(TOP_VALUES, sorted=False).indices.numpy()
+    chosen: Integers = candidates[top]
+    return chosen
+
+
+def _injective_moduli(indices: Integers) -> Integers:
+    """The largest m ≤ 65497 for each row that keeps its 128 indices distinct modulo m."""
+    moduli = np.full(len(indices), PRIME, dtype=np.int64)
+    pending = np.arange(len(indices))
+    while len(pending):
+        residues = np.sort(indices[pending] % moduli[pending, None], axis=1)
+        pending = pending[(residues[:, 1:] == residues[:, :-1]).any(1)]
+        moduli[pending] -= 1
+        if len(pending) and moduli[pending].min() < TOP_VALUES:
+            raise ValueError("no modulus keeps the indices of a chunk distinct")
+    return moduli
+
+
+@functools.cache
+def _inverses() -> Integers:
+    """a⁻¹ in GF(65497) at index a, by a⁻¹ = −⌊p / a⌋ · (p mod a)⁻¹; 0 at index 0."""
+    inverse = [0, 1]
+    for a in range(2, PRIME):
+        inverse.append(-(PRIME // a) * inverse[PRIME % a] % PRIME)
+    return np.array(inverse, dtype=np.int64)
+
+
+def _interpolate(x: Integers, y: Integers) -> Integers:
+    """Coefficients [chunks, n], constant first, of the polynomials through (x, y) over GF(65497).
+
+    Newton's divided differences, then Horner on the Newton form. All products stay below 2³³.
+    """
+    inverse = _inverses()
+    count = x.shape[1]
+    nodes = np.ascontiguousarray(x.T)  # [n, chunks]: the slices below are contiguous
+    newton = np.ascontiguousarray(y.T)
+    for order in range(1, count):
+        # A negative difference reads the table from its end: inverse[-a] is that of p − a.
+        step = inverse[nodes[order:] - nodes[:-order]]
+        newton[order:] = (newton[order:] - newton[order - 1 : -1]) * step % PRIME
+    result = np.zeros_like(newton)
+    result[0] = newton[-1]
+    for term in range(count - 2, -1, -1):
+        size = count - 1 - term
+        # result · (x − node) + newton[term], on the `size` coefficients it has so far
+        shifted = result[:size].copy()
+        result[:size] *= -nodes[term]
+        result[1 : size + 1] += shifted
+        result[0] += newton[term]
+        result[: size + 1] %= PRIME
+    return np.ascontiguousarray(result.T)
+
+
+def _evaluate(coefficients: Integers, x: Integers) -> Integers:
+    """Values [chunks, n] of each chunk's polynomial at x, by Horner's rule."""
+    value = np.zeros_like(x)
+    for term in range(coefficients.shape[1] - 1, -1, -1):
+        value = (value * x + coefficients[:, term, None]) % PRIME
+    return value
