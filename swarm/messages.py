@@ -26,13 +26,13 @@ Roles = Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]
 class Message(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Base of every message. Fields are encoded in order; new ones go last, with a default."""
 
+    def order(self) -> tuple[int, ...]:
+        """What orders states before the envelope's sequence; a trainer's: (lineage, step)."""
+        return ()
+
 
 class StateMessage(Message, frozen=True, kw_only=True):
     """A message of which only the newest per sender counts."""
-
-    def order(self) -> tuple[int, ...]:
-        """What orders it before the envelope's sequence; a trainer's: (lineage, step)."""
-        return ()
 
 
 # --- peers -----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from swarm.messenger import Messenger
 from swarm.run import (
     Run,
     ask_for_manifests,
+    checkpoint_key,
     choose_run,
     peer_key,
     pin_owner,
@@ -42,15 +43,30 @@ from swarm.run import (
     serve_manifests,
 )
 from swarm.settings import PeerSettings
-from swarm.transport import Transport
+from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.manifest import BadManifest
+from swarm.shardcast.service import BlobService, PushPolicy
+from swarm.shardcast.store import CheckpointConflict, CheckpointStore
+from swarm.transport import BlobReference, Refused, Source, Transport
 from swarm.watch import Watched
-from swarm.world import Compute, Database, Disk, World
+from swarm.world import Compute, Database, Disk, Piece, Sink, World
 
 RECORDS_MAX = 1024
 """Peer records remembered (about 0.5 KB each)."""
 
+SOURCES_MAX = 64
+"""Peers considered as sources of one checkpoint."""
+
 NEIGHBOUR_SEARCH_SECONDS = 3.0
 """Between attempts to find more gossip neighbours."""
+
+PROVIDE_SECONDS = 30.0
+"""Between provider records of this peer's newest checkpoint: neighbours learn of pieces at once
+by HAVE, the DHT only serves newcomers."""
+
+STATUS_SECONDS = 1.0
+"""Between `peer.status` events."""
 
 
 class StoredSequence:
@@ -60,9 +76,7 @@ class StoredSequence:
         self._database = database
 
     def load(self) -> int:
-        rows = self._database.read(
-            "SELECT value FROM sequence WHERE id = 0 ORDER BY id"
-        )
+        rows = self._database.read("SELECT value FROM sequence WHERE id = 0 ORDER BY id")
         return int(rows[0][0]) if rows else 0
 
     async def save(self, value: int) -> None:
@@ -186,15 +200,21 @@ async def join_network(node: Node) -> list[PeerId]:
     """
     if not node.settings.bootstrap:
         return []
+    reason = ""
     with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
-        answered: list[PeerId] = await node.dht.bootstrap(node.settings.bootstrap)
-        if answered:
-            return answered
-    raise UserError(
-        f"nobody answered at {', '.join(node.settings.bootstrap)} within "
-        f"{defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s; check the address, that the peer runs, and "
-        "that no firewall is in between"
-    )
+        try:
+            await node.dht.bootstrap(node.settings.bootstrap)
+        except PeerError as error:
+            reason = f" ({error})"
+    named = {PeerId(address.rpartition("/p2p/")[2]) for address in node.settings.bootstrap}
+    answered = [peer for peer in node.transport.connected() if peer in named]
+    if not answered:
+        raise UserError(
+            f"nobody answered at {', '.join(node.settings.bootstrap)} within "
+            f"{defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s{reason}; check the address, that the peer "
+            "runs, and that no firewall is in between"
+        )
+    return answered
 
 
 async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
@@ -206,7 +226,7 @@ async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
             for envelope in await ask_for_manifests(node.transport, peer):
                 held = known.get(envelope.body.run)
                 assert isinstance(envelope.message, RunManifest)
-                if held is None or held.message.order() < envelope.message.order():  # type: ignore[attr-defined]
+                if held is None or held.message.order() < envelope.message.order():
                     known[envelope.body.run] = envelope
         except PeerError as error:
             problems.append(str(error))
@@ -217,7 +237,7 @@ async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
     if raw is not None:
         newer = open_envelope(raw)
         if newer.body.run == manifest.body.run:
-            manifest = max(manifest, newer, key=lambda e: e.message.order())  # type: ignore[attr-defined]
+            manifest = max(manifest, newer, key=lambda e: e.message.order())
     await pin_owner(node.disk, manifest)
     node.manifests[manifest.body.run] = manifest
     return Run(manifest)
@@ -231,6 +251,26 @@ class Status:
     step: int = -1
     doing: str = "starting"
     tokens_per_second: float = 0.0
+
+
+class _Pushes:
+    """What this peer accepts when others push: nothing, until a role says so."""
+
+    def __init__(self) -> None:
+        self.policy: PushPolicy | None = None
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        return self._policy().accept(client, reference)
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        await self._policy().received(client, reference, sink, piece)
+
+    def _policy(self) -> PushPolicy:
+        if self.policy is None:
+            raise Refused(403, "this peer accepts no pushed blobs")
+        return self.policy
 
 
 class RunNode:
@@ -261,6 +301,18 @@ class RunNode:
         self.gossip.listen(StepOrder, lambda e: self._newest(self.order, e))
         self.gossip.listen(Eviction, self._on_eviction)
         self.gossip.listen(Reinstatement, run.reinstate)
+        self.store = CheckpointStore(
+            node.disk,
+            run.id,
+            node.events,
+            keep=run.manifest.checkpoints_kept,
+            quota_bytes=node.settings.quota_bytes,
+        )
+        self.have = HaveExchange(node.world, node.transport, self.store, node.events)
+        self.fetcher = Fetcher(node.world, node.transport, self.store, node.events, have=self.have)
+        self.pushes = _Pushes()
+        self.blobs = BlobService(self.admits, store=self.store, pushes=self.pushes)
+        self._providers: dict[bytes, list[Source]] = {}
         self.lease: Lease | None = None
         if node.peer_id not in run.manifest.trusted_ids():
             self.lease = Lease(
@@ -311,7 +363,7 @@ class RunNode:
     @staticmethod
     def _newest(watched: Watched[Envelope | None], envelope: Envelope) -> None:
         held = watched.value
-        if held is None or held.message.order() < envelope.message.order():  # type: ignore[attr-defined]
+        if held is None or held.message.order() < envelope.message.order():
             watched.set(envelope)
 
     def newest_checkpoint(self) -> Checkpoint | None:
@@ -343,6 +395,102 @@ class RunNode:
         if evicted != self.peer_id and self.run.evicted(evicted) is not None:
             self.node.transport.ban(evicted, defaults.GOSSIP_BAN_SECONDS)
 
+    async def run_over(self) -> None:
+        """Wait until a trainer says that the run is over."""
+        await self.order.wait_until(lambda _: self._is_over())
+
+    def _is_over(self) -> bool:
+        order = self.step_order()
+        return order is not None and order.final
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def sources(self, manifest_digest: bytes) -> list[Source]:
+        """Peers that may hold a checkpoint: those heard of, and the DHT's providers."""
+        found: dict[str, Source] = {}
+        for envelope in self.node.records():
+            record = envelope.message
+            assert isinstance(record, PeerRecord)
+            if envelope.sender != self.peer_id and self.run.evicted(envelope.sender) is None:
+                found[envelope.sender] = Source(
+                    PeerId(envelope.sender), tuple(record.bulk_addresses)
+                )
+        for source in self._providers.get(manifest_digest, ()):
+            found.setdefault(source.peer or "", source)
+        return [found[peer] for peer in sorted(found)][:SOURCES_MAX]
+
+    async def fetch_policy(
+        self, lineage: int, step: int, manifest_digest: bytes, manifest_bytes: int
+    ) -> str:
+        """The folder of one policy on this peer's disk, fetched if it is not there.
+
+        Raises what `Fetcher.fetch` raises.
+        """
+        checkpoint = Checkpoint(
+            lineage=lineage,
+            step=step,
+            manifest_digest=manifest_digest,
+            manifest_bytes=manifest_bytes,
+            total_bytes=0,
+        )
+        held = self.store.held((lineage, step))
+        if held is None or not held.complete:
+            await self._find_providers(manifest_digest)
+        return await self.fetcher.fetch(checkpoint, lambda: self.sources(manifest_digest))
+
+    async def _find_providers(self, manifest_digest: bytes) -> None:
+        """Ask the DHT who holds a checkpoint, if no neighbour claims to."""
+        if self.have.claims_on(manifest_digest):
+            return
+        try:
+            providers = await self.node.dht.find_providers(checkpoint_key(manifest_digest))
+        except PeerError as error:
+            self.node.events.emit("dht.no_providers", reason=str(error))
+            return
+        self._providers = {manifest_digest: [Source(provider.peer) for provider in providers]}
+        for provider in providers:
+            if self.node.record(provider.peer) is None:
+                try:
+                    await self.node.reach(provider.peer)
+                except PeerError as error:
+                    self.node.events.emit(
+                        "dht.provider_unreachable", remote=provider.peer, reason=str(error)
+                    )
+
+    async def follow_checkpoints(self) -> None:
+        """Fetch every checkpoint as it is announced (the newest first), until cancelled."""
+        while True:
+            checkpoint = self.newest_checkpoint()
+            if checkpoint is None:
+                await self.checkpoint.wait_change()
+                continue
+            try:
+                await self.fetch_policy(
+                    checkpoint.lineage,
+                    checkpoint.step,
+                    checkpoint.manifest_digest,
+                    checkpoint.manifest_bytes,
+                )
+                self.status.policy = max(self.status.policy, checkpoint.step)
+            except (PeerError, BadManifest, CheckpointConflict) as error:
+                self.node.events.emit(
+                    "shardcast.checkpoint_failed", step=checkpoint.step, reason=str(error)
+                )
+            if checkpoint == self.newest_checkpoint():
+                await self.checkpoint.wait_change()
+
+    async def _provide_newest(self) -> None:
+        provided: bytes | None = None
+        while True:
+            complete = self.store.complete()
+            held = self.store.held(max(complete)) if complete else None
+            if held is not None and held.digest != provided:
+                if provided is not None:
+                    self.node.dht.stop_providing(checkpoint_key(provided))
+                await self.node.dht.provide(checkpoint_key(held.digest))
+                provided = held.digest
+            await trio.sleep(PROVIDE_SECONDS if provided else 1.0)
+
     # --- background --------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -351,11 +499,16 @@ class RunNode:
 
         Raises `UserError` when the run refuses this peer.
         """
+        await self.store.recover()
+        self.node.transport.serve_bulk(self.blobs)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.messenger.run)
+                await nursery.start(self.have.run)
                 await nursery.start(self.gossip.run)
                 self.gossip.publish(self.run.manifest_envelope)
+                nursery.start_soon(self._provide_newest)
+                nursery.start_soon(self._report_status)
                 nursery.start_soon(self._find_neighbours)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
@@ -364,6 +517,20 @@ class RunNode:
         except* NotAdmitted as group:
             reason = str(_first_leaf(group))
             raise UserError(f"run {self.run.id} does not admit this peer: {reason}") from None
+
+    async def _report_status(self) -> None:
+        while True:
+            heartbeat = self.describe()
+            self.node.events.emit(
+                "peer.status",
+                doing=heartbeat.doing,
+                policy=heartbeat.policy,
+                step=heartbeat.step,
+                tokens_per_second=heartbeat.tokens_per_second,
+                bytes_sent=heartbeat.bytes_sent,
+                bytes_received=heartbeat.bytes_received,
+            )
+            await trio.sleep(STATUS_SECONDS)
 
     async def _find_neighbours(self) -> None:
         """Reach the trusted peers once, then keep enough gossip neighbours."""

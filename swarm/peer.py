@@ -50,8 +50,7 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
     world = Machine()
     events = Events(world, identity.peer_id)
     events.add_sink(
-        events_sink
-        or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
+        events_sink or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
     )
     disk = LocalDisk(home, settings.quota_bytes)
     database = disk.database("peer.sqlite")
@@ -61,14 +60,17 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
         )
     )
     manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
-    async with open_libp2p(
-        identity,
-        listen=settings.listen,
-        bulk_port=settings.bulk_port,
-        world=world,
-        disk=disk,
-        relay="relay" in settings.role or BOOTSTRAP in settings.role,
-    ) as transport, trio.open_nursery() as nursery:
+    async with (
+        open_libp2p(
+            identity,
+            listen=settings.listen,
+            bulk_port=settings.bulk_port,
+            world=world,
+            disk=disk,
+            relay="relay" in settings.role or BOOTSTRAP in settings.role,
+        ) as transport,
+        trio.open_nursery() as nursery,
+    ):
         dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
         await nursery.start(dht.run)
         node = Node(

@@ -35,6 +35,8 @@ def load_role(name: str) -> type[Role]:
     """The class behind a role's name; raises `UserError` listing the roles there are."""
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in known:
-        raise UserError(f"unknown role {name!r}; there are: {', '.join(sorted([*known, BOOTSTRAP]))}")
+        raise UserError(
+            f"unknown role {name!r}; there are: {', '.join(sorted([*known, BOOTSTRAP]))}"
+        )
     role: type[Role] = known[name].load()
     return role
