@@ -145,6 +145,36 @@ BULK_READ_BYTES = 1 << 20
 """Read from a socket or file at once: large enough that system calls cost nothing, small enough
 that a hundred transfers fit in memory."""
 
+BULK_BYTES_PER_SECOND_MIN = 16 * 1024
+"""A body slower than this on the whole is broken off, so that nobody holds a connection cheaply."""
+
+BULK_CONNECT_SECONDS = 5.0
+"""Opening a TCP connection to a source."""
+
+BULK_HEAD_SECONDS = 10.0
+"""From the first byte of a request or answer to the end of its head; also for small bodies."""
+
+BULK_IDLE_SECONDS = 60.0
+"""A kept-alive connection without a request is closed by the server; clients drop it sooner."""
+
+BULK_HEAD_BYTES_MAX = 16 * 1024
+"""Request line and headers."""
+
+BULK_BLOB_BYTES_MAX = 1 << 30
+"""Largest blob pushed or served: pieces end at 32 MiB, rollout files stay far below this."""
+
+BULK_CONNECTIONS_MAX = 512
+"""Connections one bulk server holds: each costs a socket and a task."""
+
+BULK_CONNECTIONS_PER_ADDRESS_MAX = 64
+"""From one IP address."""
+
+BULK_POOL_PER_SOURCE = 4
+"""Idle connections kept to one source; more are closed after use."""
+
+BULK_STREAM_FRAME_BYTES = 64 * 1024
+"""Blob bytes in one frame of the fallback over a stream; one yamux frame."""
+
 BULK_RETRY_STATUSES = (404, 429, 503)
 """Refusals that time may cure: the piece is not there yet, too many requests, busy."""
 

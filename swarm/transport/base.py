@@ -10,7 +10,7 @@ import trio
 from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
-from swarm.transport import BulkService, ConnectionEvent, Framing, StreamHandler
+from swarm.transport import BulkBytes, BulkService, ConnectionEvent, Framing, StreamHandler
 from swarm.transport.framing import ByteStream, FramedStream
 from swarm.world import Disk, World
 
@@ -24,6 +24,14 @@ class Handler:
         self.run = run
         self.framing = framing
         self.frame_bytes_max = frame_bytes_max
+
+
+class Traffic:
+    """Body bytes of blobs moved so far."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.received = 0
 
 
 class BaseTransport:
@@ -40,6 +48,7 @@ class BaseTransport:
         self._handlers: dict[str, Handler] = {}
         self._service: BulkService | None = None
         self._credential = b""
+        self._traffic = Traffic()
         self._banned_until: dict[PeerId, float] = {}
         self._served_streams: Counter[PeerId] = Counter()
         self._subscribers: list[
@@ -66,6 +75,10 @@ class BaseTransport:
         if self._service is not None:
             raise ValueError("the bulk plane is served already")
         self._service = service
+
+    def bulk_bytes(self) -> BulkBytes:
+        """Body bytes of blobs moved so far, pushes included."""
+        return BulkBytes(sent=self._traffic.sent, received=self._traffic.received)
 
     def set_credential(self, credential: bytes) -> None:
         """The admission envelope shown to bulk servers from now on."""

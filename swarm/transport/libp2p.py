@@ -68,6 +68,14 @@ from swarm.transport import (
     StreamError,
 )
 from swarm.transport.base import BaseTransport
+from swarm.transport.bulk import (
+    BLOB_PROTOCOL,
+    BulkClient,
+    BulkServer,
+    Unreachable,
+    fetch_over_stream,
+    push_over_stream,
+)
 from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)
@@ -270,12 +278,16 @@ async def open_libp2p(
     relay: bool = False,
     relays: Sequence[str] = (),
     announce: Sequence[str] = (),
+    bulk_port: int = 0,
+    announce_bulk: Sequence[str] = (),
 ) -> AsyncIterator[Libp2pTransport]:
     """A peer on the real network, until the block ends.
 
     `listen`: TCP multiaddrs; none for a peer that only dials. `relay`: carry connections for
     peers behind NAT. `relays`: multiaddrs of relays that shall carry connections for this peer.
     `announce`: addresses to give out instead of those listened on (a forwarded port).
+    `bulk_port`: where HTTP is served, on the same interfaces (0: any); `announce_bulk`: its
+    `http://host:port` roots as others see them.
     Raises `UserError` for a malformed address or a port that is taken.
     """
     addresses = []
@@ -348,11 +360,13 @@ async def open_libp2p(
                 nursery=nursery,
             )
             try:
+                await transport._listen_bulk(addresses, bulk_port, announce_bulk)
                 for text in relays:
                     nursery.start_soon(transport._keep_reservation, text)
                 yield transport
             finally:
                 transport._close_subscriptions()
+                await transport._bulk.close()
                 nursery.cancel_scope.cancel()
 
 
@@ -396,6 +410,10 @@ class Libp2pTransport(BaseTransport):
         self._reservations: dict[str, Multiaddr] = {}
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._seen_direct_inbound = False
+        self._bulk = BulkClient(identity, disk, lambda: self._credential, self._traffic)
+        self._bulk_server = BulkServer(identity.peer_id, disk, lambda: self._service, self._traffic)
+        self._bulk_roots: list[str] = []
+        self.serve(BLOB_PROTOCOL, self._bulk_server.serve_stream)
         swarm.refuses = self._is_banned
         swarm.register_notifee(_Notifee(self))
 
@@ -409,7 +427,7 @@ class Libp2pTransport(BaseTransport):
         return tuple(result)
 
     def bulk_addresses(self) -> Sequence[str]:
-        return ()
+        return tuple(self._bulk_roots)
 
     def reachability(self) -> Reachability:
         """PUBLIC once a stranger has connected directly or an address is announced or global;
@@ -516,6 +534,7 @@ class Libp2pTransport(BaseTransport):
                 del self._connections[peer]
                 # libp2p never forgets a peer; a public peer meets very many.
                 self._swarm.peerstore.clear_peerdata(ID.from_string(peer))
+                self._bulk_server.forget(peer)
                 self._emit(ConnectionEvent(peer, connected=False))
 
     async def _watch(self, connection: INetConn) -> None:
@@ -567,10 +586,12 @@ class Libp2pTransport(BaseTransport):
                 await trio.sleep(defaults.RELAY_RETRY_SECONDS)
                 continue
             renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
-            while trio.current_time() < renew_at and relay in self._connections:
-                await trio.sleep(defaults.RELAY_RETRY_SECONDS)
-            if relay not in self._connections:
+            events = self.connection_events()
+            with trio.move_on_at(renew_at):
+                while relay in self._connections:
+                    await events.receive()
                 self._reservations.pop(text, None)
+            events.close()
 
     async def _reserve(self, text: str) -> float:
         """Ask for a reservation; returns when it expires (seconds since the epoch)."""
@@ -676,15 +697,64 @@ class Libp2pTransport(BaseTransport):
 
     # --- the bulk plane ---
 
+    async def _listen_bulk(
+        self, addresses: Sequence[Multiaddr], port: int, announced: Sequence[str]
+    ) -> None:
+        """Serve HTTP on the interfaces that libp2p listens on."""
+        roots: list[str] = []
+        for host in dict.fromkeys(_host_and_port(address)[0] for address in addresses):
+            try:
+                listeners = await trio.open_tcp_listeners(port, host=host)
+            except OSError as error:
+                raise UserError(
+                    f"bulk port {port} on {host} is taken or not allowed ({error.strerror}); "
+                    "choose another"
+                ) from error
+            bound = listeners[0].socket.getsockname()[1]
+            self._nursery.start_soon(self._bulk_server.serve, listeners)
+            name = "ip6" if ":" in host else "ip4"
+            for address in _expanded([Multiaddr(f"/{name}/{host}/tcp/{bound}")]):
+                own = _host_and_port(address)[0]
+                roots.append(f"http://[{own}]:{bound}" if ":" in own else f"http://{own}:{bound}")
+        self._bulk_roots = list(announced) or roots
+
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        raise FetchError("no bulk plane yet")
+        unreachable: FetchError | None = None
+        for root in source.addresses[: defaults.DIAL_ADDRESSES_MAX]:
+            try:
+                return await self._bulk.fetch(root, source.peer, reference, sink)
+            except Unreachable as error:
+                unreachable = error
+        stream = await self._blob_stream(source, unreachable)
+        return await fetch_over_stream(stream, reference, sink, self._credential, self._traffic)
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
-        raise FetchError("no bulk plane yet")
+        unreachable: FetchError | None = None
+        for root in target.addresses[: defaults.DIAL_ADDRESSES_MAX]:
+            try:
+                return await self._bulk.push(root, target.peer, reference, path)
+            except Unreachable as error:
+                unreachable = error
+        stream = await self._blob_stream(target, unreachable)
+        return await push_over_stream(
+            stream, reference, self._disk, path, self._credential, self._traffic
+        )
+
+    async def _blob_stream(self, source: Source, unreachable: FetchError | None) -> Stream:
+        """The way to a source that has no HTTP address, or none that works."""
+        if source.peer is None or source.peer not in self._connections:
+            raise unreachable or FetchError(
+                f"{source.peer or 'a source'} has no bulk address and is not connected"
+            )
+        try:
+            return await self.open_stream(source.peer, BLOB_PROTOCOL)
+        except StreamError as error:
+            raise FetchError(str(error)) from error
 
 
 def _without_peer(address: Multiaddr) -> str:
-    return str(address).partition("/p2p/")[0]
+    text = str(address)
+    return text.partition("/p2p/")[0]
 
 
 def _expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
@@ -711,7 +781,8 @@ def _is_global(address: Multiaddr) -> bool:
 
 def _status_name(status: int) -> str:
     try:
-        return StatusCode(status).name.lower().replace("_", " ")
+        name: str = StatusCode(status).name
+        return name.lower().replace("_", " ")
     except ValueError:
         return f"status {status}"
 

@@ -370,7 +370,7 @@ class MemoryTransport(BaseTransport):
                     f"{server.peer_id} offers {blob.size_bytes} bytes of a blob of "
                     f"{reference.size_bytes}"
                 )
-            await self._copy(server, server._disk, blob, sink)
+            await self._copy(server, server._disk, blob, sink, sender=server, receiver=self)
         finally:
             blob.release()
         return sink.finish()
@@ -385,7 +385,7 @@ class MemoryTransport(BaseTransport):
             blob = OpenBlob(path, 0, self._disk.size_bytes(path))
             if blob.size_bytes != reference.size_bytes:
                 raise FetchError(f"{path} has {blob.size_bytes} bytes, not {reference.size_bytes}")
-            await self._copy(server, self._disk, blob, sink)
+            await self._copy(server, self._disk, blob, sink, sender=self, receiver=server)
             piece = sink.finish()
             if not piece.verify(reference.digest):
                 raise FetchError(f"{server.peer_id} refused: 422 the bytes have another hash")
@@ -418,7 +418,16 @@ class MemoryTransport(BaseTransport):
             raise FetchError(f"{name} refused: 403 this peer is not admitted")
         return server, service, client
 
-    async def _copy(self, server: MemoryTransport, disk: Disk, blob: OpenBlob, sink: Sink) -> None:
+    async def _copy(
+        self,
+        server: MemoryTransport,
+        disk: Disk,
+        blob: OpenBlob,
+        sink: Sink,
+        *,
+        sender: MemoryTransport,
+        receiver: MemoryTransport,
+    ) -> None:
         """Move a blob's bytes, with the stall deadline of the real plane."""
         done = 0
         while done < blob.size_bytes:
@@ -437,6 +446,8 @@ class MemoryTransport(BaseTransport):
             if len(data) != size:
                 raise FetchError(f"{server.peer_id} broke off after {done + len(data)} bytes")
             sink.write(data)
+            sender._traffic.sent += size
+            receiver._traffic.received += size
             done += size
 
 
