@@ -129,11 +129,9 @@ class Kademlia:
                     nursery.start_soon(check, neighbour)
         if not len(self.table) and reasons:
             raise ConnectError("no bootstrap peer answers: " + "; ".join(sorted(reasons)))
-        nearest = await self._lookup(MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
-        if len(nearest.closest) >= self._k:  # otherwise we know everybody already
-            for index in self.table.to_refresh(self._world.now(), 0.0):
-                if len(self.table.bucket(index).contacts) < self._k:
-                    await self._refresh(index)
+        # The far buckets are filled by `run`, one now and then: a newcomer that looked all of them
+        # up at once would open a hundred connections.
+        await self._lookup(MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
         return len(self.table)
 
     async def closest(self, key: bytes) -> list[Neighbour]:

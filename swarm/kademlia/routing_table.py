@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import ipaddress
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ class Bucket:
     """Least recently seen first."""
     replacements: dict[PeerId, Contact] = field(default_factory=dict)
     """Peers that answered while the bucket was full; most recently seen last; at most k."""
-    touched: float = 0.0
+    touched: float = -math.inf
     """When a lookup last went through here."""
 
 

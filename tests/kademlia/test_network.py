@@ -321,8 +321,7 @@ class InventingKademlia(Kademlia):
             answer.type,
             answer.key,
             closer_peers=tuple(
-                wire.peer_to_wire(Neighbour(peer, (f"{address}/p2p/{peer}",)))
-                for peer in invented
+                wire.peer_to_wire(Neighbour(peer, (f"{address}/p2p/{peer}",))) for peer in invented
             ),
         )
 

@@ -1,0 +1,179 @@
+"""The codec against the generated protobuf classes of libp2p, and against hostile bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from libp2p.kad_dht.pb import kademlia_pb2 as oracle
+
+from swarm import defaults
+from swarm.identity import Identity
+from swarm.kademlia import wire
+from swarm.kademlia.wire import Connection, Message, MessageType, Neighbour, Peer, Record, WireError
+
+ALICE = Identity(bytes(32)).peer_id
+BOB = Identity(bytes([1]) * 32).peer_id
+
+peers = st.builds(
+    Peer,
+    st.binary(max_size=64),
+    st.lists(st.binary(max_size=defaults.DHT_ADDRESS_BYTES_MAX), max_size=4).map(tuple),
+    st.sampled_from(Connection),
+)
+messages = st.builds(
+    Message,
+    st.sampled_from(MessageType),
+    st.binary(max_size=defaults.DHT_KEY_BYTES_MAX),
+    st.none()
+    | st.builds(Record, st.binary(max_size=256), st.binary(max_size=2000), st.text(max_size=16)),
+    st.lists(peers, max_size=5).map(tuple),
+    st.lists(peers, max_size=5).map(tuple),
+)
+
+
+def to_oracle(message: Message) -> oracle.Message:
+    result = oracle.Message(type=int(message.type), key=message.key)
+    if message.record is not None:
+        result.record.SetInParent()
+        result.record.key = message.record.key
+        result.record.value = message.record.value
+        result.record.timeReceived = message.record.time_received
+    for target, source in (
+        (result.closerPeers, message.closer_peers),
+        (result.providerPeers, message.provider_peers),
+    ):
+        for peer in source:
+            target.add(id=peer.id, addrs=peer.addresses, connection=int(peer.connection))
+    return result
+
+
+@given(messages)
+def test_same_bytes_as_the_generated_classes_both_ways(message):
+    encoded = wire.encode(message)
+    reference = to_oracle(message).SerializeToString()
+    assert encoded == (reference or b"\x08\x00")
+    assert wire.decode(reference) == message
+
+
+def test_golden_vectors():
+    """What docs/protocol/kademlia.md prints."""
+    vectors = {
+        "08051a00": Message(MessageType.PING, record=Record()),
+        "0804120161": Message(MessageType.FIND_NODE, b"a"),
+        "12022f611a070a022f61120162": Message(MessageType.PUT_VALUE, b"/a", Record(b"/a", b"b")),
+        "0802120161" + "4a0f" + "0a0162" + "1208" + "047f000001060fa1" + "1802": Message(
+            MessageType.ADD_PROVIDER,
+            b"a",
+            provider_peers=(
+                Peer(b"b", (bytes.fromhex("047f000001060fa1"),), Connection.CAN_CONNECT),
+            ),
+        ),
+    }
+    for text, message in vectors.items():
+        assert wire.encode(message).hex() == text
+        assert wire.decode(bytes.fromhex(text)) == message
+        assert to_oracle(message).SerializeToString().hex() == text
+
+
+def test_unknown_fields_are_skipped():
+    reference = oracle.Message(type=4, key=b"a", clusterLevelRaw=7, senderRecord=b"x" * 100)
+    peer = reference.closerPeers.add(id=b"b", signedRecord=b"y")
+    peer.connection = 1
+    fixed_width = b"\x69" + bytes(8) + b"\x6d" + bytes(4)  # fields 13, 64 and 32 bits wide
+    assert wire.decode(reference.SerializeToString() + fixed_width) == Message(
+        MessageType.FIND_NODE, b"a", closer_peers=(Peer(b"b", (), Connection.CONNECTED),)
+    )
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_message_or_a_wire_error(data):
+    try:
+        message = wire.decode(data)
+    except WireError:
+        return
+    wire.peers_from_wire(message.closer_peers)
+    assert wire.decode(wire.encode(message)) == message
+
+
+@settings(max_examples=300)
+@given(messages, st.data())
+def test_damaged_messages_are_a_message_or_a_wire_error(message, data):
+    damaged = bytearray(wire.encode(message))
+    position = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[position] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(damaged)))
+    for candidate in (bytes(damaged), bytes(damaged[:cut])):
+        with contextlib.suppress(WireError):
+            wire.peers_from_wire(wire.decode(candidate).provider_peers)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        oracle.Message(key=bytes(defaults.DHT_KEY_BYTES_MAX + 1)),
+        oracle.Message(record=oracle.Record(value=bytes(defaults.DHT_RECORD_BYTES_MAX + 1))),
+        oracle.Message(record=oracle.Record(key=bytes(defaults.DHT_KEY_BYTES_MAX + 1))),
+        oracle.Message(record=oracle.Record(timeReceived="x" * 65)),
+        oracle.Message(senderRecord=bytes(defaults.DHT_MESSAGE_BYTES_MAX)),
+        oracle.Message(closerPeers=[oracle.Message.Peer(id=bytes(129))]),
+    ],
+)
+def test_what_exceeds_a_bound_is_refused(message):
+    with pytest.raises(WireError):
+        wire.decode(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "data", ["0806", "0a00", "1001", "12", "1202", "80", "0b", "00", "08" + "ff" * 10, "1aff01"]
+)
+def test_malformed_messages_are_refused(data):
+    with pytest.raises(WireError):
+        wire.decode(bytes.fromhex(data))
+
+
+def test_surplus_peers_and_addresses_are_left_out():
+    many = oracle.Message(type=4)
+    for number in range(30):
+        many.closerPeers.add(id=b"%d" % number, addrs=[bytes(4)] * 40 + [bytes(500)])
+    decoded = wire.decode(many.SerializeToString())
+    assert len(decoded.closer_peers) == 20
+    assert {len(peer.addresses) for peer in decoded.closer_peers} == {16}
+
+
+def test_the_largest_honest_answer_fits():
+    address = bytes(defaults.DHT_ADDRESS_BYTES_MAX)
+    crowd = (Peer(bytes(38), (address,) * 16, Connection.CAN_CONNECT),) * 20
+    key = bytes(defaults.DHT_KEY_BYTES_MAX)
+    record = Record(key, bytes(defaults.DHT_RECORD_BYTES_MAX), "2026-11-20T12:00:00.000000000Z")
+    for message in (
+        Message(MessageType.GET_VALUE, key, record, crowd),
+        Message(MessageType.GET_PROVIDERS, key, None, crowd, crowd),
+    ):
+        assert wire.decode(wire.encode(message)) == message
+    with pytest.raises(WireError):
+        wire.encode(Message(MessageType.GET_VALUE, key, record, crowd, crowd))
+
+
+def test_peers_travel_without_their_id_in_the_address():
+    relayed = f"/ip4/9.9.9.9/tcp/1/p2p/{BOB}/p2p-circuit/p2p/{ALICE}"
+    addresses = (f"/ip4/127.0.0.1/tcp/4001/p2p/{ALICE}", relayed)
+    peer = wire.peer_to_wire(Neighbour(ALICE, (*addresses, "no address")), Connection.CONNECTED)
+    assert peer.addresses[0].hex() == "047f000001060fa1"
+    assert wire.peers_from_wire([peer, peer]) == [Neighbour(ALICE, addresses)]
+
+
+def test_addresses_of_other_peers_and_foreign_ids_are_left_out():
+    foreign = wire.peer_to_wire(Neighbour(BOB, (f"/ip4/9.9.9.9/tcp/1/p2p/{ALICE}",)))
+    assert wire.peers_from_wire([foreign, Peer(b"Qm"), Peer(b"")]) == [Neighbour(BOB)]
+    broken = Peer(foreign.id, (b"", b"\x04\x01", b"\xff" * 20, b"\x06\x00"))
+    assert wire.peers_from_wire([broken]) == [Neighbour(BOB)]
+
+
+def test_importing_the_room_does_not_import_libp2p():
+    code = "import sys, swarm.kademlia; sys.exit('libp2p' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
