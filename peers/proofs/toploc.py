@@ -177,6 +177,7 @@ def verify(
 
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def _top_values(chunks: Sequence[Tensor]) -> tuple[Integers, Integers]:
@@ -245,27 +246,39 @@ def _injective_moduli(indices: Integers) -> Integers:
 
 
 @functools.cache
-def _inverses() -> Integers:
+def _inverses() -> Floats:
     """a⁻¹ in GF(65497) at index a, by a⁻¹ = −⌊p / a⌋ · (p mod a)⁻¹; 0 at index 0."""
     inverse = [0, 1]
     for a in range(2, PRIME):
         inverse.append(-(PRIME // a) * inverse[PRIME % a] % PRIME)
-    return np.array(inverse, dtype=np.int64)
+    return np.array(inverse, dtype=np.float64)
+
+
+def _reduce(numbers: Floats) -> None:
+    """Bring whole numbers below 2⁴⁰ to within ±(p/2 + 1) of 0 modulo p, in place and exactly.
+
+    float64 holds all of them exactly, and a processor multiplies and rounds several at once,
+    where the integer remainder goes one by one.
+    """
+    quotients = np.rint(numbers * (1.0 / PRIME))
+    quotients *= PRIME
+    numbers -= quotients
 
 
 def _interpolate(x: Integers, y: Integers) -> Integers:
     """Coefficients [chunks, n], constant first, of the polynomials through (x, y) over GF(65497).
 
-    Newton's divided differences, then Horner on the Newton form. All products stay below 2³³.
+    Newton's divided differences, then Horner on the Newton form. All products stay below 2³⁴.
     """
     inverse = _inverses()
     count = x.shape[1]
     nodes = np.ascontiguousarray(x.T)  # [n, chunks]: the slices below are contiguous
-    newton = np.ascontiguousarray(y.T)
+    newton = np.ascontiguousarray(y.T).astype(np.float64)
     for order in range(1, count):
         # A negative difference reads the table from its end: inverse[-a] is that of p − a.
-        step = inverse[nodes[order:] - nodes[:-order]]
-        newton[order:] = (newton[order:] - newton[order - 1 : -1]) * step % PRIME
+        newton[order:] -= newton[order - 1 : -1].copy()
+        newton[order:] *= inverse[nodes[order:] - nodes[:-order]]
+        _reduce(newton[order:])
     result = np.zeros_like(newton)
     result[0] = newton[-1]
     for term in range(count - 2, -1, -1):
@@ -275,13 +288,16 @@ def _interpolate(x: Integers, y: Integers) -> Integers:
         result[:size] *= -nodes[term]
         result[1 : size + 1] += shifted
         result[0] += newton[term]
-        result[: size + 1] %= PRIME
-    return np.ascontiguousarray(result.T)
+        _reduce(result[: size + 1])
+    return np.ascontiguousarray(result.T).astype(np.int64) % PRIME
 
 
 def _evaluate(coefficients: Integers, x: Integers) -> Integers:
     """Values [chunks, n] of each chunk's polynomial at x, by Horner's rule."""
-    value = np.zeros_like(x)
-    for term in range(coefficients.shape[1] - 1, -1, -1):
-        value = (value * x + coefficients[:, term, None]) % PRIME
-    return value
+    terms, points = coefficients.astype(np.float64), x.astype(np.float64)
+    value = np.zeros_like(points)
+    for term in range(terms.shape[1] - 1, -1, -1):
+        value *= points
+        value += terms[:, term, None]
+        _reduce(value)
+    return value.astype(np.int64) % PRIME
