@@ -1,0 +1,569 @@
+"""The trainer role: open steps, collect accepted submissions, train, publish.
+
+Three tasks. *Collect* turns the validators' words into a durable pool of accepted submissions.
+*Arrange* keeps the right step open. *Train* takes a batch from the pool, steps the optimiser in a
+child process, and publishes the new policy: weights, optimiser, random states and the list of
+consumed submissions are durable before anything is announced, so a crash at any instant loses
+nothing and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+import trio
+
+from swarm import defaults
+from swarm.envelope import Envelope, open_envelope
+from swarm.errors import PeerError, UserError
+from swarm.gossip import RUN, WORK
+from swarm.identity import PeerId
+from swarm.ledger.entries import CheckpointPublished, Consumed
+from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
+from swarm.node import RunNode
+from swarm.transport import BlobReference, FetchError, Source
+from swarm.watch import Watched
+from swarm.world import Child
+
+TRAIN_DEADLINE_SECONDS = 24 * 3600.0
+EVALUATE_PROMPTS = 512
+ACCEPTED = "accepted"
+STATES = "trainer/states"
+STATES_KEPT = 2
+UNJUDGED_SECONDS = 60.0
+"""An announced submission without a verdict is no longer counted on after this."""
+
+FETCH_ATTEMPTS = 5
+FINAL_WORD_SECONDS = 2.0
+"""How long the last order is left to spread before the trainer leaves."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An accepted submission in the pool, its file on this disk."""
+
+    digest: bytes
+    verdict: Verdict
+    path: str
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """Order of consumption: oldest policy first, then by step, number and worker."""
+        return (self.verdict.step, self.verdict.number, self.verdict.worker)
+
+
+class TrainerRole:
+    """Trains. Must run on a peer whose key the manifest names as a trainer.
+
+    Options: `trainer.model` (HF folder of the base policy; needed when the run starts),
+    `trainer.seed`, `trainer.evaluate` (evaluate on held-out prompts when the run is over).
+    """
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._node = peer.node
+        self._run = peer.run
+        self._events = peer.node.events
+        self._disk = peer.node.disk
+        self._trusted = peer.trusted_part("trainer")
+        self._database = self._disk.database("trainer.sqlite")
+        self._lineage = 0
+        self._published: dict[int, tuple[bytes, int]] = {}
+        """Manifest digest and size by policy."""
+        self._policy = Watched(-1)
+        """Newest policy published."""
+        self._pool: dict[bytes, Accepted] = {}
+        self._announced: dict[bytes, tuple[int, int, float]] = {}
+        """Unjudged: (step, groups, when)."""
+        self._known: set[bytes] = set()
+        """Submissions that are in the pool or were consumed."""
+        self._training_groups = 0
+        """Groups of the batch in training, which are not in the pool any more."""
+        self._consumed: list[tuple[int, str]] = []
+        """(policy, digest) of consumed submissions young enough to be offered again."""
+        self._changed = Watched(0)
+        self._order: StepOrder | None = None
+        self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
+        peer.gossip.listen(Submission, self._on_submission)
+        peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
+        peer.gossip.listen(Verdict, self._send_verdict.send_nowait)
+
+    async def run(self) -> None:
+        """Train until every step of the run is done."""
+        await self._open_database()
+        async with (
+            self._node.compute.child(
+                "peers.trainer.service:TrainerService", name="trainer"
+            ) as learner,
+            trio.open_nursery() as nursery,
+        ):
+            await self._start(learner)
+            nursery.start_soon(self._collect)
+            nursery.start_soon(self._arrange)
+            nursery.start_soon(self._forget_unjudged)
+            await self._train(learner)
+            await self._finish(learner)
+            nursery.cancel_scope.cancel()
+
+    # --- starting and resuming ---------------------------------------------------------------
+
+    async def _open_database(self) -> None:
+        def create(connection: Any) -> None:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS accepted "
+                "(digest BLOB PRIMARY KEY, verdict BLOB NOT NULL)"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS orders (lineage INTEGER, step INTEGER, "
+                "revision INTEGER, message BLOB NOT NULL, PRIMARY KEY (lineage, step))"
+            )
+
+        await self._database.transact(create)
+
+    async def _start(self, learner: Child) -> None:
+        """Begin the run from the base policy, or go on from the newest durable state."""
+        manifest = self._run.manifest
+        states = self._states()
+        options = self._node.settings.options
+        arguments: dict[str, Any] = {
+            "objective": _plain(manifest.objective),
+            "schedule": _plain(manifest.schedule),
+            "sampling": _plain(manifest.sampling),
+            "environment": manifest.environment.name,
+            "environment_version": manifest.environment.version,
+            "seed": int(options.get("trainer.seed", 0)),
+        }
+        if states and not self._node.settings.resume:
+            raise UserError(
+                f"this home has a trained state of step {states[-1]} already; "
+                "start the trainer with --resume, or with another --home"
+            )
+        self._peer.status.doing = "loading"
+        if states:
+            folder = f"{STATES}/{states[-1]}"
+            consumed = json.loads(await self._disk.read(f"{folder}/consumed.json"))
+            self._consumed = [(policy, digest) for policy, digest in consumed["submissions"]]
+            self._known = {bytes.fromhex(digest) for _, digest in self._consumed}
+            policies = {
+                str(step): str(self._disk.local_path(held.folder))
+                for (lineage, step) in self._peer.store.complete()
+                if (held := self._peer.store.held((lineage, step))) is not None
+                and lineage == self._lineage
+            }
+            await learner.call(
+                "resume",
+                {
+                    **arguments,
+                    "folder": str(self._disk.local_path(folder)),
+                    "policies": policies,
+                },
+                deadline_seconds=TRAIN_DEADLINE_SECONDS,
+            )
+            self._events.emit("trainer.resumed", step=states[-1], consumed=len(self._known))
+            await self._publish(learner, states[-1], reward=float(consumed["reward"]))
+        else:
+            model = options.get("trainer.model")
+            if not isinstance(model, str):
+                raise UserError(
+                    'the trainer needs a base policy: set "trainer.model" under [options] in '
+                    "--config to a Hugging Face folder"
+                )
+            await learner.call(
+                "start", {**arguments, "model": model}, deadline_seconds=TRAIN_DEADLINE_SECONDS
+            )
+            await self._save(learner, 0, [], reward=0.0)
+            await self._publish(learner, 0, reward=0.0)
+        for (lineage, step) in self._peer.store.complete():
+            held = self._peer.store.held((lineage, step))
+            if held is not None and lineage == self._lineage:
+                self._published[step] = (held.digest, held.manifest_bytes)
+        await self._load_pool()
+
+    def _states(self) -> list[int]:
+        """Steps whose training state is on disk, whole."""
+        return sorted(int(name) for name in self._disk.list(STATES) if name.isdigit())
+
+    async def _load_pool(self) -> None:
+        """Accepted submissions that were not consumed before the restart."""
+        for digest, raw in self._database.read(
+            "SELECT digest, verdict FROM accepted ORDER BY digest"
+        ):
+            verdict = open_envelope(raw).message
+            assert isinstance(verdict, Verdict)
+            if digest not in self._known and self._disk.exists(_path(digest)):
+                self._pool[digest] = Accepted(digest, verdict, _path(digest))
+                self._known.add(digest)
+
+    # --- collecting --------------------------------------------------------------------------
+
+    def _on_submission(self, envelope: Envelope) -> None:
+        submission = envelope.message
+        assert isinstance(submission, Submission)
+        if submission.digest not in self._known and submission.lineage == self._lineage:
+            self._announced.setdefault(
+                submission.digest, (submission.step, submission.groups, 0.0)
+            )
+
+    def _on_acknowledgement(self, envelope: Envelope) -> None:
+        acknowledgement = envelope.message
+        assert isinstance(acknowledgement, Acknowledgement)
+        entry = self._announced.get(acknowledgement.submission)
+        if entry is not None:
+            self._announced[acknowledgement.submission] = (
+                entry[0],
+                entry[1],
+                self._node.world.now(),
+            )
+            self._changed.touch()
+
+    async def _collect(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for envelope in self._verdicts:
+                verdict = envelope.message
+                assert isinstance(verdict, Verdict)
+                wanted = (
+                    verdict.outcome == "accepted"
+                    and verdict.submission not in self._known
+                    and verdict.lineage == self._lineage
+                    and not self._too_old(verdict)
+                )
+                if wanted:
+                    self._known.add(verdict.submission)
+                    nursery.start_soon(self._take, envelope, verdict)
+                else:
+                    self._announced.pop(verdict.submission, None)
+                    self._changed.touch()
+
+    async def _take(self, envelope: Envelope, verdict: Verdict) -> None:
+        """Copy an accepted submission here, durably, and put it into the pool."""
+        validator = PeerId(envelope.sender)
+        path = _path(verdict.submission)
+        reference = BlobReference(verdict.submission, verdict.size_bytes)
+        for attempt in range(FETCH_ATTEMPTS):
+            try:
+                await self._node.reach(validator)
+                record = self._node.record(validator)
+                source = Source(validator, tuple(record.bulk_addresses) if record else ())
+                sink = self._disk.sink(path, 0, verdict.size_bytes)
+                piece = await self._node.transport.fetch(source, reference, sink)
+                if not piece.verify(verdict.submission):
+                    sink.abandon()
+                    raise FetchError(f"{validator} sent other bytes than it judged")
+                await sink.commit(piece)
+                await self._disk.sync(path)
+                break
+            except PeerError as error:
+                self._events.emit(
+                    "trainer.fetch_failed", validator=validator, attempt=attempt, reason=str(error)
+                )
+                await trio.sleep(0.2 * 2**attempt)
+        else:
+            self._known.discard(verdict.submission)
+            self._announced.pop(verdict.submission, None)
+            self._changed.touch()
+            return
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO accepted (digest, verdict) VALUES (?, ?)",
+                (verdict.submission, envelope.raw),
+            )
+        )
+        self._pool[verdict.submission] = Accepted(verdict.submission, verdict, path)
+        self._announced.pop(verdict.submission, None)
+        self._changed.touch()
+
+    async def _forget_unjudged(self) -> None:
+        """Stop counting on submissions that no validator has judged for long."""
+        while True:
+            await trio.sleep(UNJUDGED_SECONDS / 10)
+            now = self._node.world.now()
+            late = [
+                digest
+                for digest, (_, _, since) in self._announced.items()
+                if since and now - since > UNJUDGED_SECONDS
+            ]
+            for digest in late:
+                del self._announced[digest]
+            if late:
+                self._events.emit("trainer.unjudged_forgotten", submissions=len(late))
+                self._changed.touch()
+
+    # --- arranging steps ---------------------------------------------------------------------
+
+    def _missing_groups(self, step: int) -> int:
+        """Groups still to be made for the batches of every step up to `step`."""
+        batch = self._run.manifest.schedule.groups_per_step
+        needed = (step + 1 - self._policy.value) * batch
+        there = self._training_groups + sum(
+            len(accepted.verdict.rewards) for accepted in self._pool.values()
+        )
+        coming = sum(groups for _, groups, since in self._announced.values() if since)
+        return max(0, needed - there - coming)
+
+    async def _arrange(self) -> None:
+        """Keep exactly one step open: the oldest whose batch is not on its way yet."""
+        rows = self._database.read(
+            "SELECT message FROM orders WHERE lineage = ? ORDER BY step DESC LIMIT 1",
+            (self._lineage,),
+        )
+        if rows:
+            held = msgspec.msgpack.decode(rows[0][0], type=StepOrder)
+            await self._issue(held.step, self._missing_groups(held.step), held)
+        else:
+            await self._issue(0, self._missing_groups(0), None)
+        while True:
+            order = self._order
+            assert order is not None
+            manifest = self._run.manifest
+            missing = self._missing_groups(order.step)
+            following = order.step + 1
+            if missing == 0 and self._may_open(following):
+                await self._issue(following, self._missing_groups(following), None)
+            elif (missing == 0) != (order.groups_wanted == 0):
+                await self._issue(order.step, missing, order)
+            elif missing > order.groups_wanted + manifest.sampling.groups_per_submission:
+                await self._issue(order.step, missing, order)
+            else:
+                await self._changed.wait_change()
+
+    def _may_open(self, step: int) -> bool:
+        schedule = self._run.manifest.schedule
+        return (
+            step < schedule.steps and max(0, step - schedule.asynchrony) <= self._policy.value
+        )
+
+    async def _issue(self, step: int, missing: int, revised: StepOrder | None) -> None:
+        """Sign and announce an order; durable first, so that a restart keeps its nonce."""
+        policy = max(0, step - self._run.manifest.schedule.asynchrony)
+        digest, size = self._published[policy]
+        per_submission = self._run.manifest.sampling.groups_per_submission
+        order = StepOrder(
+            lineage=self._lineage,
+            step=step,
+            revision=revised.revision + 1 if revised else 0,
+            policy=policy,
+            manifest_digest=digest,
+            manifest_bytes=size,
+            nonce=revised.nonce if revised else secrets.token_bytes(32),
+            groups_wanted=missing,
+            submissions_max=(revised.submissions_max if revised else 0)
+            + -(-missing // per_submission),
+        )
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO orders (lineage, step, revision, message) "
+                "VALUES (?, ?, ?, ?)",
+                (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order)),
+            )
+        )
+        self._order = order
+        await self._peer.announce(order, defaults.STATE_LIFETIME_SECONDS)
+        self._peer.status.step = step
+        self._events.emit(
+            "trainer.step_opened",
+            step=step,
+            policy=policy,
+            groups_wanted=missing,
+            revision=order.revision,
+        )
+
+    # --- training ----------------------------------------------------------------------------
+
+    def _too_old(self, verdict: Verdict) -> bool:
+        return self._policy.value - verdict.policy > self._run.manifest.schedule.max_staleness
+
+    async def _train(self, learner: Child) -> None:
+        schedule = self._run.manifest.schedule
+        while self._policy.value < schedule.steps:
+            step = self._policy.value
+            self._peer.status.doing = f"waiting for rollouts of step {step}"
+            waited_since = self._node.world.now()
+            batch = await self._next_batch()
+            idle_seconds = self._node.world.now() - waited_since
+            self._peer.status.doing = f"training step {step}"
+            started = self._node.world.now()
+            result = await learner.call(
+                "train",
+                {
+                    "step": step,
+                    "submissions": [
+                        {
+                            "path": str(self._disk.local_path(accepted.path)),
+                            "policy": accepted.verdict.policy,
+                            "rewards": accepted.verdict.rewards,
+                        }
+                        for accepted in batch
+                    ],
+                },
+                deadline_seconds=TRAIN_DEADLINE_SECONDS,
+            )
+            await self._save(learner, step + 1, batch, reward=result["reward"])
+            await self._record_consumed(step, batch, result)
+            await self._publish(learner, step + 1, reward=result["reward"])
+            self._events.emit(
+                "trainer.step_trained",
+                **{**result, "step": step},
+                submissions=len(batch),
+                seconds=self._node.world.now() - started,
+                idle_seconds=idle_seconds,
+                staleness=step - min(accepted.verdict.policy for accepted in batch),
+            )
+            await self._drop_consumed(batch)
+
+    async def _next_batch(self) -> list[Accepted]:
+        """The oldest submissions in the pool that make a whole batch, once there are enough."""
+        wanted = self._run.manifest.schedule.groups_per_step
+        while True:
+            await self._drop_stale()
+            batch: list[Accepted] = []
+            groups = 0
+            for accepted in sorted(self._pool.values(), key=lambda entry: entry.place):
+                if groups >= wanted:
+                    break
+                batch.append(accepted)
+                groups += len(accepted.verdict.rewards)
+            if groups >= wanted:
+                for accepted in batch:
+                    del self._pool[accepted.digest]
+                self._training_groups = groups
+                return batch
+            await self._changed.wait_change()
+
+    async def _drop_stale(self) -> None:
+        stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]
+        if stale:
+            await self._trusted.append(
+                [
+                    Consumed(
+                        step=self._policy.value,
+                        submission=accepted.digest,
+                        outcomes=["stale"] * len(accepted.verdict.rewards),
+                    )
+                    for accepted in stale
+                ]
+            )
+            self._events.emit("trainer.stale_dropped", submissions=len(stale))
+            await self._drop_consumed(stale)
+
+    async def _save(
+        self, learner: Child, step: int, batch: list[Accepted], *, reward: float
+    ) -> None:
+        """Make the training state after `step` durable, the consumed submissions inside it."""
+        oldest = step - self._run.manifest.schedule.max_staleness - 1
+        self._consumed = [(policy, digest) for policy, digest in self._consumed if policy >= oldest]
+        self._consumed += [(a.verdict.policy, a.digest.hex()) for a in batch]
+        aside = f"{STATES}/{step}.writing"
+        await self._disk.remove(aside)
+        await learner.call(
+            "save",
+            {"folder": str(self._disk.local_path(aside))},
+            deadline_seconds=TRAIN_DEADLINE_SECONDS,
+        )
+        facts = {"step": step, "reward": reward, "submissions": self._consumed}
+        await self._disk.write(f"{aside}/consumed.json", json.dumps(facts).encode())
+        await self._disk.remove(f"{STATES}/{step}")
+        await self._disk.rename(aside, f"{STATES}/{step}")
+        await self._disk.sync(STATES)
+        for older in self._states()[:-STATES_KEPT]:
+            await self._disk.remove(f"{STATES}/{older}")
+
+    async def _record_consumed(
+        self, step: int, batch: list[Accepted], result: dict[str, Any]
+    ) -> None:
+        await self._trusted.append(
+            [
+                Consumed(step=step, submission=accepted.digest, outcomes=outcomes)
+                for accepted, outcomes in zip(batch, result["outcomes"], strict=True)
+            ]
+        )
+
+    async def _publish(self, learner: Child, step: int, *, reward: float) -> None:
+        """Make policy `step` a checkpoint, log it, announce it."""
+        held = self._peer.store.held((self._lineage, step))
+        if held is None or not held.complete:
+            folder = f"trainer/export-{step}"
+            await self._disk.remove(folder)
+            await learner.call(
+                "export",
+                {"folder": str(self._disk.local_path(folder))},
+                deadline_seconds=TRAIN_DEADLINE_SECONDS,
+            )
+            held, _ = await self._peer.store.publish(folder, self._lineage, step)
+            await self._trusted.append(
+                [CheckpointPublished(lineage=self._lineage, step=step, manifest=held.digest)]
+            )
+        self._published[step] = (held.digest, held.manifest_bytes)
+        self._training_groups = 0
+        self._policy.set(step)
+        self._peer.status.policy = step
+        checkpoint = Checkpoint(
+            lineage=self._lineage,
+            step=step,
+            manifest_digest=held.digest,
+            manifest_bytes=held.manifest_bytes,
+            total_bytes=held.manifest.total_bytes(),
+            reward=reward,
+        )
+        await self._peer.announce(checkpoint, defaults.STATE_LIFETIME_SECONDS)
+        self._events.emit(
+            "trainer.checkpoint_published",
+            step=step,
+            lineage=self._lineage,
+            bytes=held.manifest.total_bytes(),
+        )
+        self._changed.touch()
+
+    async def _drop_consumed(self, batch: list[Accepted]) -> None:
+        digests = [accepted.digest for accepted in batch]
+        for digest in digests:
+            self._pool.pop(digest, None)
+        await self._database.transact(
+            lambda connection: connection.executemany(
+                "DELETE FROM accepted WHERE digest = ?", [(digest,) for digest in digests]
+            )
+        )
+        for digest in digests:
+            await self._disk.remove(_path(digest))
+        self._changed.touch()
+
+    # --- ending ------------------------------------------------------------------------------
+
+    async def _finish(self, learner: Child) -> None:
+        """Say that the run is over, and measure what was learnt."""
+        order = self._order
+        assert order is not None
+        final = msgspec.structs.replace(
+            order, revision=order.revision + 1, groups_wanted=0, final=True
+        )
+        await self._peer.announce(final, defaults.MANIFEST_LIFETIME_SECONDS)
+        held = self._peer.store.held((self._lineage, self._policy.value))
+        assert held is not None
+        if self._node.settings.options.get("trainer.evaluate"):
+            self._peer.status.doing = "evaluating"
+            measured = await learner.call(
+                "evaluate",
+                {"prompts": EVALUATE_PROMPTS, "split": "held_out"},
+                deadline_seconds=TRAIN_DEADLINE_SECONDS,
+            )
+            self._events.emit("trainer.evaluated", moment="after", **measured)
+        self._peer.status.doing = "run over"
+        self._events.emit(
+            "trainer.run_complete",
+            steps=self._policy.value,
+            folder=str(self._disk.local_path(held.folder)),
+        )
+        await trio.sleep(FINAL_WORD_SECONDS)
+
+
+def _path(digest: bytes) -> str:
+    return f"{ACCEPTED}/{digest.hex()}.parquet"
+
+
+def _plain(struct: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}

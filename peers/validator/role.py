@@ -1,0 +1,633 @@
+"""The validator role: receive submissions, check them, sign verdicts.
+
+A submission is pushed, then announced; the acknowledgement says that the file is here, durably.
+Two child processes check it: one without torch parses the hostile file and rebuilds prompts and
+rewards, one with torch recomputes activations and sampling. The verdict is durable, in the log,
+before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import trio
+
+from peers.validator.statistics import Duplicates, WorkerRecord, prefill_wanted
+from swarm import defaults
+from swarm.envelope import Envelope, open_envelope
+from swarm.errors import PeerError
+from swarm.gossip import RUN, WORK
+from swarm.identity import PeerId
+from swarm.ledger.entries import Judged
+from swarm.membership import check_admission
+from swarm.messages import (
+    Acknowledgement,
+    Admission,
+    Check,
+    Checkpoint,
+    StepOrder,
+    Submission,
+    Verdict,
+)
+from swarm.messenger import first
+from swarm.node import RunNode
+from swarm.seeds import submission_seed
+from swarm.transport import BlobReference, Refused
+from swarm.world import Child, ChildDied, ChildError, Piece, Sink
+
+INSPECT_DEADLINE_SECONDS = 60.0
+PREFILL_DEADLINE_SECONDS = 600.0
+ORDER_WAIT_SECONDS = 3.0
+"""A worker may hear of a new step a moment before this validator does."""
+
+ORDERS_KEPT = 64
+INSPECTOR_MEMORY_BYTES = 2 << 30
+INCOMING = "incoming"
+UNANNOUNCED_SECONDS = 60.0
+"""A pushed file that nobody announced is removed after this."""
+
+
+@dataclass
+class _Pushed:
+    client: PeerId
+    reference: BlobReference
+    arrived: float
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A submission to be judged."""
+
+    announced: Envelope
+    submission: Submission
+    worker: str
+    order: StepOrder
+
+    @property
+    def place(self) -> tuple[str, int, int, int]:
+        s = self.submission
+        return (self.worker, s.lineage, s.step, s.number)
+
+
+@dataclass
+class _Outcome:
+    """What the checks came to."""
+
+    checks: list[Check]
+    failed: str = ""
+    detail: str = ""
+    proven_fault: bool = False
+    quarantined: bool = False
+    rewards: list[list[float]] | None = None
+
+
+class ValidatorRole:
+    """Judges submissions. Must run on a peer whose key the manifest names as a validator."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._node = peer.node
+        self._run = peer.run
+        self._events = peer.node.events
+        self._disk = peer.node.disk
+        self._trusted = peer.trusted_part("validator")
+        self._database = self._disk.database("validator.sqlite")
+        self._secret = secrets.token_bytes(32)
+        self._orders: dict[tuple[int, int], StepOrder] = {}
+        self._pushed: dict[bytes, _Pushed] = {}
+        self._waiting: dict[bytes, _Case] = {}
+        self._places: dict[tuple[str, int, int, int], bytes] = {}
+        """Which submission stands at (worker, lineage, step, number)."""
+        self._judged: dict[bytes, Envelope] = {}
+        self._judged_places: set[tuple[str, int, int, int]] = set()
+        self._progress = trio.Condition()
+        self._records: dict[str, WorkerRecord] = {}
+        self._duplicates = Duplicates()
+        self._queue, self._cases = trio.open_memory_channel[_Case](10_000)
+        self._nursery: trio.Nursery | None = None
+        self._loaded: set[tuple[int, int]] = set()
+        peer.pushes.policy = self
+        peer.messenger.handle(Submission, self._on_submission)
+        peer.gossip.listen(StepOrder, self._on_order)
+        peer.gossip.listen(Verdict, self._on_verdict)
+
+    async def run(self) -> None:
+        """Judge until cancelled."""
+        await self._recover()
+        async with (
+            self._node.compute.child(
+                "peers.validator.inspector:InspectorService",
+                name="inspector",
+                memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
+            ) as inspector,
+            self._node.compute.child(
+                "peers.validator.prefill:PrefillService",
+                name="prefill",
+                arguments={"policies_kept": self._run.manifest.schedule.max_staleness + 2},
+            ) as prefill,
+            trio.open_nursery() as nursery,
+        ):
+            self._nursery = nursery
+            nursery.start_soon(self._peer.follow_checkpoints)
+            nursery.start_soon(self._tidy)
+            for case in list(self._waiting.values()):
+                nursery.start_soon(self._queue_in_turn, case)
+            self._peer.status.doing = "ready to judge"
+            async for case in self._cases:
+                self._peer.status.doing = f"judging step {case.submission.step}"
+                await self._judge(case, inspector, prefill)
+                self._peer.status.doing = "ready to judge"
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        """A place for a pushed file, within the worker's quota."""
+        limits = self._run.manifest.limits
+        if client is None:
+            raise Refused(403, "prove who you are before you push")
+        if reference.size_bytes > limits.submission_bytes_max:
+            raise Refused(
+                413,
+                f"a submission has at most {limits.submission_bytes_max} bytes in this run, "
+                f"this one {reference.size_bytes}",
+            )
+        mine = [p for p in self._pushed.values() if p.client == client]
+        held = self._pushed.get(reference.digest)
+        if held is None and len(mine) >= limits.submissions_unjudged_max:
+            raise Refused(
+                429, f"{len(mine)} of your submissions wait for a verdict; deliver more later"
+            )
+        if self._disk.free_bytes() < 2 * reference.size_bytes:
+            raise Refused(507, "this validator's disk is full")
+        if held is None:
+            self._pushed[reference.digest] = _Pushed(client, reference, self._node.world.now())
+        return self._disk.sink(_path(reference.digest), 0, reference.size_bytes)
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        """A pushed file has arrived whole: make it durable."""
+        await sink.commit(piece)
+        await self._disk.sync(_path(reference.digest))
+        pushed = self._pushed.get(reference.digest)
+        if pushed is not None:
+            pushed.whole = True
+
+    async def _on_submission(
+        self, envelope: Envelope, supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        submission = envelope.message
+        assert isinstance(submission, Submission)
+        digest = submission.digest
+        if digest in self._judged:
+            return [self._judged[digest]]
+        if digest in self._waiting:
+            return [await self._acknowledge(self._waiting[digest])]
+        order = await self._order_of(submission)
+        refusal = self._refusal(envelope, submission, supporting, order)
+        if refusal is not None:
+            check, figure, threshold, detail = refusal
+            self._pushed.pop(digest, None)
+            await self._disk.remove(_path(digest))
+            outcome = _Outcome([Check(name=check, figure=figure, threshold=threshold,
+                                      passed=False)], check, detail)
+            return [await self._conclude(envelope, submission, outcome, seconds=0.0)]
+        assert order is not None
+        case = _Case(envelope, submission, envelope.sender, order)
+        self._waiting[digest] = case
+        self._places[case.place] = digest
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO waiting (digest, announced, arranged) VALUES (?, ?, ?)",
+                (digest, envelope.raw, self._peer.order_envelope_raw(order)),
+            )
+        )
+        self._peer.gossip.publish(envelope)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._queue_in_turn, case)
+        return [await self._acknowledge(case)]
+
+    async def _acknowledge(self, case: _Case) -> Envelope:
+        return await self._peer.announce(
+            Acknowledgement(submission=case.submission.digest, worker=case.worker),
+            defaults.STATE_LIFETIME_SECONDS,
+        )
+
+    async def _order_of(self, submission: Submission) -> StepOrder | None:
+        key = (submission.lineage, submission.step)
+        if key not in self._orders:
+            with trio.move_on_after(ORDER_WAIT_SECONDS):
+                async with self._progress:
+                    while key not in self._orders:
+                        await self._progress.wait()
+        return self._orders.get(key)
+
+    def _refusal(
+        self,
+        envelope: Envelope,
+        submission: Submission,
+        supporting: Sequence[Envelope],
+        order: StepOrder | None,
+    ) -> tuple[str, float, float, str] | None:
+        """Check 1: announcement, admission, step, policy, number, file. (check, figure,
+        threshold, detail) of the first that fails."""
+        manifest = self._run.manifest
+        worker = envelope.sender
+        admission = first(supporting, Admission)
+        if worker not in manifest.trusted_ids():
+            problem = (
+                "none was shown"
+                if admission is None
+                else check_admission(admission, self._run, worker, self._node.world.wall_time())
+            )
+            if problem is not None:
+                return "admission", 0, 1, f"no valid admission: {problem}"
+        if order is None:
+            return "step", submission.step, 0, "no such step is known"
+        newest = self._peer.step_order()
+        oldest = max(0, (newest.step if newest else 0) - manifest.schedule.max_staleness)
+        if submission.step < oldest:
+            return "step", submission.step, oldest, "that step is too old to be trained on"
+        if submission.policy != order.policy:
+            return "policy", submission.policy, order.policy, "the step order names another policy"
+        if submission.number >= order.submissions_max:
+            return (
+                "number",
+                submission.number,
+                order.submissions_max - 1,
+                "more submissions than the step order allows one worker",
+            )
+        if submission.groups > manifest.sampling.groups_per_submission:
+            return (
+                "groups",
+                submission.groups,
+                manifest.sampling.groups_per_submission,
+                "more groups than the manifest allows in a submission",
+            )
+        place = (worker, submission.lineage, submission.step, submission.number)
+        if self._places.get(place, submission.digest) != submission.digest:
+            return "number", submission.number, 1, "another file was delivered under this number"
+        pushed = self._pushed.get(submission.digest)
+        if pushed is None or not pushed.whole or pushed.client != worker:
+            return "file", 0, 1, "the file was not pushed before it was announced"
+        if pushed.reference.size_bytes != submission.size_bytes:
+            return (
+                "size",
+                submission.size_bytes,
+                pushed.reference.size_bytes,
+                "the announced size is not the file's",
+            )
+        return None
+
+    async def _queue_in_turn(self, case: _Case) -> None:
+        """Submission n is judged after n - 1 was: nobody may skip a number he dislikes."""
+        worker, lineage, step, number = case.place
+        before = (worker, lineage, step, number - 1)
+        if number > 0:
+            with trio.move_on_after(self._run.manifest.limits.verdict_seconds / 2) as waited:
+                async with self._progress:
+                    while before not in self._judged_places:
+                        await self._progress.wait()
+            if waited.cancelled_caught:
+                outcome = _Outcome(
+                    [Check(name="number", figure=number, threshold=number - 1, passed=False)],
+                    "number",
+                    f"submission {number - 1} of this step was never delivered",
+                )
+                await self._conclude(case.announced, case.submission, outcome, seconds=0.0)
+                return
+        await self._queue.send(case)
+
+    # --- judging -----------------------------------------------------------------------------
+
+    async def _judge(self, case: _Case, inspector: Child, prefill: Child) -> None:
+        started = self._node.world.now()
+        try:
+            outcome = await self._check(case, inspector, prefill)
+        except ChildError as error:
+            outcome = _Outcome([], "internal", f"the check failed here: {error}", quarantined=True)
+        except PeerError as error:
+            outcome = _Outcome([], "internal", f"no policy to check with: {error}",
+                               quarantined=True)
+        seconds = self._node.world.now() - started
+        await self._conclude(case.announced, case.submission, outcome, seconds=seconds)
+
+    async def _check(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
+        submission, order, manifest = case.submission, case.order, self._run.manifest
+        folder = await self._peer.fetch_policy(
+            order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
+        )
+        canonical = _path(submission.digest) + ".canonical"
+        local = self._disk.local_path
+        try:
+            inspected = await inspector.call(
+                "inspect",
+                {
+                    "path": str(local(_path(submission.digest))),
+                    "out_path": str(local(canonical)),
+                    "run": self._run.id,
+                    "lineage": submission.lineage,
+                    "step": submission.step,
+                    "policy": submission.policy,
+                    "worker": case.worker,
+                    "number": submission.number,
+                    "nonce": order.nonce,
+                    "groups": submission.groups,
+                    "group_size": manifest.sampling.group_size,
+                    "environment": manifest.environment.name,
+                    "environment_version": manifest.environment.version,
+                    "tokenizer_folder": str(local(folder)),
+                    "temperature": manifest.sampling.temperature,
+                    "max_new_tokens": manifest.sampling.max_new_tokens,
+                    "stop_ids": manifest.sampling.stop_ids,
+                    "bytes_max": manifest.limits.submission_bytes_max,
+                },
+                deadline_seconds=INSPECT_DEADLINE_SECONDS,
+            )
+            outcome = _outcome(inspected)
+            if outcome.failed:
+                return outcome
+            copied = self._duplicates.seen(inspected["group_digests"], case.worker)
+            outcome.checks.append(
+                Check(name="duplicates", figure=copied, threshold=0, passed=copied == 0)
+            )
+            if copied:
+                outcome.failed = "duplicates"
+                outcome.detail = f"{copied} groups are copies of another submission's"
+                return outcome
+            record = self._record(case.worker)
+            share = (
+                manifest.thresholds.prefill_share_proven
+                if record.accepted >= manifest.thresholds.proven_after
+                else manifest.thresholds.prefill_share_new
+            )
+            if prefill_wanted(self._secret, submission.digest, share):
+                await self._recompute(case, folder, canonical, prefill, record, outcome)
+            return outcome
+        finally:
+            await self._disk.remove(canonical)
+
+    async def _recompute(
+        self,
+        case: _Case,
+        folder: str,
+        canonical: str,
+        prefill: Child,
+        record: WorkerRecord,
+        outcome: _Outcome,
+    ) -> None:
+        """Checks 6 and 7, added to `outcome`."""
+        submission, manifest = case.submission, self._run.manifest
+        policy = (submission.lineage, submission.policy)
+        if policy not in self._loaded:
+            await prefill.call(
+                "load",
+                {"policy": submission.policy, "folder": str(self._disk.local_path(folder))},
+                deadline_seconds=PREFILL_DEADLINE_SECONDS,
+            )
+            self._loaded.add(policy)
+        seed = submission_seed(
+            self._run.id, case.order.nonce, case.worker, submission.number
+        )
+        judged = await prefill.call(
+            "judge",
+            {
+                "path": str(self._disk.local_path(canonical)),
+                "policy": submission.policy,
+                "seed": seed,
+                "group_size": manifest.sampling.group_size,
+                "temperature": manifest.sampling.temperature,
+                "max_new_tokens": manifest.sampling.max_new_tokens,
+                "stop_ids": manifest.sampling.stop_ids,
+                "thresholds": _plain_thresholds(manifest.thresholds),
+            },
+            deadline_seconds=PREFILL_DEADLINE_SECONDS,
+        )
+        found = _outcome(judged)
+        outcome.checks.extend(found.checks)
+        outcome.failed, outcome.detail = found.failed, found.detail
+        record.observe(judged["mismatches"], judged["positions"])
+
+    def _record(self, worker: str) -> WorkerRecord:
+        return self._records.setdefault(worker, WorkerRecord())
+
+    # --- verdicts ----------------------------------------------------------------------------
+
+    async def _conclude(
+        self, announced: Envelope, submission: Submission, outcome: _Outcome, *, seconds: float
+    ) -> Envelope:
+        """Make the verdict durable, then publish it and tell the worker."""
+        worker = announced.sender
+        accepted = not outcome.failed
+        word = "accepted" if accepted else "quarantined" if outcome.quarantined else "refused"
+        digest = submission.digest
+
+        def verdict_at(log_index: int) -> Verdict:
+            return Verdict(
+                submission=digest,
+                size_bytes=submission.size_bytes,
+                worker=worker,
+                lineage=submission.lineage,
+                step=submission.step,
+                policy=submission.policy,
+                number=submission.number,
+                outcome=word,
+                failed=outcome.failed,
+                detail=outcome.detail[:500],
+                proven_fault=outcome.proven_fault,
+                checks=outcome.checks,
+                rewards=(outcome.rewards or []) if accepted else [],
+                log_index=log_index,
+            )
+
+        envelope = await self._trusted.append_verdict(verdict_at)
+        self._judged[digest] = envelope
+        self._waiting.pop(digest, None)
+        self._pushed.pop(digest, None)
+        await self._database.transact(
+            lambda connection: connection.execute("DELETE FROM waiting WHERE digest = ?", (digest,))
+        )
+        if accepted:
+            self._peer.blobs.register(digest, _path(digest), 0, submission.size_bytes)
+            self._record(worker).accepted += 1
+        else:
+            await self._disk.remove(_path(digest))
+        self._peer.gossip.publish(envelope)
+        async with self._progress:
+            self._judged_places.add(
+                (worker, submission.lineage, submission.step, submission.number)
+            )
+            self._progress.notify_all()
+        failed = next((check for check in outcome.checks if not check.passed), None)
+        self._events.emit(
+            "validator.verdict",
+            worker=worker,
+            outcome=word,
+            failed=outcome.failed,
+            figure=failed.figure if failed else 0.0,
+            threshold=failed.threshold if failed else 0.0,
+            detail=outcome.detail,
+            step=submission.step,
+            policy=submission.policy,
+            number=submission.number,
+            seconds=seconds,
+        )
+        if self._nursery is not None:
+            self._nursery.start_soon(self._tell_worker, PeerId(worker), envelope)
+        await self._maybe_evict(worker, digest, outcome)
+        return envelope
+
+    async def _tell_worker(self, worker: PeerId, envelope: Envelope) -> None:
+        try:
+            await self._peer.messenger.request(worker, envelope)
+        except PeerError as error:
+            self._events.emit("validator.receipt_undelivered", worker=worker, reason=str(error))
+
+    async def _maybe_evict(self, worker: str, digest: bytes, outcome: _Outcome) -> None:
+        """Evict for a proven fault, or when honest chance no longer explains a worker."""
+        thresholds = self._run.manifest.thresholds
+        if self._run.evicted(worker) is not None:
+            return
+        if outcome.proven_fault:
+            await self._trusted.evict(
+                worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0
+            )
+            return
+        p_value = self._record(worker).p_value(thresholds.honest_mismatch_rate)
+        if p_value < thresholds.eviction_p_value:
+            await self._trusted.evict(
+                worker,
+                f"sampled tokens that the policy would not: p = {p_value:.1e}, "
+                f"threshold {thresholds.eviction_p_value:.0e}",
+                digest,
+                p_value,
+                thresholds.eviction_p_value,
+            )
+
+    # --- what others say ---------------------------------------------------------------------
+
+    def _on_order(self, envelope: Envelope) -> None:
+        order = envelope.message
+        assert isinstance(order, StepOrder)
+        key = (order.lineage, order.step)
+        held = self._orders.get(key)
+        if held is None or held.order() < order.order():
+            self._orders[key] = order
+            while len(self._orders) > ORDERS_KEPT:
+                del self._orders[min(self._orders)]
+            if self._nursery is not None:
+                self._nursery.start_soon(self._wake)
+
+    def _on_verdict(self, envelope: Envelope) -> None:
+        verdict = envelope.message
+        assert isinstance(verdict, Verdict)
+        self._judged_places.add(
+            (verdict.worker, verdict.lineage, verdict.step, verdict.number)
+        )
+        if self._nursery is not None:
+            self._nursery.start_soon(self._wake)
+
+    async def _wake(self) -> None:
+        async with self._progress:
+            self._progress.notify_all()
+
+    # --- upkeep ------------------------------------------------------------------------------
+
+    async def _recover(self) -> None:
+        """Take up what was acknowledged before a restart, and serve what was accepted."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "CREATE TABLE IF NOT EXISTS waiting "
+                "(digest BLOB PRIMARY KEY, announced BLOB NOT NULL, arranged BLOB NOT NULL)"
+            )
+        )
+        for envelope in self._trusted.verdicts():
+            verdict = envelope.message
+            assert isinstance(verdict, Verdict)
+            self._judged[verdict.submission] = envelope
+            place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
+            self._judged_places.add(place)
+            self._places[place] = verdict.submission
+            if verdict.outcome == "accepted":
+                self._record(verdict.worker).accepted += 1
+                if self._disk.exists(_path(verdict.submission)):
+                    self._peer.blobs.register(
+                        verdict.submission, _path(verdict.submission), 0, verdict.size_bytes
+                    )
+                    self._peer.gossip.publish(envelope)
+        for digest, announced, arranged in self._database.read(
+            "SELECT digest, announced, arranged FROM waiting ORDER BY digest"
+        ):
+            envelope, order = open_envelope(announced), open_envelope(arranged)
+            assert isinstance(envelope.message, Submission)
+            assert isinstance(order.message, StepOrder)
+            if not self._disk.exists(_path(digest)):
+                continue
+            case = _Case(envelope, envelope.message, envelope.sender, order.message)
+            self._waiting[digest] = case
+            self._places[case.place] = digest
+            self._on_order(order)
+
+    async def _tidy(self) -> None:
+        """Remove files that nobody announced or that can no longer be trained on."""
+        while True:
+            await trio.sleep(UNANNOUNCED_SECONDS / 4)
+            now = self._node.world.now()
+            for digest, pushed in list(self._pushed.items()):
+                if digest not in self._waiting and now - pushed.arrived > UNANNOUNCED_SECONDS:
+                    del self._pushed[digest]
+                    await self._disk.remove(_path(digest))
+            newest = self._peer.newest_checkpoint()
+            if newest is not None:
+                await self._forget_older(newest)
+
+    async def _forget_older(self, newest: Checkpoint) -> None:
+        oldest = newest.step - self._run.manifest.schedule.max_staleness - 2
+        for digest, envelope in list(self._judged.items()):
+            verdict = envelope.message
+            assert isinstance(verdict, Verdict)
+            if verdict.lineage < newest.lineage or verdict.step < oldest:
+                self._peer.blobs.unregister(digest)
+                await self._disk.remove(_path(digest))
+                del self._judged[digest]
+        stale = [p for p in self._places if p[1] < newest.lineage or p[2] < oldest]
+        for place in stale:
+            del self._places[place]
+        self._judged_places = {
+            p for p in self._judged_places if p[1] == newest.lineage and p[2] >= oldest
+        }
+        self._loaded = {
+            p for p in self._loaded if p[0] == newest.lineage and p[1] >= oldest
+        }
+
+
+def _path(digest: bytes) -> str:
+    return f"{INCOMING}/{digest.hex()}.parquet"
+
+
+def _outcome(result: dict[str, Any]) -> _Outcome:
+    """A child's answer as an outcome."""
+    return _Outcome(
+        checks=[
+            Check(name=name, figure=float(figure), threshold=float(threshold), passed=bool(passed))
+            for name, figure, threshold, passed in result["checks"]
+        ],
+        failed=result["failed"],
+        detail=result["detail"],
+        proven_fault=bool(result.get("proven_fault", False)),
+        rewards=result.get("rewards"),
+    )
+
+
+def _plain_thresholds(thresholds: Any) -> dict[str, float]:
+    return {name: getattr(thresholds, name) for name in thresholds.__struct_fields__}
+
+
+__all__ = ["ChildDied", "Counter", "Judged", "ValidatorRole"]
