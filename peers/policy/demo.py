@@ -1,4 +1,7 @@
-"""The demo's policy: a Qwen2 of 0.23 M parameters over 64 characters, with random weights."""
+"""The demo's policy: a Qwen2 of 0.23 M parameters over 64 characters, with random weights.
+
+Imports torch only to make the weights: whoever needs the tokenizer alone starts at once.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors
-
-from peers.policy.model import save
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 BOS_ID, EOS_ID = 1, 2
@@ -34,12 +34,21 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
+def save_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json to `folder`, byte for byte as `make_policy` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(make_tokenizer().to_str(pretty=True), encoding="utf-8")
+
+
 def make_policy(folder: Path, seed: int = 0) -> Any:
     """Make the demo's model with weights drawn from `seed`, save it to `folder`, return it.
 
     `AutoModelForCausalLM` and `AutoTokenizer` load the folder. fp32.
     """
+    import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    from peers.policy.model import save
 
     config = Qwen2Config(
         vocab_size=len(VOCABULARY),
