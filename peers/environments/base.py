@@ -135,7 +135,10 @@ class Renderer:
         """(text without the final stop token, finished) of a completion.
 
         Any other special token stays visible in the text, so that no grader overlooks it.
+        Raises `ValueError` for an id that no vocabulary has.
         """
+        if any(not 0 <= token < 1 << 31 for token in tokens):
+            raise ValueError("a token id is negative or beyond 31 bits")
         finished = bool(tokens) and tokens[-1] in stop_ids
         kept = tokens[:-1] if finished else tokens
         return self._tokenizer.decode(list(kept), skip_special_tokens=False), finished

@@ -76,12 +76,12 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(name: str, folder: Path) -> Engine:
-    """The engine called `name` with the policy in `folder`; raises `UserError`."""
+def make_engine(name: str, folder: Path, device: str = "cpu") -> Engine:
+    """The engine `name` with the policy in `folder` on a torch device; raises `UserError`."""
     if name == "native":
         from peers.policy.native import NativeEngine
 
-        return NativeEngine(folder)
+        return NativeEngine(folder, device)
     if name == "vllm":
         raise UserError(
             "engine 'vllm' is not built into this version; install the extra swarm-rl[vllm] in an "

@@ -69,10 +69,12 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     For the trainer; engines read the weights themselves. Runs no code from the folder and never
     touches the network. Raises `UserError`.
     """
-    from transformers import AutoModelForCausalLM  # type: ignore[import-untyped, unused-ignore]
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     read_config(folder)
     weight_files(folder)
+    logging.disable_progress_bar()  # it would fill the last words of a child's stderr
     return AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype if dtype is not None else "auto",
@@ -84,6 +86,9 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
 
 def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     """Save a transformers model to `folder`, with the tokenizer files of `tokenizer_from`."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
     if tokenizer_from.resolve() == folder.resolve():

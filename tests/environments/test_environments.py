@@ -70,6 +70,9 @@ def test_prompts_begin_with_bos_and_completions_keep_stray_special_tokens(
     assert renderer.decode_completion([4, 1, 13, EOS_ID], [EOS_ID]) == ("0<bos>9", True)
     assert renderer.decode_completion([EOS_ID], [EOS_ID]) == ("", True)
     assert renderer.decode_completion([], [EOS_ID]) == ("", False)
+    for token in (-1, 1 << 31):
+        with pytest.raises(ValueError, match="token id"):
+            renderer.decode_completion([4, token], [EOS_ID])
 
 
 @given(st.text(alphabet="".join(VOCABULARY[4:]).replace("<", ""), max_size=30))

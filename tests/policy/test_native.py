@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.policy import demo, model
+from peers.policy import demo, model, native
 from peers.policy.engine import make_engine
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
@@ -166,6 +166,19 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         pair[1].generate(prompts, [0], (1, 2), 1.0, [0], limit)
+
+
+def test_cutting_work_into_pieces_changes_nothing(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = pair
+    made = engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6)
+    whole = engine.prefill(PROMPTS, made.tokens)
+    monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 1)
+    monkeypatch.setattr(native, "PREFILL_TOKENS_MAX", 20)
+    assert engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
+    for one, other in zip(engine.prefill(PROMPTS, made.tokens).logits, whole.logits, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
 
 
 def test_an_empty_batch_is_empty(pair: Any) -> None:
