@@ -277,7 +277,9 @@ class Fetcher:
                 able.append(name)
         claims = self._have.claims_on(job.digest) if self._have is not None else []
         while able and job.active < self._parallel and job.missing:
-            name = self.book.choose(able)
+            # Whoever says to have something comes before whoever says nothing.
+            claiming = [name for name in able if self._claim(job, known[name]) is not None]
+            name = self.book.choose(claiming or able)
             index = self._rarest(job, known[name], claims)
             if index is None:
                 able.remove(name)
@@ -303,15 +305,20 @@ class Fetcher:
         return min(candidates, key=lambda index: sum(claim.has(index) for claim in claims))
 
     def _may_have(self, job: _Job, source: Source, index: int) -> bool:
-        if self._have is None or source.peer is None:
-            return True
-        claim = self._have.claim(source.peer, job.digest)
+        claim = self._claim(job, source)
         if claim is not None:
             return index == _MANIFEST or claim.has(index)
+        if self._have is None or source.peer is None:
+            return True
         # A neighbour that never spoke of this checkpoint will do so once it has some of it; asked
         # all the same after a while, since it may have forgotten to.
         waited = self._world.now() - job.started
         return not self._have.speaks(source.peer) or waited >= defaults.HAVE_SILENCE_SECONDS
+
+    def _claim(self, job: _Job, source: Source) -> Claim | None:
+        if self._have is None or source.peer is None:
+            return None
+        return self._have.claim(source.peer, job.digest)
 
     def _hedge(
         self, job: _Job, known: dict[str, Source], able: list[str], nursery: trio.Nursery
@@ -427,7 +434,8 @@ class Fetcher:
             )
         except FetchError as error:
             line.reason = str(error)
-            if error.retry and not self._claimed(job, source, index):
+            claim = self._claim(job, source)
+            if error.retry and (claim is None or not claim.has(index)):
                 line.not_before = self._world.now() + line.pause
                 line.pause = min(2 * line.pause, defaults.NOT_YET_SECONDS_MAX)
                 return
@@ -448,13 +456,6 @@ class Fetcher:
         else:
             assert job.held is not None
             await self._store.commit(job.held, index, sink, piece)
-
-    def _claimed(self, job: _Job, source: Source, index: int) -> bool:
-        """Whether the source itself said that it has this piece."""
-        if self._have is None or source.peer is None:
-            return False
-        claim = self._have.claim(source.peer, job.digest)
-        return claim is not None and index != _MANIFEST and claim.has(index)
 
     def _refused(self, job: _Job, index: int, name: str, reason: str) -> None:
         self._events.emit(

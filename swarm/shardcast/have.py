@@ -75,11 +75,11 @@ class Claim:
         self._bits = bytearray()
 
     def has(self, index: int) -> bool:
-        """Whether it claims this piece."""
+        """Whether it claims this piece; -1, the manifest, only with the whole checkpoint."""
         if self.complete:
             return True
         byte = index >> 3
-        return byte < len(self._bits) and bool(self._bits[byte] >> (index & 7) & 1)
+        return 0 <= byte < len(self._bits) and bool(self._bits[byte] >> (index & 7) & 1)
 
     def add(self, index: int) -> None:
         byte = index >> 3

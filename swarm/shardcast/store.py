@@ -1,15 +1,18 @@
 """Checkpoints on this peer's disk: complete ones, and those still arriving.
 
-    checkpoints/<lineage>-<step>/            complete: the files in place, and `.manifest`
-    checkpoints/<lineage>-<step>.partial/    preallocated files that pieces are written into
+    checkpoints/<lineage>-<step>/            the files in place, and `.manifest`
+    checkpoints/<lineage>-<step>/.complete   nothing in this folder needs to be hashed again
     checkpoints/<lineage>-<step>.removed/    being deleted
 
+Pieces are written into preallocated files under their final names and nothing is renamed when the
+last one lands, so what is being sent never moves away. Which checkpoints are complete is asked of
+the store, not read off the folders.
+
 There is no journal. What is on disk is believed at start only where it hashes right: every piece
-of a partial checkpoint is hashed again and fetching goes on with the rest. A *received* checkpoint
-below `CHECKPOINT_SYNC_BYTES` is never fsynced: it is hashed at start like a partial one, so a
-power cut costs at most a fetch. A larger one is fsynced before its folder gets its final name and
-is then trusted, since reading hundreds of gigabytes at start would cost more. What this peer
-*publishes* is always durable before `publish` returns.
+is hashed, and fetching goes on with the rest. So a *received* checkpoint below
+`CHECKPOINT_SYNC_BYTES` is never fsynced; a power cut costs at most a fetch. A larger one is fsynced
+when complete, then marked, and not hashed again: reading hundreds of gigabytes at each start would
+cost more. What this peer *publishes* is always durable before `publish` returns.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ from swarm.world import Disk, Piece, Sink
 Key = tuple[int, int]
 """(lineage, step): checkpoints in the order in which they supersede each other."""
 
-_FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.partial)?")
+_COMPLETE_NAME = ".complete"
+_FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})")
 _HASHERS = 4
 """Pieces hashed at once at start."""
 
@@ -212,7 +216,7 @@ class CheckpointStore:
         self._events.emit("shardcast.checkpoint_removed", lineage=held.key[0], step=held.key[1])
 
     async def _delete(self, folder: str) -> None:
-        doomed = folder.removesuffix(".partial") + ".removed"
+        doomed = folder + ".removed"
         await self.disk.remove(doomed)
         if self.disk.exists(folder):
             await self.disk.rename(folder, doomed)
@@ -242,16 +246,16 @@ class CheckpointStore:
 
     async def manifest_sink(self, key: Key, size_bytes: int) -> Sink:
         """A sink for the manifest blob of a checkpoint about to be fetched; then `begin`."""
-        path = f"{self._name(key)}.partial/{MANIFEST_NAME}"
+        path = f"{self._name(key)}/{MANIFEST_NAME}"
         await self.disk.allocate(path, size_bytes)
         return self.disk.sink(path, 0, size_bytes)
 
     async def begin(self, key: Key, digest: bytes) -> Held:
         """Read the committed manifest of a partial checkpoint and make room for its files.
 
-        Raises `BadManifest` (the partial folder is then gone) and `DiskFullError`.
+        Raises `BadManifest` (its folder is then gone) and `DiskFullError`.
         """
-        folder = f"{self._name(key)}.partial"
+        folder = self._name(key)
         blob = await self.disk.read(f"{folder}/{MANIFEST_NAME}")
         try:
             manifest = parse(blob)
@@ -340,32 +344,24 @@ class CheckpointStore:
                 if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
                     await self.commit(held, index, sink, piece)
                     copied += piece.size_bytes
-            except FileNotFoundError:
-                # Its folder got its final name in this very moment; the network has the piece too.
-                continue
             finally:
                 blob.release()
                 sink.abandon()
         return copied
 
     async def finish(self, held: Held) -> str:
-        """Give a checkpoint whose pieces are all here its final name; returns its folder.
+        """Declare a checkpoint complete whose pieces are all here; returns its folder.
 
         Trims the store afterwards.
         """
         if not held.complete:
-            if held.missing():
-                raise ValueError(f"checkpoint {held.key} lacks {len(held.missing())} pieces")
             for number in range(len(held.manifest.files)):
                 await self._check_file(held, number)
-            if held.missing():
-                raise ValueError(f"checkpoint {held.key} lost pieces while it was finished")
+            if missing := held.missing():
+                raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
             if held.manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
                 await self.disk.sync(held.folder)
-            folder = self._name(held.key)
-            await self._delete(folder)
-            await self.disk.rename(held.folder, folder)
-            held.folder = folder
+                await self.disk.write(f"{held.folder}/{_COMPLETE_NAME}", b"")
             held.complete = True
             self._tell(Change.COMPLETE, held)
         await self.trim()
@@ -375,7 +371,7 @@ class CheckpointStore:
         """Remove a partial checkpoint, whether its manifest is known or not."""
         held = self._held.get(key)
         if held is None:
-            await self._delete(f"{self._name(key)}.partial")
+            await self._delete(self._name(key))
         elif not held.complete:
             await self._remove(held)
 
@@ -404,8 +400,9 @@ class CheckpointStore:
         await self.discard(key)
         await self.disk.write(f"{folder}/{MANIFEST_NAME}", blob)
         await self.disk.sync(folder)
+        if manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
+            await self.disk.write(f"{folder}/{_COMPLETE_NAME}", b"")
         final = self._name(key)
-        await self._delete(final)
         await self.disk.rename(folder, final)
         await self.disk.sync(final)
         held = Held(manifest, digest, len(blob), final, complete=True)
@@ -426,16 +423,12 @@ class CheckpointStore:
                 if name.endswith(".removed"):
                     await self.disk.remove(path)
                 continue
-            key = (int(match[1]), int(match[2]))
-            held = await self._read_back(path, key, partial=match[3] is not None)
-            if held is None or (key in self._held and self._held[key].complete):
+            held = await self._read_back(path, (int(match[1]), int(match[2])))
+            if held is None:
                 await self._delete(path)
                 continue
-            if held.complete:
-                self._remember(held)
-                continue
             self._remember(held)
-            if not held.missing():
+            if not held.complete and not held.missing():
                 try:
                     await self.finish(held)
                 except BadManifest as error:
@@ -451,7 +444,7 @@ class CheckpointStore:
                 pieces_all=len(held.pieces),
             )
 
-    async def _read_back(self, path: str, key: Key, *, partial: bool) -> Held | None:
+    async def _read_back(self, path: str, key: Key) -> Held | None:
         """A checkpoint folder as it is on disk; None when it is not worth keeping."""
         try:
             blob = await self.disk.read(f"{path}/{MANIFEST_NAME}")
@@ -461,30 +454,18 @@ class CheckpointStore:
         if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key):
             return None
         held = Held(manifest, digest_of(blob), len(blob), path)
+        if self.disk.exists(f"{path}/{_COMPLETE_NAME}") and all(
+            self.disk.exists(f"{path}/{file.name}")
+            and self.disk.size_bytes(f"{path}/{file.name}") == file.size_bytes
+            for file in manifest.files
+        ):
+            held.pieces = bytearray(b"\x01" * len(manifest.pieces))
+            held.complete = True
+            return held
         held.pieces = bytearray(len(manifest.pieces))
-        whole = True
-        for number, file in enumerate(manifest.files):
-            file_path = f"{path}/{file.name}"
-            if not self.disk.exists(file_path) or self.disk.size_bytes(file_path) != (
-                file.size_bytes
-            ):
-                whole = False
-                await self.disk.allocate(file_path, file.size_bytes)
-            if not file.size_bytes:
-                held.checked.add(number)
-        if whole and not partial and manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
-            held.complete = True
-            return held
+        for file in manifest.files:
+            await self.disk.allocate(f"{path}/{file.name}", file.size_bytes)
         await self._hash_pieces(held)
-        if partial:
-            return held
-        if not held.missing():
-            held.complete = True
-            return held
-        # Complete by name, but the power went before its bytes were on disk.
-        await self.disk.remove(f"{path}.partial")
-        await self.disk.rename(path, f"{path}.partial")
-        held.folder = f"{path}.partial"
         return held
 
     async def _hash_pieces(self, held: Held) -> None:

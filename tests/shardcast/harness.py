@@ -1,0 +1,132 @@
+"""Peers with a store, a fetcher and a service on a network in memory."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import trio
+import trio.testing
+
+from swarm.events import Event, Events
+from swarm.identity import Identity
+from swarm.messages import Checkpoint
+from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.service import BlobService
+from swarm.shardcast.store import CheckpointStore, Held
+from swarm.transport import Source
+from swarm.transport.memory import MemoryNetwork, MemoryTransport
+from tests.shardcast.memory_disk import MemoryDisk
+
+RUN = "owner/run"
+T = TypeVar("T")
+
+
+class VirtualWorld:
+    """`swarm.world.World` on trio's (mock) clock."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    def wall_time(self) -> float:
+        return time.time()
+
+    async def run_blocking(self, function: Callable[[], T]) -> T:
+        return function()
+
+
+class Recorder:
+    """Events of one peer."""
+
+    def __init__(self, events: Events) -> None:
+        self.all: list[Event] = []
+        events.add_sink(self.all.append)
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.all if event.name == name]
+
+
+async def put_folder(disk: MemoryDisk, folder: str, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        await disk.write(f"{folder}/{name}", data)
+
+
+def announcement(held: Held) -> Checkpoint:
+    return Checkpoint(
+        lineage=held.key[0],
+        step=held.key[1],
+        manifest_digest=held.digest,
+        manifest_bytes=held.manifest_bytes,
+        total_bytes=held.manifest.total_bytes,
+    )
+
+
+@dataclass
+class Peer:
+    transport: MemoryTransport
+    disk: MemoryDisk
+    store: CheckpointStore
+    fetcher: Fetcher
+    have: HaveExchange | None
+    service: BlobService
+    events: Recorder
+
+    @property
+    def source(self) -> Source:
+        return Source(self.transport.peer_id, tuple(self.transport.bulk_addresses()))
+
+    async def connect(self, *others: Peer) -> None:
+        for other in others:
+            await self.transport.connect(other.transport.peer_id, other.transport.addresses())
+
+    async def publish(self, step: int, files: dict[str, bytes], lineage: int = 0) -> Checkpoint:
+        await put_folder(self.disk, "made", files)
+        held, _ = await self.store.publish("made", lineage, step)
+        return announcement(held)
+
+
+@asynccontextmanager
+async def peer(
+    network: MemoryNetwork,
+    number: int,
+    *,
+    disk: MemoryDisk | None = None,
+    have: bool = False,
+    keep: int = 5,
+) -> AsyncIterator[Peer]:
+    identity = Identity(number.to_bytes(32, "big"))
+    world = VirtualWorld(number)
+    disk = disk or MemoryDisk()
+    events = Events(world, identity.peer_id)
+    recorder = Recorder(events)
+    async with (
+        network.transport(identity, world=world, disk=disk) as transport,
+        trio.open_nursery() as nursery,
+    ):
+        store = CheckpointStore(disk, RUN, events, keep=keep)
+        await store.recover()
+        exchange = HaveExchange(world, transport, store, events) if have else None
+        fetcher = Fetcher(world, transport, store, events, have=exchange)
+        service = BlobService(lambda peer, credential: True, store=store)
+        transport.serve_bulk(service)
+        if exchange is not None:
+            await nursery.start(exchange.run)
+        yield Peer(transport, disk, store, fetcher, exchange, service, recorder)
+        nursery.cancel_scope.cancel()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a test in virtual time."""
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def same_files(disk: MemoryDisk, folder: str, files: dict[str, bytes]) -> bool:
+    return all(bytes(disk.files[f"{folder}/{n}"].data) == data for n, data in files.items())

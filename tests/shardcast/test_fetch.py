@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from swarm.errors import DeadlineError, DiskFullError
+from swarm.identity import PeerId
+from swarm.shardcast.fetch import Superseded
+from swarm.shardcast.manifest import BadManifest, digest_of
+from swarm.shardcast.store import CheckpointConflict
+from swarm.transport import OpenBlob, Source
+from swarm.transport.memory import MemoryNetwork
+from tests.shardcast.harness import Peer, peer, run, same_files
+from tests.shardcast.memory_disk import MemoryDisk
+
+KIB = 1024
+PIECES = 10
+"""Pieces of `some_files()`: 8 of 256 KiB, and one for each small file."""
+
+
+def some_files(megabytes: float = 2.0, seed: int = 1) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    return {
+        "config.json": b'{"model_type": "qwen2"}',
+        "model.safetensors": rng.randbytes(int(megabytes * KIB * KIB)),
+        "tokenizer/vocab.txt": rng.randbytes(1000),
+    }
+
+
+def test_a_checkpoint_arrives_whole() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files()
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, files)
+            folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            assert same_files(worker.disk, folder, files)
+            assert worker.store.complete() == [(0, 0)]
+            (done,) = worker.events.named("shardcast.checkpoint_complete")
+            total = checkpoint.total_bytes + checkpoint.manifest_bytes
+            assert done.fields["by_source"] == {trainer.transport.peer_id: total}
+            assert await worker.fetcher.fetch(checkpoint, lambda: []) == folder
+
+    run(main)
+
+
+class _Corrupt:
+    """Serves what another store serves, with other bytes of the same length."""
+
+    def __init__(self, honest: Peer, liar: Peer) -> None:
+        self.honest = honest
+        liar.disk.files["junk"] = type(next(iter(honest.disk.files.values())))(1 << 20)
+        liar.service.open = self.open  # type: ignore[method-assign]
+        self.served = 0
+
+    def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
+        blob = self.honest.store.open(digest)
+        assert blob is not None
+        blob.release()
+        self.served += 1
+        return OpenBlob("junk", 0, blob.size_bytes)
+
+
+def test_a_corrupt_source_costs_one_round_and_is_named_and_avoided() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files(8)
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as liar,
+            peer(network, 3) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            corrupt = _Corrupt(trainer, liar)
+            worker.fetcher._parallel_per_source = 1
+            folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source, liar.source])
+            assert same_files(worker.disk, folder, files)
+            refused = worker.events.named("shardcast.piece_refused")
+            assert corrupt.served == len(refused) == 1
+            assert refused[0].fields["source"] == liar.transport.peer_id
+            assert refused[0].fields["reason"] == "sent wrong bytes"
+            book = worker.fetcher.book
+            assert book.weight(liar.transport.peer_id) < book.weight(trainer.transport.peer_id)
+            # The next checkpoint, soon after, does not even ask it.
+            second = await trainer.publish(1, some_files(1, seed=2))
+            await worker.fetcher.fetch(second, lambda: [trainer.source, liar.source])
+            assert corrupt.served == 1
+
+    run(main)
+
+
+def test_several_sources_share_the_work() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.05)
+        files = some_files(8)
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as relay,
+            peer(network, 3) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            await worker.fetcher.fetch(checkpoint, lambda: [trainer.source, relay.source])
+            (done,) = worker.events.named("shardcast.checkpoint_complete")
+            shares = done.fields["by_source"]
+            assert len(shares) == 2
+            assert min(shares.values()) > checkpoint.total_bytes // 10
+            received = worker.events.named("shardcast.piece_received")
+            assert len(received) == len({event.fields["piece"] for event in received}) == 35
+
+    run(main)
+
+
+def test_a_relay_serves_pieces_before_it_has_them_all() -> None:
+    """Trainer → relay → client, where the relay can never complete: the pieces flow through."""
+
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2, have=True) as relay,
+            peer(network, 3, have=True) as client,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            withheld = trainer.store.held((0, 0)).manifest.pieces[5].digest  # type: ignore[union-attr]
+            open_blob = trainer.service.open
+            never = trio.Event()
+
+            def open_most(peer: PeerId | None, digest: bytes) -> OpenBlob:
+                if digest == withheld and not never.is_set():
+                    return trainer.service.open(peer, b"unknown")
+                return open_blob(peer, digest)
+
+            trainer.service.open = open_most  # type: ignore[method-assign]
+            await client.connect(relay)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
+                nursery.start_soon(client.fetcher.fetch, checkpoint, lambda: [relay.source])
+                await trio.sleep(5)
+                for one in (relay, client):
+                    held = one.store.held((0, 0))
+                    assert held is not None and not held.complete
+                    assert held.missing() == [5]
+                never.set()
+            for one in (relay, client):
+                assert same_files(one.disk, "checkpoints/0-0", files)
+
+    run(main)
+
+
+def test_pipelining_beats_store_and_forward() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.05)
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2, have=True) as relay,
+            peer(network, 3, have=True) as client,
+        ):
+            for one in (relay, client):
+                one.fetcher._parallel_per_source = 1
+            checkpoint = await trainer.publish(0, some_files(16))
+            await client.connect(relay)
+            started = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.fetcher.fetch, checkpoint, lambda: [relay.source])
+                await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
+                one_hop = trio.current_time() - started
+            assert trio.current_time() - started < 1.3 * one_hop
+
+    run(main)
+
+
+def test_a_stalled_source_is_routed_around() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as stuck,
+            peer(network, 3) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            network.stall(stuck.transport.peer_id, worker.transport.peer_id)
+            with trio.fail_after(5):
+                folder = await worker.fetcher.fetch(
+                    checkpoint, lambda: [stuck.source, trainer.source]
+                )
+            assert same_files(worker.disk, folder, files)
+
+    run(main)
+
+
+def test_sources_may_appear_and_vanish_while_fetching() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.05)
+        files = some_files(8)
+        current: list[Source] = []
+        async with peer(network, 1) as trainer, peer(network, 3) as worker:
+            checkpoint = await trainer.publish(0, files)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: current)
+                await trio.sleep(3)
+                async with peer(network, 2) as relay:
+                    await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
+                    current.append(relay.source)
+                    worker.fetcher.sources_changed()
+                    await trio.sleep(0.3)
+                held = worker.store.held((0, 0))
+                assert held is not None
+                assert 0 < len(held.missing()) < len(held.pieces)
+                current.append(trainer.source)
+            assert same_files(worker.disk, "checkpoints/0-0", files)
+
+    run(main)
+
+
+def test_an_interrupted_fetch_goes_on_where_it_was() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.05)
+        files = some_files(8)
+        disk = MemoryDisk()
+        async with peer(network, 1) as trainer:
+            checkpoint = await trainer.publish(0, files)
+            async with peer(network, 2, disk=disk) as worker:
+                with trio.move_on_after(0.6):
+                    await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+                first = worker.events.named("shardcast.piece_received")
+                assert 5 < len(first) < 34
+            async with peer(network, 2, disk=disk) as worker:
+                folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+                second = worker.events.named("shardcast.piece_received")
+                assert same_files(disk, folder, files)
+                pieces = [event.fields["piece"] for event in first + second]
+                assert sorted(pieces) == list(range(-1, 34))
+
+    run(main)
+
+
+def test_what_did_not_change_is_not_fetched_again() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        files = some_files()
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            first = await trainer.publish(0, files)
+            await worker.fetcher.fetch(first, lambda: [trainer.source])
+            files["config.json"] = b"{}"
+            second = await trainer.publish(1, files)
+            folder = await worker.fetcher.fetch(second, lambda: [trainer.source])
+            assert same_files(worker.disk, folder, files)
+            done = worker.events.named("shardcast.checkpoint_complete")[1]
+            assert done.fields["bytes_fetched"] == second.manifest_bytes + 2
+
+    run(main)
+
+
+def test_a_deadline_names_the_sources_and_their_reasons() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, some_files())
+            with pytest.raises(DeadlineError, match=r"0/0 was not fetched within 3 s \(no source"):
+                await worker.fetcher.fetch(checkpoint, lambda: [], deadline_seconds=3)
+            trainer.service._admits = lambda peer, credential: False
+            with pytest.raises(
+                DeadlineError, match=f"{trainer.transport.peer_id}: .*403 this peer is not admitted"
+            ):
+                await worker.fetcher.fetch(checkpoint, lambda: [trainer.source], deadline_seconds=3)
+
+    run(main)
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2, disk=MemoryDisk(capacity=1 << 20)) as worker,
+        ):
+            checkpoint = await trainer.publish(0, some_files())
+            with pytest.raises(DiskFullError, match=r"needs 2\.1 MB but only 1\.0 MB are free"):
+                await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            worker.disk.capacity = 1 << 30
+            await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+
+    run(main)
+
+
+def test_a_disk_that_fills_up_while_pieces_land() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, some_files())
+
+            def fills_up(operation: str) -> None:
+                if operation == "commit" and worker.disk.steps > 8:
+                    raise DiskFullError("the disk is full; free some space")
+
+            worker.disk.before = fills_up
+            with pytest.raises(DiskFullError, match="free some space"):
+                await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+
+    run(main)
+
+
+def test_a_signed_but_senseless_manifest_is_refused() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            blob = b"\x93not a manifest"
+            await trainer.disk.write("blob", blob)
+            trainer.service.register(digest_of(blob), "blob", 0, len(blob))
+            checkpoint = await trainer.publish(0, {"a": b"b"})
+            bad = type(checkpoint)(
+                lineage=0,
+                step=9,
+                manifest_digest=digest_of(blob),
+                manifest_bytes=len(blob),
+                total_bytes=1,
+            )
+            with pytest.raises(BadManifest, match="cannot be decoded"):
+                await worker.fetcher.fetch(bad, lambda: [trainer.source])
+            assert worker.disk.list("checkpoints") == []
+            # A right manifest announced for another step.
+            moved = type(checkpoint)(
+                lineage=0,
+                step=9,
+                manifest_digest=checkpoint.manifest_digest,
+                manifest_bytes=checkpoint.manifest_bytes,
+                total_bytes=1,
+            )
+            with pytest.raises(BadManifest, match="0/9 is one of owner/run 0/0"):
+                await worker.fetcher.fetch(moved, lambda: [trainer.source])
+
+    run(main)
+
+
+def test_a_second_manifest_for_the_same_step_is_a_conflict() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as other,
+            peer(network, 3) as worker,
+        ):
+            first = await trainer.publish(0, some_files(seed=1))
+            second = await other.publish(0, some_files(seed=2))
+            await worker.fetcher.fetch(first, lambda: [trainer.source])
+            with pytest.raises(CheckpointConflict, match="0/0 is here already"):
+                await worker.fetcher.fetch(second, lambda: [other.source])
+
+    run(main)
+
+
+def test_two_fetches_of_one_checkpoint_are_one() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, some_files())
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: [trainer.source])
+            assert len(worker.events.named("shardcast.piece_received")) == PIECES + 1
+
+    run(main)
+
+
+def test_a_newer_checkpoint_supersedes_unless_the_older_is_pinned() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.1)
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoints = [await trainer.publish(k, some_files(seed=k)) for k in range(3)]
+            worker.store.pin((0, 1))
+            outcomes: dict[int, str] = {}
+
+            async def fetch(step: int, delay: float) -> None:
+                await trio.sleep(delay)
+                try:
+                    outcomes[step] = await worker.fetcher.fetch(
+                        checkpoints[step], lambda: [trainer.source], supersede=True
+                    )
+                except Superseded as error:
+                    outcomes[step] = str(error)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetch, 1, 0.0)
+                nursery.start_soon(fetch, 0, 0.0)
+                nursery.start_soon(fetch, 2, 0.25)
+            assert outcomes[0] == "the fetch of checkpoint 0/0 gave way to 0/2"
+            assert outcomes[1] == "checkpoints/0-1"
+            assert outcomes[2] == "checkpoints/0-2"
+
+    run(main)
+
+
+def test_a_peer_that_claims_what_it_lacks_is_lowered() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files()
+        async with (
+            peer(network, 1, have=True) as trainer,
+            peer(network, 2, have=True) as liar,
+            peer(network, 3, have=True) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            await liar.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            served = 0
+
+            def refuse(peer: PeerId | None, digest: bytes) -> OpenBlob:
+                nonlocal served
+                served += 1
+                return trainer.service.open(peer, b"unknown")
+
+            liar.service.open = refuse  # type: ignore[method-assign]
+            await worker.connect(liar, trainer)
+            await trio.sleep(1)
+            await worker.fetcher.fetch(checkpoint, lambda: [liar.source, trainer.source])
+            refused = worker.events.named("shardcast.piece_refused")
+            assert {event.fields["source"] for event in refused} == {liar.transport.peer_id}
+            assert 1 <= served <= 8
+
+    run(main)
+
+
+def test_twenty_peers() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.02)
+        files = some_files(4)
+        async with trio.open_nursery() as nursery:
+            peers: list[Peer] = []
+            leave = trio.Event()
+
+            async def live(number: int, task_status: trio.TaskStatus[Peer]) -> None:
+                async with peer(network, number + 1, have=True) as one:
+                    task_status.started(one)
+                    await leave.wait()
+
+            for number in range(20):
+                peers.append(await nursery.start(live, number))
+            trainer, others = peers[0], peers[1:]
+            checkpoint = await trainer.publish(0, files)
+            rng = random.Random(7)
+            for one in others:
+                await one.connect(*rng.sample([p for p in peers if p is not one], 5))
+            started = trio.current_time()
+            async with trio.open_nursery() as fetching:
+                for one in others:
+                    fetching.start_soon(
+                        one.fetcher.fetch,
+                        checkpoint,
+                        lambda one=one: [p.source for p in peers if p is not one],
+                    )
+            seconds = trio.current_time() - started
+            for one in others:
+                assert same_files(one.disk, "checkpoints/0-0", files)
+            sent = sum(
+                event.fields["by_source"].get(trainer.transport.peer_id, 0)
+                for one in others
+                for event in one.events.named("shardcast.checkpoint_complete")
+            )
+            assert sent < 0.75 * 19 * checkpoint.total_bytes, "the others pass pieces on"
+            assert seconds < 10
+            leave.set()
+
+    run(main)

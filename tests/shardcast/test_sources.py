@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm import defaults
+from swarm.shardcast.sources import SourceBook, source_name
+from swarm.transport import Source
+from tests.shardcast.harness import VirtualWorld, run
+
+
+def in_trio(test: object) -> None:
+    async def main() -> None:
+        await trio.lowlevel.checkpoint()
+        test()  # type: ignore[operator]
+
+    run(main)
+
+
+def test_averages_follow_the_published_rule() -> None:
+    def check() -> None:
+        book = SourceBook(VirtualWorld())
+        book.succeeded("a", 1000, 1.0)
+        assert book.bandwidth("a") == 1000
+        book.succeeded("a", 2000, 1.0)
+        assert book.bandwidth("a") == pytest.approx(0.7 * 1000 + 0.3 * 2000)
+        book.failed("a")
+        assert book.success_rate("a") == pytest.approx(0.7 + 0.01)
+        before = book.success_rate("a")
+        for _ in range(5):
+            book.succeeded("b", 1000, 1.0)
+        assert book.success_rate("a") == pytest.approx(before + 5 * 0.01), "healed by others"
+        for _ in range(100):
+            book.succeeded("b", 1000, 1.0)
+        assert book.success_rate("a") == 1.0
+
+    in_trio(check)
+
+
+def test_sampling_is_in_proportion_and_repeats_from_a_seed() -> None:
+    def check() -> None:
+        def draw(seed: int) -> list[str]:
+            book = SourceBook(VirtualWorld(seed))
+            book.succeeded("slow", 100, 1.0)
+            book.succeeded("fast", 300, 1.0)
+            return [book.choose(["slow", "fast"]) for _ in range(4000)]
+
+        counts = Counter(draw(1))
+        assert 0.70 < counts["fast"] / 4000 < 0.80
+        assert draw(1) == draw(1) != draw(2)
+
+    in_trio(check)
+
+
+def test_a_new_source_is_taken_for_as_fast_as_the_fastest() -> None:
+    def check() -> None:
+        book = SourceBook(VirtualWorld())
+        assert book.bandwidth("first") == defaults.SOURCE_BANDWIDTH_INITIAL
+        book.succeeded("slow", 10, 1.0)
+        book.succeeded("fast", 10**9, 1.0)
+        assert book.bandwidth("new") == 10**9
+        assert book.success_rate("new") == 1.0
+
+    in_trio(check)
+
+
+def test_corruption_weighs_more_than_failure_and_is_not_pardoned_by_success() -> None:
+    def check() -> None:
+        book = SourceBook(VirtualWorld())
+        for name in ("honest", "unlucky", "liar"):
+            book.succeeded(name, 1000, 1.0)
+        book.failed("unlucky")
+        book.corrupt("liar")
+        assert book.weight("liar") < 0.15 * book.weight("unlucky") < book.weight("honest")
+        now = trio.current_time()
+        assert book.paused_until("liar") == now + defaults.SOURCE_CORRUPT_SECONDS
+        book.succeeded("liar", 1000, 1.0)
+        assert book.paused_until("liar") == now + defaults.SOURCE_CORRUPT_SECONDS
+        book.corrupt("liar")
+        assert book.paused_until("liar") == now + 2 * defaults.SOURCE_CORRUPT_SECONDS
+        assert now < book.paused_until("unlucky") < now + 1
+
+    in_trio(check)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("sfcw")), max_size=60))
+def test_rates_stay_rates(history: list[tuple[str, str]]) -> None:
+    def check() -> None:
+        book = SourceBook(VirtualWorld())
+        for name, what in history:
+            match what:
+                case "s":
+                    book.succeeded(name, 10**6, 0.0)
+                case "f":
+                    book.failed(name)
+                case "c":
+                    book.corrupt(name)
+                case _:
+                    book.slower_than(name, 1.0)
+            for each in "abc":
+                assert 0.0 <= book.success_rate(each) <= 1.0
+                assert book.weight(each) > 0.0
+                assert book.paused_until(each) < trio.current_time() + 1e5
+
+    in_trio(check)
+
+
+def test_memory_is_bounded() -> None:
+    def check() -> None:
+        book = SourceBook(VirtualWorld())
+        for number in range(defaults.SOURCES_KNOWN_MAX + 10):
+            book.failed(str(number))
+        assert len(book._records) == defaults.SOURCES_KNOWN_MAX
+
+    in_trio(check)
+
+
+def test_names() -> None:
+    assert source_name(Source(addresses=("http://a:1", "http://b:2"))) == "http://a:1"
+    assert source_name(Source()) == "nobody"

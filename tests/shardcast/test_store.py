@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from swarm import defaults
+from swarm.errors import DiskFullError
+from swarm.events import Events
+from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
+from swarm.shardcast.store import Change, CheckpointConflict, CheckpointStore, Held, Key
+from tests.shardcast.harness import RUN, Recorder, VirtualWorld, put_folder, same_files
+from tests.shardcast.memory_disk import MemoryDisk, PowerCut
+
+SIZE = defaults.PIECE_BYTES_MIN
+
+
+def files_of(seed: int, pieces: int = 2) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    return {"config.json": b"{%d}" % seed, "model.safetensors": rng.randbytes(pieces * SIZE - 9)}
+
+
+async def opened(
+    disk: MemoryDisk, keep: int = 5, quota_bytes: int | None = None
+) -> CheckpointStore:
+    world = VirtualWorld()
+    events = Events(world, "me")
+    store = CheckpointStore(disk, RUN, events, keep=keep, quota_bytes=quota_bytes)
+    store.recorder = Recorder(events)  # type: ignore[attr-defined]
+    await store.recover()
+    return store
+
+
+async def published(step: int, files: dict[str, bytes]) -> tuple[MemoryDisk, Held]:
+    """A trainer's disk with one checkpoint."""
+    disk = MemoryDisk()
+    await put_folder(disk, "made", files)
+    held, _ = await (await opened(disk)).publish("made", 0, step)
+    return disk, held
+
+
+async def begin(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> Held:
+    """What a fetch does with a manifest."""
+    sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
+    sink.write(await source.read(f"{wanted.folder}/.manifest"))
+    await sink.commit(sink.finish())
+    return await store.begin(wanted.key, wanted.digest)
+
+
+async def receive(store: CheckpointStore, source: MemoryDisk, wanted: Held, index: int) -> None:
+    """What a fetch does with a piece."""
+    held = store.held(wanted.key)
+    assert held is not None
+    piece = wanted.manifest.pieces[index]
+    sink = store.sink(held, index)
+    sink.write(await source.read(wanted.piece_path(index), piece.offset, piece.size_bytes))
+    await store.commit(held, index, sink, sink.finish())
+
+
+async def fetch(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> str:
+    """A fetch without a network, going on where the last one stopped."""
+    held = store.held(wanted.key)
+    if held is None or held.digest != wanted.digest:
+        await store.discard(wanted.key)
+        held = await begin(store, source, wanted)
+    for index in held.missing():
+        await receive(store, source, wanted, index)
+    return await store.finish(held)
+
+
+def check_store(store: CheckpointStore) -> None:
+    """Whatever the store offers hashes to its name: the invariant of design §9."""
+    disk = store.disk
+    assert isinstance(disk, MemoryDisk)
+    for held in store.all():
+        for digest in [held.digest, *(piece.digest for piece in held.manifest.pieces)]:
+            blob = store.open(digest)
+            if blob is not None:
+                data = disk.files[blob.path].data[blob.offset : blob.offset + blob.size_bytes]
+                assert digest_of(bytes(data)) == digest
+                blob.release()
+        assert held.readers == 0
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_receiving_survives_a_stop_at_every_point(
+    power: bool, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(defaults, "CHECKPOINT_SYNC_BYTES", 1)
+
+    async def main() -> None:
+        files = [files_of(seed) for seed in range(3)]
+        sources = [await published(step, files[step]) for step in range(3)]
+        uninterrupted = MemoryDisk()
+        store = await opened(uninterrupted, keep=2)
+        for source, wanted in sources:
+            await fetch(store, source, wanted)
+        assert store.complete() == [(0, 1), (0, 2)]
+        rng = random.Random(0)
+        for stop in range(1, uninterrupted.steps + 1):
+            disk = MemoryDisk()
+            store = await opened(disk, keep=2)
+            disk.cut_at = stop
+            with pytest.raises(PowerCut):
+                for source, wanted in sources:
+                    await fetch(store, source, wanted)
+            done = store.complete()
+            disk.cut_at = None
+            if power:
+                disk.power_cut(rng)
+            store = await opened(disk, keep=2)
+            check_store(store)
+            if large or not power:
+                assert set(done) <= set(store.complete()) | {(0, 0)}, "complete is durable"
+            for key in store.complete():
+                assert same_files(disk, f"checkpoints/0-{key[1]}", files[key[1]])
+            for source, wanted in sources[1:]:
+                await fetch(store, source, wanted)
+            check_store(store)
+            assert store.complete() == [(0, 1), (0, 2)]
+            assert disk.list("checkpoints") == ["0-1", "0-2"], "nothing is left lying about"
+
+    trio.run(main)
+
+
+def test_publishing_survives_a_power_cut_at_every_point() -> None:
+    async def main() -> None:
+        files = files_of(1)
+        uninterrupted = MemoryDisk()
+        store = await opened(uninterrupted)
+        await put_folder(uninterrupted, "made", files)
+        before = uninterrupted.steps
+        await store.publish("made", 0, 7)
+        for stop in range(before + 1, uninterrupted.steps + 2):
+            disk = MemoryDisk()
+            store = await opened(disk)
+            await put_folder(disk, "made", files)
+            disk.cut_at = stop
+            durable = False
+            try:
+                await store.publish("made", 0, 7)
+                durable = True
+            except PowerCut:
+                pass
+            disk.power_cut(random.Random(stop))
+            store = await opened(disk)
+            check_store(store)
+            if not store.complete():
+                assert not durable
+                assert same_files(disk, "made", files), "the trainer still has its folder"
+                await store.publish("made", 0, 7)
+            assert same_files(disk, "checkpoints/0-7", files)
+
+    trio.run(main)
+
+
+def test_a_restart_keeps_the_pieces_that_hash_right() -> None:
+    async def main() -> None:
+        source, wanted = await published(0, files_of(1, pieces=6))
+        disk = MemoryDisk()
+        store = await opened(disk)
+        await begin(store, source, wanted)
+        for index in (0, 2, 4):
+            await receive(store, source, wanted, index)
+        disk.files["checkpoints/0-0/model.safetensors"].data[SIZE + 5] ^= 1
+        store = await opened(disk)
+        held = store.held((0, 0))
+        assert held is not None and held.missing() == [1, 2, 3, 5, 6]
+        assert store.open(wanted.manifest.pieces[2].digest) is None
+        assert store.knows(wanted.manifest.pieces[2].digest)
+        await fetch(store, source, wanted)
+        assert same_files(disk, "checkpoints/0-0", files_of(1, pieces=6))
+
+    trio.run(main)
+
+
+def test_a_piece_is_served_once_it_is_committed() -> None:
+    async def main() -> None:
+        source, wanted = await published(0, files_of(1))
+        store = await opened(MemoryDisk())
+        changes: list[tuple[Change, int]] = []
+        store.watch(lambda change, held, index: changes.append((change, index)))
+        await begin(store, source, wanted)
+        blob = store.open(wanted.digest)
+        assert blob is not None and blob.path == "checkpoints/0-0/.manifest"
+        digest = wanted.manifest.pieces[1].digest
+        assert store.open(digest) is None
+        await receive(store, source, wanted, 1)
+        blob = store.open(digest)
+        assert blob is not None
+        assert (blob.path, blob.offset) == ("checkpoints/0-0/model.safetensors", 0)
+        assert changes == [(Change.BEGUN, -1), (Change.PIECE, 1)]
+        assert store.open(b"x" * 32) is None and not store.knows(b"x" * 32)
+
+    trio.run(main)
+
+
+def test_retention_spares_what_is_pinned_or_being_sent() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = await opened(disk, keep=2)
+        helds: list[Held] = []
+
+        async def publish(step: int) -> None:
+            await put_folder(disk, "made", files_of(step))
+            helds.append((await store.publish("made", 0, step))[0])
+
+        await publish(0)
+        await publish(1)
+        store.pin((0, 0))
+        reading = store.open(helds[1].manifest.pieces[1].digest)
+        assert reading is not None
+        await publish(2)
+        await publish(3)
+        assert store.complete() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+        reading.release()
+        await store.trim()
+        assert store.complete() == [(0, 0), (0, 2), (0, 3)]
+        store.unpin((0, 0))
+        await store.trim()
+        assert store.complete() == [(0, 2), (0, 3)]
+        assert disk.list("checkpoints") == ["0-2", "0-3"]
+        assert not store.knows(helds[0].digest)
+        # A new lineage supersedes every step of the old one.
+        await put_folder(disk, "made", files_of(9))
+        await store.publish("made", 1, 0)
+        assert store.complete() == [(0, 3), (1, 0)]
+
+    trio.run(main)
+
+
+def test_a_superseded_partial_checkpoint_goes() -> None:
+    async def main() -> None:
+        old_source, old = await published(0, files_of(0))
+        new_source, new = await published(1, files_of(1))
+        store = await opened(MemoryDisk())
+        await begin(store, old_source, old)
+        store.pin(old.key)
+        await fetch(store, new_source, new)
+        assert store.held(old.key) is not None
+        store.unpin(old.key)
+        await store.trim()
+        assert store.held(old.key) is None
+        assert store.disk.list("checkpoints") == ["0-1"]
+
+    trio.run(main)
+
+
+def test_publishing_twice_is_once_and_never_two_things() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = await opened(disk)
+        digests = []
+        for _ in range(2):
+            await put_folder(disk, "made", files_of(1))
+            digests.append((await store.publish("made", 0, 1))[1])
+            assert not disk.exists("made")
+        assert digests[0] == digests[1]
+        await put_folder(disk, "made", files_of(2))
+        with pytest.raises(CheckpointConflict, match="0/1 was published with other content"):
+            await store.publish("made", 0, 1)
+        assert same_files(disk, "checkpoints/0-1", files_of(1))
+
+    trio.run(main)
+
+
+def test_a_quota_is_kept() -> None:
+    async def main() -> None:
+        source, wanted = await published(0, files_of(0, pieces=4))
+        store = await opened(MemoryDisk(), quota_bytes=SIZE)
+        with pytest.raises(DiskFullError, match=r"but only 0\.3 MB are left of this peer's quota"):
+            await begin(store, source, wanted)
+
+    trio.run(main)
+
+
+def test_a_manifest_that_contradicts_itself_is_refused_at_the_last_piece() -> None:
+    async def main() -> None:
+        source, wanted = await published(0, files_of(0))
+        honest = wanted.manifest
+        file = type(honest.files[1])("model.safetensors", honest.files[1].size_bytes, b"x" * 32)
+        lying = CheckpointManifest(
+            run=RUN, lineage=0, step=0, piece_size=SIZE,
+            files=[honest.files[0], file], pieces=honest.pieces,
+        )  # fmt: skip
+        await source.write(f"{wanted.folder}/.manifest", lying.encode())
+        wanted.manifest = lying
+        wanted.manifest_bytes = len(lying.encode())
+        wanted.digest = digest_of(lying.encode())
+        store = await opened(MemoryDisk())
+        with pytest.raises(BadManifest, match="not the SHA-256"):
+            await fetch(store, source, wanted)
+        assert store.disk.list("checkpoints") == []
+
+    trio.run(main)
+
+
+def test_bytes_the_disk_lost_before_the_end_are_fetched_again() -> None:
+    async def main() -> None:
+        files = files_of(0, pieces=3)
+        source, wanted = await published(0, files)
+        disk = MemoryDisk()
+        store = await opened(disk)
+        held = await begin(store, source, wanted)
+        for index in (0, 1, 2):
+            await receive(store, source, wanted, index)
+        disk.files["checkpoints/0-0/model.safetensors"].data[3] ^= 1
+        await receive(store, source, wanted, 3)
+        assert held.missing() == [1]
+        await fetch(store, source, wanted)
+        assert same_files(disk, "checkpoints/0-0", files)
+
+    trio.run(main)
+
+
+def test_a_tiny_received_checkpoint_is_not_synced() -> None:
+    async def main() -> None:
+        source, wanted = await published(0, files_of(0))
+        disk = MemoryDisk()
+        await fetch(await opened(disk), source, wanted)
+        assert disk.syncs == 0
+
+    trio.run(main)
+
+
+def test_foreign_folders_are_left_and_foreign_runs_are_not() -> None:
+    async def main() -> None:
+        disk, held = await published(0, files_of(0))
+        await disk.write("checkpoints/notes/a.txt", b"mine")
+        store = CheckpointStore(disk, "owner/other", Events(VirtualWorld(), "me"))
+        await store.recover()
+        assert store.all() == []
+        assert disk.list("checkpoints") == ["notes"]
+        key: Key = held.key
+        assert store.held(key) is None
+
+    trio.run(main)
