@@ -102,6 +102,7 @@ class Kademlia:
         self._send_check, self._receive_check = trio.open_memory_channel[Neighbour](
             defaults.DHT_CHECKS_MAX
         )
+        self._looked_around = world.now()
         self._checked: OrderedDict[PeerId, float] = OrderedDict()
         self._inbound: OrderedDict[Stream, trio.CancelScope] = OrderedDict()
 
@@ -119,7 +120,7 @@ class Kademlia:
 
         async def check(neighbour: Neighbour) -> None:
             try:
-                await self._check(neighbour)
+                await self._check(neighbour, proven=neighbour.addresses)
             except PeerError as error:
                 reasons.append(f"{neighbour.addresses[0]}: {error}")
 
@@ -131,7 +132,7 @@ class Kademlia:
             raise ConnectError("no bootstrap peer answers: " + "; ".join(sorted(reasons)))
         # The far buckets are filled by `run`, one now and then: a newcomer that looked all of them
         # up at once would open a hundred connections.
-        await self._lookup(MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
+        await self._look_around()
         return len(self.table)
 
     async def closest(self, key: bytes) -> list[Neighbour]:
@@ -304,9 +305,7 @@ class Kademlia:
                     self._emit("dht.bootstrap_failed", reason=str(error))
                     continue
             await self._republish()
-            stale = self.table.to_refresh(self._world.now(), defaults.DHT_REFRESH_SECONDS)
-            if stale:
-                await self._refresh(stale[0])
+            await self._refresh()
 
     async def _republish(self) -> None:
         now = self._world.now()
@@ -330,10 +329,20 @@ class Kademlia:
             if held.key not in self._published:
                 await self._publish(held)
 
-    async def _refresh(self, index: int) -> None:
-        self.table.bucket(index).touched = self._world.now()
-        key = self.table.random_key(index, self._world.random)
-        await self._lookup(MessageType.FIND_NODE, key)
+    async def _refresh(self) -> None:
+        """At most one lookup: of ourselves, or into the farthest bucket that needs one."""
+        now = self._world.now()
+        if now - self._looked_around >= defaults.DHT_REFRESH_SECONDS:
+            await self._look_around()
+            return
+        for index in self.table.to_refresh(now, defaults.DHT_REFRESH_SECONDS)[:1]:
+            key = self.table.random_key(index, self._world.random)
+            await self._lookup(MessageType.FIND_NODE, key)
+
+    async def _look_around(self) -> None:
+        """Look ourselves up: that finds our neighbourhood, and makes us known in it."""
+        self._looked_around = self._world.now()
+        await self._lookup(MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
 
     # --- serving ----------------------------------------------------------------------------
 
@@ -466,8 +475,12 @@ class Kademlia:
             self._consider(neighbour)
         return answer
 
-    async def _check(self, neighbour: Neighbour) -> None:
-        """Ask a peer for itself: proves that it serves, and says where. Raises `PeerError`."""
+    async def _check(self, neighbour: Neighbour, *, proven: tuple[str, ...] = ()) -> None:
+        """Ask a peer for itself: proves that it serves, and says where. Raises `PeerError`.
+
+        `proven` addresses (a person gave them) stay even if the peer does not know them: a router
+        may forward its port.
+        """
         self._remember_check(neighbour.peer)
         try:
             answer = await self._requests.ask(
@@ -481,7 +494,8 @@ class Kademlia:
             for named in self._neighbours(answer.closer_peers)
             if named.peer == neighbour.peer and named.addresses
         ]
-        self._note_answer(neighbour.peer, own_word[0] if own_word else neighbour.addresses)
+        addresses = own_word[0] if own_word else neighbour.addresses
+        self._note_answer(neighbour.peer, tuple(dict.fromkeys(proven + addresses)))
 
     def _consider(self, neighbour: Neighbour) -> None:
         """A peer that is no checked contact turned up: have it checked, not too often."""

@@ -207,13 +207,18 @@ class RoutingTable:
             self.bucket(bucket_of(self.own_id, target)).touched = now
 
     def to_refresh(self, now: float, older_seconds: float) -> list[int]:
-        """Buckets, up to the nearest that holds a contact, no lookup went through lately."""
-        if not self._contacts:
+        """Buckets no lookup went through lately, without those that the lookup of oneself fills.
+
+        That one finds the k nearest, so everybody nearer than the k-th bucket is known already:
+        in a small network nothing is left to do.
+        """
+        nearest = self.closest(self.own_id, self._k)
+        if len(nearest) < self._k:
             return []
-        nearest = max(index for index, bucket in self._buckets.items() if bucket.contacts)
+        last = min(bucket_of(self.own_id, node_id(neighbour.peer)) for neighbour in nearest)
         return [
             index
-            for index in range(min(nearest, _REFRESH_BUCKETS_MAX - 1) + 1)
+            for index in range(min(last, _REFRESH_BUCKETS_MAX - 1) + 1)
             if now - self.bucket(index).touched >= older_seconds
         ]
 
@@ -245,4 +250,4 @@ class RoutingTable:
 
 
 _REFRESH_BUCKETS_MAX = 12
-"""Nearer buckets are empty below 80,000 peers, and the lookup of oneself fills them."""
+"""Nearer ones matter only beyond 80,000 peers, and their random keys would take long to find."""
