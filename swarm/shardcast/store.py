@@ -247,7 +247,8 @@ class CheckpointStore:
     async def manifest_sink(self, key: Key, size_bytes: int) -> Sink:
         """A sink for the manifest blob of a checkpoint about to be fetched; then `begin`."""
         path = f"{self._name(key)}/{MANIFEST_NAME}"
-        await self.disk.allocate(path, size_bytes)
+        async with self._trimming:  # this folder may be on its way out
+            await self.disk.allocate(path, size_bytes)
         return self.disk.sink(path, 0, size_bytes)
 
     async def begin(self, key: Key, digest: bytes) -> Held:
