@@ -205,7 +205,7 @@ class NativeEngine:
             prompt_hidden=[before[index] for index in source],
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> Prefill:
@@ -329,8 +329,8 @@ class NativeEngine:
                     ),
                     dim=2,
                 )
-            rotated = torch.cat((-query_key[..., half:], query_key[..., :half]), dim=-1)
-            query_key = (query_key * cos + rotated * sin).transpose(1, 2)
+            swapped = torch.cat((query_key[..., half:], query_key[..., :half]), dim=-1)
+            query_key = torch.addcmul(query_key * cos, swapped, sin).transpose(1, 2)
             mixed = attention(
                 index,
                 query_key[:, : self._heads],
@@ -338,9 +338,9 @@ class NativeEngine:
                 value.transpose(1, 2),
             )
             mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
-            stream = stream + F.linear(mixed, layer.output, layer.output_bias)
+            stream += F.linear(mixed, layer.output, layer.output_bias)
             gate, up = F.linear(self._norm(stream, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            stream = stream + F.linear(F.silu(gate) * up, layer.down)
+            stream += F.linear(F.silu(gate) * up, layer.down)
         return self._norm(stream, self._final_norm)
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
@@ -360,6 +360,7 @@ class NativeEngine:
         dtype = self._embedding.dtype
         self._cos = (angles.cos() * self._rotary_scale).to(dtype)
         self._sin = (angles.sin() * self._rotary_scale).to(dtype)
+        self._sin[:, : self._head_size // 2].neg_()  # the sign of "rotate half", applied once
 
     def _assign(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Take over the weights; nothing changes when one is missing or has another shape."""
