@@ -399,6 +399,9 @@ DIAL_ADDRESSES_MAX = 8
 STREAM_WRITE_SECONDS = 8.0
 """One write to a connection; above the 5 s after which libp2p's yamux itself gives a stream up."""
 
+CLOSE_SECONDS = 2.0
+"""Taking leave of all connections when a peer ends."""
+
 RELAY_RESERVATIONS_MAX = 128
 """Peers behind NAT that one relay serves."""
 
@@ -419,3 +422,20 @@ RELAY_RETRY_SECONDS = 10.0
 
 HAVE_SILENCE_SECONDS = 1.0
 """A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""
+
+# --- disk and compute ------------------------------------------------------------------------
+
+DISK_INLINE_BYTES_MAX = 512 * 1024
+"""Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB from cache."""
+
+DISK_BLOCK_BYTES = 4 << 20
+"""Bytes hashed at a time from a file."""
+
+CHILD_FRAME_BYTES_MAX = 256 << 20
+"""One call or answer between a peer and its child process."""
+
+CHILD_LAST_LINES = 20
+"""Lines of stderr reported when a child dies."""
+
+CHILD_GRACE_SECONDS = 2.0
+"""A child has this long to end by itself before it is killed."""
