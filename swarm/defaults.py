@@ -339,9 +339,6 @@ FETCH_PARALLEL = 16
 FETCH_PARALLEL_PER_SOURCE = 4
 """Pieces asked of one source at once: one arrives while the next request travels."""
 
-FETCH_COPIES_MAX = 3
-"""Sources asked for the same piece at once when it is one of the last."""
-
 FETCH_HEDGE_SECONDS = 0.5
 """One of the last pieces is asked of another source after twice its expected time, and no sooner
 than this."""

@@ -8,7 +8,6 @@ others are cancelled. Nothing that was committed is ever fetched again, also aft
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -275,8 +274,14 @@ class Fetcher:
                 wake_at = min(wake_at, ready_at)
             elif line.active < self._parallel_per_source:
                 able.append(name)
+        # Slots held by sources that are overdue are lent out again, else a few that trickle or
+        # hang could hold all of them until their deadlines.
+        due = [attempt.hedge_at for some in job.attempts.values() for attempt in some]
+        overdue = sum(at <= now for at in due)
+        slots = self._parallel + min(overdue, self._parallel)
+        wake_at = min([wake_at, *(at for at in due if at > now)])
         claims = self._have.claims_on(job.digest) if self._have is not None else []
-        while able and job.active < self._parallel and job.missing:
+        while able and job.active < slots and job.missing:
             # Whoever says to have something comes before whoever says nothing.
             claiming = [name for name in able if self._claim(job, known[name]) is not None]
             name = self.book.choose(claiming or able)
@@ -289,7 +294,7 @@ class Fetcher:
             if job.line(name).active >= self._parallel_per_source:
                 able.remove(name)
         if not job.missing:
-            wake_at = min(wake_at, self._hedge(job, known, able, nursery))
+            self._hedge(job, known, able, nursery)
         return wake_at
 
     def _rarest(self, job: _Job, source: Source, claims: Sequence[Claim]) -> int | None:
@@ -322,16 +327,13 @@ class Fetcher:
 
     def _hedge(
         self, job: _Job, known: dict[str, Source], able: list[str], nursery: trio.Nursery
-    ) -> float:
-        """Ask further sources for the pieces that take too long; returns when more will."""
+    ) -> None:
+        """Ask further sources for the last pieces that take too long."""
         now = self._world.now()
-        next_at = math.inf
         for index, attempts in job.attempts.items():
-            if index in job.landing or len(attempts) >= defaults.FETCH_COPIES_MAX:
-                continue
-            due = max(attempt.hedge_at for attempt in attempts)
-            if due > now:
-                next_at = min(next_at, due)
+            # One more only when every copy under way is late: liars that hang cannot use up the
+            # copies, and an honest source is left its time.
+            if index in job.landing or max(attempt.hedge_at for attempt in attempts) > now:
                 continue
             asked = {attempt.name for attempt in attempts}
             others = [
@@ -341,9 +343,8 @@ class Fetcher:
                 and job.line(name).active < self._parallel_per_source
                 and self._may_have(job, known[name], index)
             ]
-            if others and job.active < self._parallel + len(job.attempts):
+            if others and job.active < 2 * self._parallel:
                 self._start(job, index, known[self.book.choose(others)], nursery)
-        return next_at
 
     def _start(self, job: _Job, index: int, source: Source, nursery: trio.Nursery) -> None:
         name = source_name(source)

@@ -194,6 +194,36 @@ def test_a_stalled_source_is_routed_around() -> None:
     run(main)
 
 
+def test_many_stalled_sources_cannot_hold_every_slot() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files(8)
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, files)
+            async with trio.open_nursery() as nursery:
+                stuck: list[Peer] = []
+                leave = trio.Event()
+
+                async def live(number: int, task_status: trio.TaskStatus[Peer]) -> None:
+                    async with peer(network, number) as one:
+                        await one.fetcher.fetch(checkpoint, lambda: [trainer.source])
+                        network.stall(one.transport.peer_id, worker.transport.peer_id)
+                        task_status.started(one)
+                        await leave.wait()
+
+                for number in range(3, 8):
+                    stuck.append(await nursery.start(live, number))
+                sources = [one.source for one in stuck]
+                with trio.fail_after(5):
+                    folder = await worker.fetcher.fetch(
+                        checkpoint, lambda: [*sources, trainer.source]
+                    )
+                assert same_files(worker.disk, folder, files)
+                leave.set()
+
+    run(main)
+
+
 def test_sources_may_appear_and_vanish_while_fetching() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.05)
@@ -463,6 +493,56 @@ def test_twenty_peers() -> None:
             )
             assert sent < 0.75 * 19 * checkpoint.total_bytes, "the others pass pieces on"
             assert seconds < 10
+            leave.set()
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_swarm_of_liars_and_losses_delivers_right_bytes_to_all(seed: int) -> None:
+    """Random faults until they heal: then everybody is complete, and every stored byte is right."""
+
+    async def main() -> None:
+        rng = random.Random(seed)
+        network = MemoryNetwork(latency_seconds=0.02)
+        files = some_files(3, seed=seed)
+        async with trio.open_nursery() as nursery:
+            peers: list[Peer] = []
+            leave = trio.Event()
+
+            async def live(number: int, task_status: trio.TaskStatus[Peer]) -> None:
+                async with peer(network, number + 1, have=True) as one:
+                    task_status.started(one)
+                    await leave.wait()
+
+            for number in range(8):
+                peers.append(await nursery.start(live, number))
+            trainer, liar, honest = peers[0], peers[1], peers[2:]
+            checkpoint = await trainer.publish(0, files)
+            _Corrupt(trainer, liar)
+            for one in honest:
+                await one.connect(*rng.sample([p for p in peers if p is not one], 4))
+            sources = [one.source for one in peers]
+            async with trio.open_nursery() as fetching:
+                for one in honest:
+                    fetching.start_soon(one.fetcher.fetch, checkpoint, lambda: sources)
+                broken = []
+                for _ in range(12):
+                    pair = [one.transport.peer_id for one in rng.sample(peers, 2)]
+                    rng.choice([network.cut, network.stall])(*pair)
+                    broken.append(pair)
+                    await trio.sleep(rng.random() * 0.1)
+                await trio.sleep(5)
+                for pair in broken:
+                    network.heal(*pair)
+            for one in honest:
+                assert same_files(one.disk, "checkpoints/0-0", files)
+                blamed = {
+                    event.fields["source"]
+                    for event in one.events.named("shardcast.piece_refused")
+                    if event.fields["reason"] == "sent wrong bytes"
+                }
+                assert blamed <= {liar.transport.peer_id}
             leave.set()
 
     run(main)

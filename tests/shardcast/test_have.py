@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm import defaults
+from swarm.shardcast.have import PROTOCOL, Claim, _decoder
+from swarm.transport.memory import MemoryNetwork
+from tests.shardcast.harness import Peer, peer, run
+
+SIZE = defaults.PIECE_BYTES_MIN
+
+
+def files(pieces: int, seed: int = 0) -> dict[str, bytes]:
+    return {"model.safetensors": random.Random(seed).randbytes(pieces * SIZE)}
+
+
+def has(listener: Peer, speaker: Peer, manifest: bytes, count: int) -> list[int]:
+    assert listener.have is not None
+    claim = listener.have.claim(speaker.transport.peer_id, manifest)
+    return [] if claim is None else [index for index in range(count) if claim.has(index)]
+
+
+@given(st.sets(st.integers(0, 500)))
+def test_a_claim_holds_exactly_what_was_added(indices: set[int]) -> None:
+    claim = Claim()
+    for index in sorted(indices):
+        claim.add(index)
+    assert {index for index in range(-1, 520) if claim.has(index)} == indices
+
+
+def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2, have=True) as relay,
+            peer(network, 3, have=True) as client,
+        ):
+            checkpoint = await trainer.publish(0, files(6))
+            manifest = checkpoint.manifest_digest
+            assert client.have is not None
+            pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
+            hidden = {piece.digest for piece in pieces[2:]}
+            serve = trainer.service.open
+            trainer.service.open = lambda who, digest: serve(  # type: ignore[method-assign]
+                who, b"unknown" if digest in hidden else digest
+            )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
+                await trio.sleep(2)
+                assert not client.have.speaks(relay.transport.peer_id)
+                await client.connect(relay)
+                await trio.sleep(0.01)
+                assert client.have.speaks(relay.transport.peer_id)
+                assert has(client, relay, manifest, 6) == [0, 1], "the first word comes at once"
+                hidden.remove(pieces[2].digest)
+                await trio.sleep(1.01 + defaults.HAVE_BATCH_SECONDS)
+                assert has(client, relay, manifest, 6) == [0, 1, 2]
+                hidden.clear()
+            await trio.sleep(0.05)
+            assert has(client, relay, manifest, 6) == list(range(6)), "complete is said at once"
+            assert len(client.have.claims_on(manifest)) == 1
+            await relay.store._remove(relay.store.held((0, 0)))  # type: ignore[arg-type]
+            await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
+            assert client.have.claim(relay.transport.peer_id, manifest) is None
+            await relay.transport.disconnect(client.transport.peer_id)
+            await trio.sleep(0.1)
+            assert not client.have.speaks(relay.transport.peer_id)
+
+    run(main)
+
+
+def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2, have=True) as relay,
+            peer(network, 3, have=True) as client,
+        ):
+            await client.connect(relay)
+            frames: list[bytes] = []
+            decode = _decoder.decode
+
+            class Counting:
+                def decode(self, raw: bytes) -> object:
+                    frames.append(raw)
+                    return decode(raw)
+
+            monkeypatch.setattr("swarm.shardcast.have._decoder", Counting())
+            for step in range(5):
+                checkpoint = await trainer.publish(step, files(1, seed=step))
+                await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
+                await trio.sleep(0.4)
+                assert has(client, relay, checkpoint.manifest_digest, 1) == [0]
+            assert len(frames) == 5
+            assert max(map(len, frames)) < 60
+
+    run(main)
+
+
+def test_only_eight_neighbours_are_told_and_a_lost_one_is_replaced() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with trio.open_nursery() as nursery:
+            leave = trio.Event()
+
+            async def live(number: int, task_status: trio.TaskStatus[Peer]) -> None:
+                async with peer(network, number, have=True) as one:
+                    task_status.started(one)
+                    await leave.wait()
+
+            hub = await nursery.start(live, 1)
+            others = [await nursery.start(live, number) for number in range(2, 14)]
+            await hub.connect(*others)
+            checkpoint = await hub.publish(0, files(1))
+            await trio.sleep(1)
+
+            def told() -> list[Peer]:
+                return [one for one in others if has(one, hub, checkpoint.manifest_digest, 1)]
+
+            first = told()
+            assert len(first) == defaults.HAVE_NEIGHBOURS
+            await hub.transport.disconnect(first[0].transport.peer_id)
+            await trio.sleep(1)
+            assert len(told()) == defaults.HAVE_NEIGHBOURS
+            assert first[0] not in told()
+            leave.set()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xc1",
+        msgspec.msgpack.encode([["bitmap", b"x" * 31, b""]]),
+        msgspec.msgpack.encode([["bitmap", b"x" * 32, bytes(8193)]]),
+        msgspec.msgpack.encode([["pieces", b"x" * 32, [65536]]]),
+        msgspec.msgpack.encode([["pieces", b"x" * 32, [-1]]]),
+        msgspec.msgpack.encode([["pieces", b"x" * 32, [0] * 4097]]),
+        msgspec.msgpack.encode([["complete", b"x" * 32]] * 17),
+        msgspec.msgpack.encode([["steal", b"x" * 32]]),
+    ],
+)
+def test_a_hostile_frame_ends_the_stream_and_is_forgotten(frame: bytes) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
+            await liar.connect(listener)
+            stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
+            await stream.send(msgspec.msgpack.encode([["complete", b"c" * 32]]))
+            await trio.sleep(1)
+            assert has(listener, liar, b"c" * 32, 1) == [0]
+            await stream.send(frame)
+            await trio.sleep(1)
+            assert listener.have is not None
+            assert not listener.have.speaks(liar.transport.peer_id)
+            (event,) = listener.events.named("shardcast.neighbour_silent")
+            assert event.fields["remote"] == liar.transport.peer_id
+
+    run(main)
+
+
+def test_what_is_remembered_of_a_neighbour_is_bounded() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
+            await liar.connect(listener)
+            stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
+            started = trio.current_time()
+            for number in range(200):
+                entry = ["bitmap", number.to_bytes(32, "big"), b"\xff" * 8192]
+                await stream.send(msgspec.msgpack.encode([entry]))
+            await trio.sleep(10)
+            assert listener.have is not None
+            claims = listener.have._claims[liar.transport.peer_id]
+            assert len(claims) == defaults.HAVE_CHECKPOINTS_MAX
+            assert next(reversed(claims)) == (199).to_bytes(32, "big")
+            assert trio.current_time() - started > 1.0
+
+    run(main)

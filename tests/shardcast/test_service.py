@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import trio
+
+from swarm.identity import Identity, PeerId
+from swarm.shardcast.manifest import digest_of
+from swarm.shardcast.service import BlobService
+from swarm.transport import BlobReference, FetchError, Refused
+from swarm.transport.memory import MemoryNetwork
+from swarm.world import Piece, Sink
+from tests.shardcast.harness import Peer, peer, run
+from tests.shardcast.memory_disk import MemoryDisk
+
+
+def test_only_known_names_are_served() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        service = BlobService(lambda peer, credential: True)
+        await disk.write("submissions/a", b"rollouts")
+        digest = digest_of(b"rollouts")
+        with pytest.raises(Refused, match="unknown blob") as refused:
+            service.open(None, digest)
+        assert refused.value.status == 404
+        service.register(digest, "submissions/a", 0, 8)
+        blob = service.open(None, digest)
+        assert (blob.path, blob.offset, blob.size_bytes) == ("submissions/a", 0, 8)
+        service.unregister(digest)
+        service.unregister(digest)
+        with pytest.raises(Refused):
+            service.open(None, digest)
+        with pytest.raises(Refused, match="accepts no pushed blobs"):
+            service.accept(None, BlobReference(digest, 8))
+
+    trio.run(main)
+
+
+def test_a_piece_still_missing_is_answered_with_not_yet() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as trainer, peer(network, 2) as relay:
+            checkpoint = await trainer.publish(0, {"a": b"weights"})
+            held = trainer.store.held((0, 0))
+            assert held is not None
+            wanted = held.manifest.pieces[0].digest
+            trainer.service.open = lambda who, digest: BlobService.open(  # type: ignore[method-assign]
+                trainer.service, who, b"unknown" if digest == wanted else digest
+            )
+            with trio.move_on_after(3):
+                await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            with pytest.raises(Refused, match="not yet") as refused:
+                relay.service.open(None, wanted)
+            assert refused.value.status == 404
+            sink = trainer.disk.sink("x", 0, 7)
+            with pytest.raises(FetchError, match="404 not yet") as failed:
+                await trainer.transport.fetch(relay.source, BlobReference(wanted, 7), sink)
+            assert failed.value.retry
+
+    run(main)
+
+
+def test_membership_decides_who_is_admitted() -> None:
+    asked: list[tuple[PeerId | None, bytes]] = []
+
+    def admits(who: PeerId | None, credential: bytes) -> bool:
+        asked.append((who, credential))
+        return credential == b"admission"
+
+    service = BlobService(admits)
+    member = Identity(bytes(32)).peer_id
+    assert service.admits(member, b"admission")
+    assert not service.admits(None, b"")
+    assert asked == [(member, b"admission"), (None, b"")]
+
+
+class _Inbox:
+    """A validator's policy: up to 100 bytes from anybody it knows."""
+
+    def __init__(self, owner: Peer) -> None:
+        self.owner = owner
+        self.arrived: list[tuple[PeerId | None, bytes]] = []
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        if reference.size_bytes > 100:
+            raise Refused(413, "a submission has at most 100 bytes")
+        return self.owner.disk.sink("inbox", 0, reference.size_bytes)
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        await self.owner.disk.allocate("inbox", reference.size_bytes)
+        await sink.commit(piece)
+        self.arrived.append((client, await self.owner.disk.read("inbox")))
+
+
+def test_a_push_follows_the_roles_policy() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as worker, peer(network, 2) as validator:
+            await worker.disk.write("mine", b"rollouts")
+            await worker.disk.write("big", bytes(101))
+            reference = BlobReference(digest_of(b"rollouts"), 8)
+            with pytest.raises(FetchError, match="accepts no pushed blobs"):
+                await worker.transport.push(validator.source, reference, "mine")
+            inbox = _Inbox(validator)
+            validator.service._pushes = inbox
+            await worker.transport.push(validator.source, reference, "mine")
+            assert inbox.arrived == [(worker.transport.peer_id, b"rollouts")]
+            with pytest.raises(FetchError, match="413 a submission has at most 100 bytes"):
+                await worker.transport.push(
+                    validator.source, BlobReference(digest_of(bytes(101)), 101), "big"
+                )
+
+    run(main)
