@@ -152,9 +152,8 @@ class _Wire:
 
     async def small_body(self, size_bytes: int) -> bytes:
         body = bytearray()
-        before = self._traffic.received
         await self.body(size_bytes, body.extend)
-        self._traffic.received = before  # no blob
+        self._traffic.received -= size_bytes  # that was no blob
         return bytes(body)
 
     async def body(self, size_bytes: int, write: Callable[[memoryview], object]) -> None:
@@ -203,7 +202,8 @@ class _Wire:
                     raise _Broken("the file here is shorter than its blob")
                 done += count
                 self._traffic.sent += count
-                await trio.lowlevel.checkpoint()
+                if done < size_bytes:
+                    await trio.lowlevel.checkpoint()
         finally:
             os.close(file)
 

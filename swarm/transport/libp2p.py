@@ -16,8 +16,9 @@ import logging
 import socket
 import struct
 import time
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,6 +29,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pa
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.exceptions import StreamFailure
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
 from libp2p.network.exceptions import SwarmException
@@ -185,9 +187,17 @@ class _Libp2pBytes:
 # --- libp2p's swarm, put right ---------------------------------------------------------------
 
 
-class _Swarm(Swarm):  # type: ignore[misc]
-    """libp2p's connection table with three defects repaired (libp2p 0.8.1).
+class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    """libp2p's dials every address it has ever heard of, whatever its watermarks say."""
 
+    async def maybe_connect(self) -> None:
+        return
+
+
+class _Swarm(Swarm):  # type: ignore[misc]
+    """libp2p's connection table with its defects repaired (libp2p 0.8.1).
+
+    - It dials strangers by itself.
     - An accepted connection keeps its inbound slot, a task and its socket object until the host
       ends, so a host stops accepting after `max_connections` connections in its whole life.
     - There is no bound per remote address.
@@ -198,6 +208,10 @@ class _Swarm(Swarm):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.refuses: Any = lambda peer: False
         self._inbound_by_host: Counter[str] = Counter()
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = _NoAutoConnector(swarm=self, auto_connect_interval=1e9)
 
     async def _do_handle_inbound_connection(
         self, read_write_closer: Any, maddr: Any, failure_event: Any
@@ -219,6 +233,7 @@ class _Swarm(Swarm):  # type: ignore[misc]
                 return
             await muxed.event_closed.wait()
         finally:
+            read_write_closer.stream.socket.close()
             self._inbound_by_host[host] -= 1
             if not self._inbound_by_host[host]:
                 del self._inbound_by_host[host]
@@ -230,6 +245,23 @@ class _Swarm(Swarm):  # type: ignore[misc]
         return await super().add_conn(muxed_conn, direction)
 
 
+class _TCP(TCP):  # type: ignore[misc]
+    """Remembers the sockets it dialled: libp2p closes them only if it is not cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dialled: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def _dial_resolved(self, maddr: Any, source: Any = None) -> Any:
+        connection = await super()._dial_resolved(maddr, source)
+        self._dialled.add(connection.stream.stream)
+        return connection
+
+    def close_sockets(self) -> None:
+        for stream in list(self._dialled):
+            stream.socket.close()
+
+
 class _HolePunching(DCUtRProtocol):  # type: ignore[misc]
     """DCUtR without its two-second poll over all connections: `Libp2pTransport` starts it when a
     relayed connection comes in, as the specification has it."""
@@ -239,16 +271,23 @@ class _HolePunching(DCUtRProtocol):  # type: ignore[misc]
 
 
 class _Notifee(INotifee):  # type: ignore[misc]
-    """Hands libp2p's connection notices to the transport."""
+    """Hands libp2p's connection notices to the transport, in whose nursery a defect is loud:
+    libp2p would only log it."""
 
     def __init__(self, transport: Libp2pTransport) -> None:
         self._transport = transport
 
+    def _tell(self, notice: Callable[[Any], None], conn: Any) -> None:
+        try:
+            notice(conn)
+        except Exception as error:
+            self._transport._nursery.start_soon(_raise, error)
+
     async def connected(self, network: Any, conn: Any) -> None:
-        self._transport._on_connected(conn)
+        self._tell(self._transport._on_connected, conn)
 
     async def disconnected(self, network: Any, conn: Any) -> None:
-        self._transport._on_disconnected(conn)
+        self._tell(self._transport._on_disconnected, conn)
 
     async def opened_stream(self, network: Any, stream: Any) -> None: ...
 
@@ -257,6 +296,10 @@ class _Notifee(INotifee):  # type: ignore[misc]
     async def listen(self, network: Any, multiaddr: Any) -> None: ...
 
     async def listen_close(self, network: Any, multiaddr: Any) -> None: ...
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 def _is_relayed(connection: INetConn) -> bool:
@@ -306,6 +349,7 @@ async def open_libp2p(
     peer_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()
     peerstore.add_key_pair(peer_id, key_pair)
+    tcp = _TCP()
     swarm = _Swarm(
         peer_id,
         peerstore,
@@ -317,13 +361,13 @@ async def open_libp2p(
             },
             muxer_transports_by_protocol={TProtocol(YAMUX_PROTOCOL): Yamux},
         ),
-        transports=[TCP()],
+        transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=defaults.CONNECTIONS_MAX,
             high_watermark=defaults.CONNECTIONS_MAX,
             low_watermark=0,
-            min_connections=0,  # or libp2p dials strangers by itself
+            min_connections=0,
             max_connections_per_peer=3,
             auto_connect_interval=1e9,
         ),
@@ -365,8 +409,9 @@ async def open_libp2p(
                     nursery.start_soon(transport._keep_reservation, text)
                 yield transport
             finally:
-                transport._close_subscriptions()
-                await transport._bulk.close()
+                with trio.move_on_after(defaults.CLOSE_SECONDS, shield=True):
+                    await transport._close()
+                tcp.close_sockets()
                 nursery.cancel_scope.cancel()
 
 
@@ -416,6 +461,14 @@ class Libp2pTransport(BaseTransport):
         self.serve(BLOB_PROTOCOL, self._bulk_server.serve_stream)
         swarm.refuses = self._is_banned
         swarm.register_notifee(_Notifee(self))
+
+    async def _close(self) -> None:
+        """Take leave of everybody at once."""
+        self._close_subscriptions()
+        await self._bulk.close()
+        async with trio.open_nursery() as nursery:
+            for peer in list(self._connections):
+                nursery.start_soon(self.disconnect, peer)
 
     # --- addresses ---
 
@@ -532,8 +585,6 @@ class Libp2pTransport(BaseTransport):
             held.remove(connection)
             if not held:
                 del self._connections[peer]
-                # libp2p never forgets a peer; a public peer meets very many.
-                self._swarm.peerstore.clear_peerdata(ID.from_string(peer))
                 self._bulk_server.forget(peer)
                 self._emit(ConnectionEvent(peer, connected=False))
 
@@ -648,9 +699,9 @@ class Libp2pTransport(BaseTransport):
             try:
                 stream = await self._host.new_stream(ID.from_string(peer), [TProtocol(protocol)])
             except StreamFailure as error:
-                raise StreamError(
-                    f"stream {protocol} with {peer}: {self.version_mismatch(peer, protocol)}"
-                ) from error
+                unknown = "not supported" in str(error.__cause__)
+                why = self.version_mismatch(peer, protocol) if unknown else "the peer reset it"
+                raise StreamError(f"stream {protocol} with {peer}: {why}") from error
             except _STREAM_ERRORS as error:
                 raise StreamError(
                     f"stream {protocol} with {peer}: the connection broke ({_reason(error)})"
