@@ -1,0 +1,427 @@
+"""The `swarm` command.
+
+Each subcommand imports what it needs when it runs, so that `swarm --help` is quick and a mistake
+in the arguments is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import trio
+import typer
+
+from swarm.errors import SwarmError, UserError
+
+if TYPE_CHECKING:
+    from swarm.envelope import Envelope
+    from swarm.messages import Present, StepOrder
+    from swarm.node import RunNode
+
+STATUS_SECONDS_MAX = 8.0
+"""For trusted peers to admit the observer and for presence, published every 5 s, to arrive."""
+
+app = typer.Typer(
+    name="swarm",
+    help="Reinforcement learning of language models across machines that do not trust each other.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+run_app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
+rollouts_app = typer.Typer(help="Read files of rollouts.", no_args_is_help=True)
+app.add_typer(run_app, name="run")
+app.add_typer(rollouts_app, name="rollouts")
+
+Bootstrap = Annotated[
+    list[str],
+    typer.Option("--bootstrap", help="Multiaddr of a peer that knows the network; repeatable."),
+]
+WhichRun = Annotated[
+    str | None, typer.Option("--run", help="Which run, if the peer knows several: id or name.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+
+
+def _finish(work: Callable[[], int | None]) -> None:
+    """Do a command's work; every error it may raise is one sentence and a status other than 0."""
+    try:
+        status = work()
+    except (SwarmError, BaseExceptionGroup) as error:
+        from swarm.peer import exit_with
+
+        status = exit_with(error)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        status = 130
+    raise typer.Exit(status or 0)
+
+
+# --- demo --------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(help="Rollout steps; 250 take about two minutes.")] = 250,
+    peers: Annotated[int, typer.Option(help="Inference peers.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the base policy and the trainer.")] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Folder for everything: results, logs, keys and state of the peers."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the summary to this file.")
+    ] = None,
+    cheat: Annotated[
+        str | None,
+        typer.Option(help="wrong-weights: one inference peer runs altered weights."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="A line per step instead of the live view.")
+    ] = False,
+) -> None:
+    """Run a whole swarm on this machine: it learns to sort six digits.
+
+    One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
+    processes. Results come to ./demo-output (or --keep): the trained policy as a Hugging Face
+    folder, the reward curve, a summary. Ctrl-C ends everything.
+    """
+
+    def work() -> int:
+        if cheat not in (None, "wrong-weights"):
+            raise UserError(f"--cheat is {cheat!r}; there is: wrong-weights")
+        from swarm.demo import DemoOptions, run_demo
+
+        options = DemoOptions(
+            age_seconds=_seconds_since_start(),
+            steps=steps,
+            peers=peers,
+            seed=seed,
+            keep=keep,
+            json_file=json_file,
+            cheat=cheat is not None,
+            plain=plain,
+        )
+        return trio.run(run_demo, options)
+
+    _finish(work)
+
+
+def _seconds_since_start() -> float:
+    """How long this process has run (0 where the system does not say)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    import os
+
+    return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+# --- run ---------------------------------------------------------------------------------------
+
+
+@run_app.command("create")
+def run_create(
+    file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
+    out: Annotated[Path, typer.Option(help="Where the signed manifest goes.")],
+    owner_key: Annotated[
+        Path, typer.Option(help="The owner's key; made with mode 0600 if there is none.")
+    ] = Path("owner.key"),
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder with tokenizer.json; the model's, if it is a folder here."),
+    ] = None,
+) -> None:
+    """Make and sign a run manifest.
+
+    Tables and keys of FILE are the fields of the manifest (docs/protocol.md), without the hashes
+    of the tokenizer and of the environment's probe tasks: those are computed here.
+    """
+
+    def work() -> None:
+        from swarm.demo.command import probe, sign_manifest
+        from swarm.identity import load_or_create
+        from swarm.run import manifest_from_toml, run_id
+
+        model, environment, version = _what_to_probe(file)
+        tokenizer_hash, probe_hash = probe(tokenizer or Path(model), environment, version)
+        manifest = manifest_from_toml(
+            file, {"tokenizer_hash": tokenizer_hash, "environment.probe_hash": probe_hash}
+        )
+        envelope = sign_manifest(load_or_create(owner_key), manifest, time.time())
+        try:
+            out.write_bytes(envelope.raw)
+        except OSError as error:
+            raise UserError(f"--out {out} cannot be written ({error.strerror})") from error
+        print(f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {out}")
+        print(f"owner key: {owner_key} (keep it safe: whoever has it owns the run)")
+        print("next, start a peer that hands the manifest out, then the trainer and validators:")
+        print(f"  python -m swarm.peer --role bootstrap --manifest {out}")
+        print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
+
+    _finish(work)
+
+
+def _what_to_probe(file: Path) -> tuple[str, str, str]:
+    """(model, environment, its version) as a run's TOML file names them; raises `UserError`."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}") from error
+    environment = table.get("environment")
+    if not isinstance(environment, dict):
+        environment = {}
+    found = (table.get("model"), environment.get("name"), environment.get("version"))
+    for value, key in zip(found, ("model", "environment.name", "environment.version"), strict=True):
+        if not isinstance(value, str):
+            raise UserError(f"{file}: {key} is {value!r}; it must be text")
+    return str(found[0]), str(found[1]), str(found[2])
+
+
+@run_app.command("show")
+def run_show(
+    file: Annotated[Path | None, typer.Argument(help="File with a signed manifest.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Ask this peer (multiaddr) instead of a file.")
+    ] = None,
+    run: WhichRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run manifest, from a file or as a bootstrap peer hands it out."""
+
+    def work() -> None:
+        from swarm.run import load_manifest
+
+        if (file is None) == (not bootstrap):
+            raise UserError("give either FILE or --bootstrap MULTIADDR")
+        if file is not None:
+            envelope = load_manifest(file)
+        else:
+            envelope = trio.run(_fetch_manifest, bootstrap or [], run)
+        _show_manifest(envelope, as_json=as_json)
+
+    _finish(work)
+
+
+def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
+    import msgspec
+
+    from swarm.run import run_id
+
+    plain = _plain(envelope.message)
+    if as_json:
+        print(json.dumps({"run": run_id(envelope), "owner": envelope.sender} | plain, indent=2))
+        return
+    print(f"run      {run_id(envelope)}")
+    print(f"owner    {envelope.sender} (signature verified)")
+    issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
+    print(f"signed   {issued} UTC")
+    assert isinstance(envelope.message, msgspec.Struct)
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            print(f"\n[{name}]")
+            for key, inner in value.items():
+                print(f"  {key} = {json.dumps(inner)}")
+        elif name in ("trainers", "validators"):
+            print(f"\n{name}:")
+            for key in value:
+                print(f"  {key['peer']} (from version {key['from_version']})")
+        else:
+            print(f"{name} = {json.dumps(value)}")
+
+
+def _plain(value: Any) -> Any:
+    """Structs as dictionaries, bytes as hex."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+# --- looking at a running swarm ----------------------------------------------------------------
+
+
+async def _fetch_manifest(bootstrap: Sequence[str], run: str | None) -> Envelope:
+    """The manifest that a bootstrap peer hands out."""
+    from swarm.node import find_run, join_network
+    from swarm.peer import open_node
+    from swarm.settings import PeerSettings
+
+    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
+        settings = PeerSettings(
+            role=["observer"], bootstrap=list(bootstrap), listen=[], home=home, run=run
+        )
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            return (await find_run(node, await join_network(node))).manifest_envelope
+
+
+class _Observation:
+    """What an observer learns in a few seconds."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self.peer = peer
+        self.present: dict[str, Present] = {}
+        self.arrived = trio.Event()
+
+    def on_presence(self, envelope: Envelope) -> None:
+        from swarm.messages import Presence
+
+        assert isinstance(envelope.message, Presence)
+        for entry in envelope.message.peers:
+            held = self.present.get(entry.peer)
+            if held is None or entry.age_seconds < held.age_seconds:
+                self.present[entry.peer] = entry
+        self.arrived.set()
+
+
+async def _observe(bootstrap: Sequence[str], run: str | None) -> tuple[_Observation, str]:
+    """Join a run as an observer until the trusted peers have said who is there."""
+    from swarm.gossip import RUN, WORK
+    from swarm.messages import Presence
+    from swarm.node import RunNode, find_run, join_network
+    from swarm.peer import open_node
+    from swarm.settings import PeerSettings
+
+    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
+        settings = PeerSettings(
+            role=["observer"], bootstrap=list(bootstrap), listen=[], home=home, run=run
+        )
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            found = await find_run(node, await join_network(node))
+            peer = RunNode(node, found, (RUN, WORK))
+            observation = _Observation(peer)
+            peer.gossip.listen(Presence, observation.on_presence)
+            with trio.move_on_after(STATUS_SECONDS_MAX) as scope:
+                async with peer.joined():
+                    await observation.arrived.wait()
+                    # Every trusted peer offers its newest state on greeting: one more tick.
+                    await trio.sleep(1.0)
+            if scope.cancelled_caught and not observation.present:
+                raise SwarmError(
+                    f"no trusted peer of {found.id} answered within {STATUS_SECONDS_MAX:g} s; "
+                    "its trainer and validators may be down"
+                )
+            return observation, found.id
+
+
+@app.command()
+def status(
+    bootstrap: Bootstrap,
+    run: WhichRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who takes part in a run, and how far it is."""
+
+    def work() -> None:
+        observation, run_name = trio.run(_observe, bootstrap, run)
+        if as_json:
+            print(json.dumps(_status_object(observation, run_name), indent=2))
+        else:
+            _show_status(observation, run_name)
+
+    _finish(work)
+
+
+def _status_object(observation: _Observation, run: str) -> dict[str, Any]:
+    order = observation.peer.step_order()
+    checkpoint = observation.peer.newest_checkpoint()
+    return {
+        "run": run,
+        "step": order.step if order else None,
+        "steps": observation.peer.run.manifest.schedule.steps,
+        "policy": checkpoint.step if checkpoint else None,
+        "reward": checkpoint.reward if checkpoint else None,
+        "state": _run_state(order),
+        "peers": {
+            entry.peer: {"standing": entry.standing, "age_seconds": round(entry.age_seconds, 1)}
+            | _plain(entry.heartbeat)
+            for _, entry in sorted(observation.present.items())
+        },
+    }
+
+
+def _run_state(order: StepOrder | None) -> str:
+    if order is None:
+        return "not begun"
+    if order.final:
+        return "over"
+    return f"wants {order.groups_wanted} groups" if order.groups_wanted else "step closed"
+
+
+def _show_status(observation: _Observation, run: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from swarm.demo.view import ROLE_STYLES, STATE_STYLES, readable_bytes
+
+    told = _status_object(observation, run)
+    console = Console()
+    console.print(f"[bold]run[/bold] {run}", highlight=False, soft_wrap=True)
+    step = "–" if told["step"] is None else f"{told['step']} of {told['steps']}"
+    line = f"[bold]step[/bold] {step} · {told['state']}"
+    if told["policy"] is not None:
+        line += f" · newest policy {told['policy']} · reward {told['reward']:.3f}"
+    console.print(line, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    for column in ("peer", "roles", "standing"):
+        table.add_column(column)
+    for column in ("policy", "step", "sent", "received"):
+        table.add_column(column, justify="right")
+    table.add_column("doing")
+    trusted = observation.peer.run.manifest
+    for identifier, entry in sorted(
+        observation.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
+    ):
+        beat = entry.heartbeat
+        roles = ", ".join(beat.roles)
+        mark = " (trusted)" if identifier in trusted.trusted_ids() else ""
+        style = ROLE_STYLES.get(beat.roles[0] if beat.roles else "", "white")
+        table.add_row(
+            f"…{identifier[-10:]}",
+            f"[{style}]{roles}[/{style}]{mark}",
+            f"[{STATE_STYLES.get(entry.standing, 'white')}]{entry.standing}[/]",
+            str(beat.policy) if beat.policy >= 0 else "–",
+            str(beat.step) if beat.step >= 0 else "–",
+            readable_bytes(beat.bytes_sent),
+            readable_bytes(beat.bytes_received),
+            beat.doing,
+        )
+    console.print(table)
+
+
+# --- one peer ----------------------------------------------------------------------------------
+
+
+@app.command(
+    "peer",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def peer(context: typer.Context) -> None:
+    """Start one peer of the network: the same as `python -m swarm.peer`, flags and all."""
+    from swarm.peer import peer as start_peer
+
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command()(start_peer)
+    command(context.args, prog_name="swarm peer")
+
+
+def main() -> None:
+    """The console script `swarm`."""
+    app()

@@ -1,0 +1,197 @@
+"""The demo's processes: started, listened to, restarted when they die, ended without a trace.
+
+Each gets a process group of its own, so that Ctrl-C reaches the demo alone, which then ends them
+all, and so that nothing a process started outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from swarm.errors import SwarmError
+
+LINE_BYTES_MAX = 256 * 1024
+LAST_LINES_KEPT = 12
+TERMINATE_SECONDS = 3.5
+"""Between SIGTERM and SIGKILL; a peer allows itself 4 s, the whole demo has 5."""
+BACKOFF_SECONDS = 0.2
+"""Before the first restart; doubles with each death in a row."""
+BACKOFF_SECONDS_MAX = 3.0
+DEATHS_IN_A_ROW_MAX = 5
+STEADY_SECONDS = 20.0
+"""A process that lived this long ends the row of deaths."""
+
+
+class ProcessFailed(SwarmError):
+    """A process of the demo died again and again; the message has its last lines."""
+
+
+class Watcher(Protocol):
+    """Who is told what the processes say and do. Called at once; must not block."""
+
+    def said(self, name: str, event: Mapping[str, Any]) -> None:
+        """A JSON line arrived on standard output."""
+
+    def died(self, name: str, status: int) -> None:
+        """It ended with a status other than 0 and will be restarted."""
+
+    def finished(self, name: str) -> None:
+        """It ended and stays so."""
+
+    def restart_wanted(self, name: str) -> bool:
+        """Whether a process that ended with a status other than 0 is still needed."""
+
+
+@dataclass
+class Process:
+    """One process to keep alive."""
+
+    name: str
+    command: Callable[[bool], Sequence[str]]
+    """The command line; the argument says whether this is a restart."""
+    log: Path | None = None
+    """Where everything it prints is appended."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to this process's own environment."""
+    pid: int | None = None
+    """While it runs."""
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
+
+
+async def keep_alive(process: Process, watcher: Watcher) -> None:
+    """Run a process until it ends with status 0, restarting it when it dies otherwise.
+
+    Cancelling ends it: SIGTERM to its group, after `TERMINATE_SECONDS` SIGKILL. Raises
+    `ProcessFailed` after `DEATHS_IN_A_ROW_MAX` deaths in a row, or when it cannot be started.
+    """
+    deaths = 0
+    restart = False
+    while True:
+        began = trio.current_time()
+        status = await _live_once(process, watcher, restart)
+        if status == 0 or not watcher.restart_wanted(process.name):
+            watcher.finished(process.name)
+            return
+        deaths = 1 if trio.current_time() - began >= STEADY_SECONDS else deaths + 1
+        if deaths >= DEATHS_IN_A_ROW_MAX:
+            last = "\n".join(f"  {line}" for line in process.last_lines) or "  (it said nothing)"
+            raise ProcessFailed(
+                f"{process.name} died {deaths} times in a row, last {_how(status)}; "
+                f"it said:\n{last}"
+            )
+        watcher.died(process.name, status)
+        restart = True
+        await trio.sleep(min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** (deaths - 1)))
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"with status {status}"
+    with suppress(ValueError):
+        return f"by {signal.Signals(-status).name}"
+    return f"by signal {-status}"
+
+
+async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
+    """One life of the process; its exit status (negative: the signal)."""
+    command = list(process.command(restart))
+    try:
+        child = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **process.environment},
+        )
+    except OSError as error:
+        raise ProcessFailed(
+            f"{process.name} cannot be started ({error.strerror}: {command[0]})"
+        ) from error
+    process.pid = child.pid
+    log = process.log.open("a", encoding="utf-8") if process.log is not None else None
+
+    def keep(line: str) -> None:
+        if log is not None:
+            log.write(line + "\n")
+            log.flush()
+
+    async def listen() -> None:
+        assert child.stdout is not None
+        async for line in lines_of(child.stdout):
+            keep(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                process.last_lines.append(line[:300])
+                continue
+            if isinstance(event, dict):
+                watcher.said(process.name, event)
+
+    async def hear_complaints() -> None:
+        assert child.stderr is not None
+        async for line in lines_of(child.stderr):
+            keep(line)
+            if line.strip():
+                process.last_lines.append(line[:300])
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            nursery.start_soon(hear_complaints)
+            await child.wait()
+            # Its own children may hold the pipes open: they end with it.
+            _signal_group(child.pid, signal.SIGKILL)
+        assert child.returncode is not None
+        return child.returncode
+    finally:
+        process.pid = None
+        with trio.CancelScope(shield=True):
+            await _end(child)
+        if log is not None:
+            log.close()
+
+
+async def _end(child: trio.Process) -> None:
+    """End a process and everything in its group."""
+    if child.returncode is None:
+        _signal_group(child.pid, signal.SIGTERM)
+        with trio.move_on_after(TERMINATE_SECONDS):
+            await child.wait()
+    _signal_group(child.pid, signal.SIGKILL)
+    await child.wait()
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            await trio.aclose_forcefully(pipe)
+
+
+def _signal_group(group: int, which: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, which)
+
+
+async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
+    """Lines of a pipe as text, each cut at `LINE_BYTES_MAX`."""
+    held = b""
+    with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+        async for chunk in stream:
+            *whole, held = (held + chunk).split(b"\n")
+            for line in whole:
+                yield line[:LINE_BYTES_MAX].decode("utf-8", errors="replace")
+            held = held[:LINE_BYTES_MAX]
+        if held:
+            yield held.decode("utf-8", errors="replace")
+
+
+__all__ = ["Process", "ProcessFailed", "Watcher", "keep_alive", "lines_of"]

@@ -1,0 +1,331 @@
+"""What the demo knows of its swarm, folded out of the peers' events: view and summary read this.
+
+Events come as JSON lines from processes of our own, yet every field is looked at with a default:
+a peer that says too little makes a gap in the table, never the end of the demo.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VERDICTS_KEPT = 64
+NOTES_KEPT = 64
+SPEED_STEPS = 20
+"""Steps over which the time left is estimated."""
+
+Fields = Mapping[str, Any]
+
+
+def number(fields: Fields, name: str, default: float = 0.0) -> float:
+    """A numeric field, or the default when it is missing or no number."""
+    value = fields.get(name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return default
+
+
+def text(fields: Fields, name: str) -> str:
+    """A text field, or the empty text."""
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+@dataclass
+class PeerState:
+    """One row of the table."""
+
+    name: str
+    role: str
+    peer: str
+    own: bool = True
+    """A process of this demo, rather than a guest who joined by hand."""
+    state: str = "starting"
+    """starting, joining, live, suspected, gone, evicted, restarting, finished."""
+    doing: str = ""
+    policy: int = -1
+    step: int = -1
+    tokens_per_second: float = 0.0
+    restarts: int = 0
+    sent: int = 0
+    received: int = 0
+    """Bytes of blobs, over all lives of the process."""
+    _sent_before: int = 0
+    _received_before: int = 0
+
+    def moved(self, sent: int, received: int) -> None:
+        """Take a process's own counts, which begin at 0 with each life."""
+        self.sent = self._sent_before + sent
+        self.received = self._received_before + received
+
+    def new_life(self) -> None:
+        self._sent_before, self._received_before = self.sent, self.received
+        self.tokens_per_second = 0.0
+
+
+@dataclass(frozen=True)
+class VerdictLine:
+    """One judgement, as it is shown."""
+
+    at: float
+    worker: str
+    step: int
+    number: int
+    outcome: str
+    failed: str
+    figure: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    step: int
+    at: float
+    reward: float
+    loss: float
+    gradient_norm: float
+    groups: int
+    tokens: int
+    seconds: float
+    idle_seconds: float
+
+
+@dataclass
+class Note:
+    """Something worth a line: a restart, an eviction, a guest."""
+
+    at: float
+    text: str
+    grave: bool = False
+
+
+@dataclass
+class SwarmState:
+    """Everything shown, and everything summed up at the end. Times: seconds on one clock."""
+
+    steps_wanted: int
+    started: float
+    join_line: str = ""
+    peers: dict[str, PeerState] = field(default_factory=dict)
+    """By peer id, in the order of the table."""
+    trained: dict[int, TrainedStep] = field(default_factory=dict)
+    """By step, so that a step trained again after a crash counts once."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Verdicts: accepted, quarantined, or the name of the check that failed."""
+    verdicts: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
+    notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
+    evicted: dict[str, str] = field(default_factory=dict)
+    """Reason, by name."""
+    accuracy_after: dict[str, float] = field(default_factory=dict)
+    """sampled and greedy, once evaluated."""
+    accuracy_before: dict[str, float] = field(default_factory=dict)
+    finished_folder: str | None = None
+    """Where the trainer left the trained policy; None until the run is complete."""
+    phase: str = "preparing"
+    marks: dict[str, float] = field(default_factory=dict)
+    """When each phase began."""
+    changes: int = 0
+    """Grows with everything that is shown."""
+
+    def add_peer(self, name: str, role: str, peer: str, *, own: bool = True) -> PeerState:
+        self.peers[peer] = PeerState(name, role, peer, own, "starting" if own else "live")
+        return self.peers[peer]
+
+    def name_of(self, peer: str) -> str:
+        """The name in the table, or the end of a stranger's id."""
+        held = self.peers.get(peer)
+        return held.name if held else f"…{peer[-6:]}"
+
+    def named(self, name: str) -> PeerState | None:
+        return next((peer for peer in self.peers.values() if peer.name == name), None)
+
+    # --- figures -----------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Steps trained, counted from 1."""
+        return max(self.trained, default=-1) + 1
+
+    def rewards(self) -> list[tuple[int, float]]:
+        """(step, mean reward), in order."""
+        return [(step, self.trained[step].reward) for step in sorted(self.trained)]
+
+    def tokens_per_second(self) -> float:
+        return sum(p.tokens_per_second for p in self.peers.values() if p.role == "inference")
+
+    def restarts(self) -> int:
+        return sum(peer.restarts for peer in self.peers.values())
+
+    def seconds_left(self) -> float | None:
+        """By the pace of the last steps; None before there is one."""
+        recent = [self.trained[step] for step in sorted(self.trained)[-SPEED_STEPS:]]
+        if len(recent) < 2:
+            return None
+        pace = (recent[-1].at - recent[0].at) / (len(recent) - 1)
+        return max(0.0, pace * (self.steps_wanted - self.step))
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def enter(self, phase: str, now: float) -> None:
+        """A new phase begins."""
+        self.phase = phase
+        self.marks.setdefault(phase, now)
+        self.changes += 1
+
+    def note(self, line: str, now: float, *, grave: bool = False) -> None:
+        self.notes.append(Note(now, line, grave))
+        self.changes += 1
+
+    def process_died(self, name: str, status: int, now: float) -> None:
+        peer = self.named(name)
+        if peer is not None:
+            peer.restarts += 1
+            peer.state, peer.doing = "restarting", ""
+            peer.new_life()
+        cause = f"by signal {-status}" if status < 0 else f"with status {status}"
+        self.note(f"{name} ended {cause}; restarted", now, grave=True)
+
+    def process_finished(self, name: str) -> None:
+        peer = self.named(name)
+        if peer is not None:
+            peer.doing = ""
+            peer.tokens_per_second = 0.0
+            if peer.state != "evicted":
+                peer.state = "finished"
+        self.changes += 1
+
+    def apply(self, event: Fields, now: float) -> None:
+        """Take one event of a peer; unknown ones change nothing."""
+        name = text(event, "event")
+        handler = getattr(self, f"_on_{name.replace('.', '_')}", None)
+        if handler is not None:
+            handler(event, self.peers.get(text(event, "peer")), now)
+            self.changes += 1
+
+    def _on_peer_listening(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        if peer is not None and peer.state != "evicted":
+            peer.state = "live" if peer.role == "bootstrap" else "joining"
+
+    def _on_peer_run_found(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        if peer is not None and peer.role in ("trainer", "validator"):
+            peer.state = "live"
+
+    def _on_membership_admitted(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        if peer is not None and peer.state != "evicted":
+            peer.state = "live"
+
+    def _on_peer_status(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        if peer is None:
+            return
+        peer.doing = text(event, "doing")
+        peer.policy = int(number(event, "policy", -1))
+        peer.step = int(number(event, "step", -1))
+        peer.tokens_per_second = number(event, "tokens_per_second")
+        peer.moved(int(number(event, "bytes_sent")), int(number(event, "bytes_received")))
+
+    def _on_membership_peer_admitted(
+        self, event: Fields, peer: PeerState | None, now: float
+    ) -> None:
+        remote = text(event, "remote")
+        if remote and remote not in self.peers:
+            roles = event.get("roles")
+            role = str(roles[0]) if isinstance(roles, Sequence) and roles else "guest"
+            guests = sum(not known.own for known in self.peers.values())
+            guest = self.add_peer(f"guest-{guests + 1}", role[:20], remote, own=False)
+            self.note(f"{guest.name} joined as {guest.role} ({remote})", now)
+
+    def _standing(self, event: Fields, state: str, now: float) -> None:
+        remote = self.peers.get(text(event, "remote"))
+        if remote is not None and remote.state not in ("evicted", "finished", "restarting"):
+            if remote.state != state:
+                self.note(f"{remote.name} is {state}", now, grave=state != "live")
+            remote.state = state
+            if state == "gone":
+                remote.tokens_per_second = 0.0
+
+    def _on_membership_peer_suspected(
+        self, event: Fields, peer: PeerState | None, now: float
+    ) -> None:
+        self._standing(event, "suspected", now)
+
+    def _on_membership_peer_gone(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        self._standing(event, "gone", now)
+
+    def _on_membership_peer_returned(
+        self, event: Fields, peer: PeerState | None, now: float
+    ) -> None:
+        self._standing(event, "live", now)
+
+    def _on_membership_peer_evicted(
+        self, event: Fields, peer: PeerState | None, now: float
+    ) -> None:
+        remote = text(event, "remote")
+        name = self.name_of(remote)
+        if not remote or name in self.evicted:
+            return
+        self.evicted[name] = text(event, "reason")
+        held = self.peers.get(remote)
+        if held is not None:
+            held.state, held.doing, held.tokens_per_second = "evicted", "", 0.0
+        self.note(f"{name} evicted: {self.evicted[name]}", now, grave=True)
+
+    def _on_trainer_evaluated(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        figures = {"sampled": number(event, "sampled"), "greedy": number(event, "greedy")}
+        if text(event, "moment") == "after":
+            self.accuracy_after = figures
+        else:
+            self.accuracy_before = figures
+
+    def _on_trainer_step_opened(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        if self.phase == "joining":
+            self.enter("training", now)
+
+    def _on_trainer_step_trained(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        step = int(number(event, "step"))
+        self.trained[step] = TrainedStep(
+            step=step,
+            at=now,
+            reward=number(event, "reward"),
+            loss=number(event, "loss"),
+            gradient_norm=number(event, "gradient_norm"),
+            groups=int(number(event, "groups")),
+            tokens=int(number(event, "tokens")),
+            seconds=number(event, "seconds"),
+            idle_seconds=number(event, "idle_seconds"),
+        )
+        if self.step >= self.steps_wanted:
+            self.enter("ending", now)
+
+    def _on_trainer_run_complete(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        self.finished_folder = text(event, "folder")
+        self.enter("ending", now)
+
+    def _on_inference_policy_loaded(
+        self, event: Fields, peer: PeerState | None, now: float
+    ) -> None:
+        if peer is not None:
+            peer.policy = int(number(event, "policy", peer.policy))
+
+    def _on_validator_verdict(self, event: Fields, peer: PeerState | None, now: float) -> None:
+        outcome, failed = text(event, "outcome"), text(event, "failed")
+        self.counts[outcome if outcome != "refused" else failed or "refused"] += 1
+        worker = text(event, "worker")
+        self.verdicts.append(
+            VerdictLine(
+                at=now,
+                worker=self.name_of(worker),
+                step=int(number(event, "step", -1)),
+                number=int(number(event, "number", -1)),
+                outcome=outcome,
+                failed=failed,
+                figure=number(event, "figure"),
+                threshold=number(event, "threshold"),
+            )
+        )
+        guest = self.peers.get(worker)
+        if guest is not None and not guest.own:
+            guest.policy = int(number(event, "policy", guest.policy))
+            guest.step = int(number(event, "step", guest.step))
+            guest.doing = f"judged {outcome}"
