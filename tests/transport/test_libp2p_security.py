@@ -1,0 +1,323 @@
+"""What only the real network can get wrong: who is believed, relays, ports, addresses, bounds."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.network.config import RetryConfig
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+from multiaddr import Multiaddr
+
+from swarm import defaults
+from swarm.errors import UserError
+from swarm.transport import ConnectError, ConnectionEvent, Reachability, Stream, StreamError
+from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr
+
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+ECHO = "/swarm/echo/1.0.0"
+
+
+def run(main) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(20):
+            await main()
+
+    trio.run(bounded)
+
+
+class Peers:
+    """Opens transports that live as long as the test."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._disk = FolderDisk(folder)
+
+    async def open(self, identity, listen=LOOPBACK, **options) -> Libp2pTransport:
+        opened = open_libp2p(identity, listen, world=World(), disk=self._disk, **options)
+        return await self._stack.enter_async_context(opened)
+
+
+async def echo(stream: Stream) -> None:
+    while (frame := await stream.receive()) is not None:
+        await stream.send(frame)
+
+
+def plaintext_host(claimed):
+    """A host that offers only plaintext and claims to be `claimed`."""
+    key_pair = create_new_key_pair(claimed.seed)
+    host = new_host(
+        key_pair=key_pair,
+        sec_opt={PLAINTEXT_PROTOCOL_ID: InsecureTransport(key_pair)},
+        listen_addrs=[Multiaddr("/ip4/127.0.0.1/tcp/0")],
+    )
+    host.get_network().retry_config = RetryConfig(max_retries=0)
+    return host
+
+
+def test_a_plaintext_client_is_refused(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            alice = await Peers(stack, tmp_path).open(ALICE)
+            events = alice.connection_events()
+            host = plaintext_host(BOB)
+            async with host.run([]):
+                with pytest.raises(SwarmException):
+                    await host.get_network().dial_addr(
+                        Multiaddr(alice.addresses()[0]), ID.from_string(ALICE.peer_id)
+                    )
+            assert alice.connected() == []
+            with pytest.raises(trio.WouldBlock):
+                events.receive_nowait()
+
+    run(main)
+
+
+def test_a_plaintext_server_is_not_talked_to(tmp_path) -> None:
+    """In plaintext anybody can claim Bob's key, so a client must not fall back to it."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            alice = await Peers(stack, tmp_path).open(ALICE)
+            host = plaintext_host(BOB)
+            async with host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+                with pytest.raises(ConnectError):
+                    await alice.connect(BOB.peer_id, [str(a) for a in host.get_addrs()])
+            assert alice.connected() == []
+
+    run(main)
+
+
+def test_an_impersonator_is_found_out(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            alice, mallory = await peers.open(ALICE), await peers.open(MALLORY)
+            address = mallory.addresses()[0].replace(MALLORY.peer_id, BOB.peer_id)
+            with pytest.raises(ConnectError, match=BOB.peer_id):
+                await alice.connect(BOB.peer_id, [address])
+            assert alice.connected() == []
+
+    run(main)
+
+
+def test_a_peer_behind_a_relay_is_reached(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            relay = await peers.open(CAROL, relay=True)
+            hidden = await peers.open(BOB, [])
+            assert hidden.addresses() == ()
+            assert hidden.reachability() is Reachability.PRIVATE
+            await hidden.use_relay(relay.addresses()[0])
+            (address,) = hidden.addresses()
+            assert address.endswith(f"/p2p/{CAROL.peer_id}/p2p-circuit/p2p/{BOB.peer_id}")
+            hidden.serve(ECHO, echo)
+
+            # Alice does not listen either, so that no hole can be punched to her.
+            alice = await peers.open(ALICE, [])
+            at_hidden, at_alice = hidden.connection_events(), alice.connection_events()
+            await alice.connect(BOB.peer_id, [address])
+            assert await at_hidden.receive() == ConnectionEvent(ALICE.peer_id, True, relayed=True)
+            assert await at_alice.receive() == ConnectionEvent(CAROL.peer_id, True)
+            assert await at_alice.receive() == ConnectionEvent(BOB.peer_id, True, relayed=True)
+            stream = await alice.open_stream(BOB.peer_id, ECHO)
+            for size in (1, 100_000, 1000):
+                await stream.send(bytes(size))
+                assert await stream.receive() == bytes(size)
+            await stream.end()
+            assert await stream.receive() is None
+            await alice.disconnect(BOB.peer_id)
+            assert await at_hidden.receive() == ConnectionEvent(ALICE.peer_id, False)
+
+    run(main)
+
+
+def test_a_relayed_connection_becomes_direct_where_it_can(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            relay = await peers.open(CAROL, relay=True)
+            hidden = await peers.open(BOB)
+            await hidden.use_relay(relay.addresses()[0])
+            relayed = hidden.addresses()[-1]
+            assert "p2p-circuit" in relayed
+            alice = await peers.open(ALICE)
+            events = alice.connection_events()
+            await alice.connect(BOB.peer_id, [relayed])
+            seen = [await events.receive() for _ in range(3)]
+            assert ConnectionEvent(BOB.peer_id, True, relayed=True) in seen
+            assert seen[-1] == ConnectionEvent(BOB.peer_id, True, relayed=False)
+
+    run(main)
+
+
+def test_a_relay_that_declines_or_is_none_says_so(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            relay = await peers.open(CAROL, relay=True)
+            plain = await peers.open(MALLORY)
+            alice = await peers.open(ALICE, [])
+            through = f"{relay.addresses()[0]}/p2p-circuit/p2p/{BOB.peer_id}"
+            with pytest.raises(ConnectError, match="no reservation"):
+                await alice.connect(BOB.peer_id, [through])
+            with pytest.raises(ConnectError, match=MALLORY.peer_id):
+                await alice.use_relay(plain.addresses()[0])
+            assert alice.addresses() == ()
+
+    run(main)
+
+
+def test_more_connections_than_the_limit_come_and_go(tmp_path, monkeypatch) -> None:
+    """libp2p by itself never gives an inbound slot back, so a host goes deaf after a while."""
+    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 3)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            alice, bob = await peers.open(ALICE), await peers.open(BOB)
+            events = bob.connection_events()
+            for _ in range(5):
+                await alice.connect(BOB.peer_id, bob.addresses())
+                assert (await events.receive()).connected
+                await alice.disconnect(BOB.peer_id)
+                assert not (await events.receive()).connected
+
+    run(main)
+
+
+def test_one_address_cannot_take_all_connections(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "CONNECTIONS_PER_ADDRESS_MAX", 1)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            bob = await peers.open(BOB)
+            alice, carol = await peers.open(ALICE), await peers.open(CAROL)
+            await alice.connect(BOB.peer_id, bob.addresses())
+            with pytest.raises(ConnectError):
+                await carol.connect(BOB.peer_id, bob.addresses())
+            assert bob.connected() == [ALICE.peer_id]
+
+    run(main)
+
+
+def test_silence_ends_a_connection(tmp_path, monkeypatch) -> None:
+    """A peer that lost power sends no FIN: only an unanswered ping tells."""
+    monkeypatch.setattr(defaults, "CONNECTION_PING_SECONDS", 0.2)
+    monkeypatch.setattr(defaults, "CONNECTION_PONG_SECONDS", 0.3)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            alice, bob = await peers.open(ALICE), await peers.open(BOB)
+            listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+            port = bob.addresses()[0].split("/")[4]
+            gate = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_silent_proxy, listener, int(port), gate)
+                own = listener.socket.getsockname()[1]
+                events = alice.connection_events()
+                await alice.connect(BOB.peer_id, [f"/ip4/127.0.0.1/tcp/{own}"])
+                assert (await events.receive()).connected
+                with pytest.raises(trio.TooSlowError), trio.fail_after(0.8):
+                    await events.receive()  # pings are answered
+                gate.set()
+                assert not (await events.receive()).connected
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+async def _silent_proxy(listener, port: int, silent: trio.Event) -> None:
+    """Forwards bytes both ways until `silent`, then holds both connections open."""
+    near = await listener.accept()
+    far = await trio.open_tcp_stream("127.0.0.1", port)
+
+    async def pump(source, target) -> None:
+        while True:
+            data = await source.receive_some()
+            if silent.is_set():
+                await trio.sleep_forever()
+            if not data:
+                return
+            await target.send_all(data)
+
+    async with listener, near, far, trio.open_nursery() as nursery:
+        nursery.start_soon(pump, near, far)
+        nursery.start_soon(pump, far, near)
+
+
+def test_a_taken_port_is_one_clear_sentence(tmp_path) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is taken"):
+                async with open_libp2p(
+                    ALICE,
+                    [f"/ip4/127.0.0.1/tcp/{port}"],
+                    world=World(),
+                    disk=FolderDisk(tmp_path),
+                ):
+                    pytest.fail("it must not open")
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            first = await peers.open(ALICE)
+            port = first.addresses()[0].split("/")[4]
+            with pytest.raises(UserError, match=f"port {port}"):
+                await peers.open(BOB, [f"/ip4/127.0.0.1/tcp/{port}"])
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "rubbish",
+        "/ip4/300.1.1.1/tcp/4001",
+        "/ip4/127.0.0.1/tcp/99999",
+        "/ip4/127.0.0.1/udp/4001",
+        "/ip4/127.0.0.1",
+        "/tcp/4001",
+        "/ip4/127.0.0.1/tcp/4001/p2p/nonsense",
+        "/ip4/127.0.0.1/tcp/4001/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        "/ip4/127.0.0.1/tcp/4001/p2p",
+        "http://127.0.0.1:4001",
+    ],
+)
+def test_a_malformed_multiaddr_is_one_clear_sentence(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_multiaddr(text)
+    assert repr(text) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_multiaddrs_that_are_fine() -> None:
+    for text in ("/ip4/127.0.0.1/tcp/4001", "/dns4/example.org/tcp/4001", "/ip6/::1/tcp/4001"):
+        assert parse_multiaddr(text)[1] is None
+        assert parse_multiaddr(f"{text}/p2p/{BOB.peer_id}")[1] == BOB.peer_id
+
+
+def test_another_protocol_version_is_named(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            alice, bob = await peers.open(ALICE), await peers.open(BOB)
+            bob.serve("/swarm/gossip/2.0.0", echo)
+            await alice.connect(BOB.peer_id, bob.addresses())
+            await trio.sleep(0.3)  # identify runs by itself after connecting
+            with pytest.raises(StreamError, match=r"speaks version 2\.0\.0, this one 1\.0\.0"):
+                await alice.open_stream(BOB.peer_id, "/swarm/gossip/1.0.0")
+
+    run(main)
