@@ -8,6 +8,7 @@ others are cancelled. Nothing that was committed is ever fetched again, also aft
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key
 from swarm.transport import BlobReference, FetchError, Source, Transport
-from swarm.world import Piece, Sink, World
+from swarm.world import Sink, World
 
 Sources = Callable[[], Iterable[Source]]
 """Who may have the checkpoint, as of now; asked again while the fetch goes on."""
@@ -48,7 +49,10 @@ class _Attempt:
     started: float
     hedge_at: float
     """From when on the piece may be asked of another source as well."""
+    spare: bool
+    """Another attempt writes to the piece's place, so this one writes to a spare file."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ended: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass
@@ -351,8 +355,9 @@ class Fetcher:
         now = self._world.now()
         expected = job.reference(index).size_bytes / self.book.bandwidth(name)
         hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
-        attempt = _Attempt(name, now, hedge_at)
-        job.attempts.setdefault(index, []).append(attempt)
+        attempts = job.attempts.setdefault(index, [])
+        attempt = _Attempt(name, now, hedge_at, spare=bool(attempts))
+        attempts.append(attempt)
         job.line(name).active += 1
         job.active += 1
         nursery.start_soon(self._attempt, job, index, source, attempt)
@@ -373,6 +378,7 @@ class Fetcher:
             job.error = error
             job.scope.cancel()
         finally:
+            attempt.ended.set()
             job.active -= 1
             job.line(attempt.name).active -= 1
             attempts = job.attempts[index]
@@ -389,14 +395,34 @@ class Fetcher:
             return job.held is not None
         return job.held is not None and bool(job.held.pieces[index])
 
+    async def _sink(self, job: _Job, index: int) -> Sink:
+        """The place of a piece. At most one attempt at a time may write to it."""
+        if index == _MANIFEST:
+            return await self._store.manifest_sink(job.key, job.manifest_bytes)
+        assert job.held is not None
+        return self._store.sink(job.held, index)
+
     async def _ask(self, job: _Job, index: int, source: Source, attempt: _Attempt) -> None:
+        if not attempt.spare:
+            await self._receive(job, index, source, attempt, await self._sink(job, index), None)
+            return
+        size = job.reference(index).size_bytes
+        async with self._store.spare_file(size) as path:
+            sink = self._store.disk.sink(path, 0, size)
+            await self._receive(job, index, source, attempt, sink, path)
+
+    async def _receive(
+        self,
+        job: _Job,
+        index: int,
+        source: Source,
+        attempt: _Attempt,
+        sink: Sink,
+        spare: str | None,
+    ) -> None:
+        """Fetch one piece into `sink` (of the file `spare`, if given), check and place it."""
         reference = job.reference(index)
         line = job.line(attempt.name)
-        if index == _MANIFEST:
-            sink = await self._store.manifest_sink(job.key, reference.size_bytes)
-        else:
-            assert job.held is not None
-            sink = self._store.sink(job.held, index)
         try:
             deadline = (
                 defaults.PIECE_DEADLINE_SECONDS
@@ -413,11 +439,16 @@ class Fetcher:
                 self._refused(job, index, attempt.name, line.reason)
                 return
             job.landing.add(index)
-            for other in job.attempts[index]:
-                if other is not attempt:
-                    other.scope.cancel()
+            others = [other for other in job.attempts[index] if other is not attempt]
+            for other in others:
+                other.scope.cancel()
             try:
-                await self._land(job, index, sink, piece)
+                await sink.commit(piece)
+                if spare is not None:
+                    for other in others:
+                        await other.ended.wait()
+                    await self._copy_in(job, index, spare)
+                await self._landed(job, index)
             finally:
                 job.landing.discard(index)
             self.book.succeeded(attempt.name, reference.size_bytes, seconds)
@@ -450,13 +481,26 @@ class Fetcher:
         finally:
             sink.abandon()
 
-    async def _land(self, job: _Job, index: int, sink: Sink, piece: Piece) -> None:
-        if index == _MANIFEST:
+    async def _copy_in(self, job: _Job, index: int, spare: str) -> None:
+        """Copy a piece from a spare file to its place."""
+        reference = job.reference(index)
+        sink = await self._sink(job, index)
+        try:
+            sink.write(await self._store.disk.read(spare, 0, reference.size_bytes))
+            piece = sink.finish()
+            if not piece.verify(reference.digest):
+                raise OSError(errno.EIO, "the disk gave back other bytes than were written", spare)
             await sink.commit(piece)
+        finally:
+            sink.abandon()
+
+    async def _landed(self, job: _Job, index: int) -> None:
+        """A verified piece is in its place."""
+        if index == _MANIFEST:
             await self._begun(job, await self._store.begin(job.key, job.digest))
         else:
             assert job.held is not None
-            await self._store.commit(job.held, index, sink, piece)
+            await self._store.landed(job.held, index)
 
     def _refused(self, job: _Job, index: int, name: str, reason: str) -> None:
         self._events.emit(

@@ -3,6 +3,7 @@
     checkpoints/<lineage>-<step>/            the files in place, and `.manifest`
     checkpoints/<lineage>-<step>/.complete   nothing in this folder needs to be hashed again
     checkpoints/<lineage>-<step>.removed/    being deleted
+    checkpoints/.spare/                      pieces that are asked of several sources at once
 
 Pieces are written into preallocated files under their final names and nothing is renamed when the
 last one lands, so what is being sent never moves away. Which checkpoints are complete is asked of
@@ -21,7 +22,8 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -39,13 +41,14 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.transport import OpenBlob
-from swarm.world import Disk, Piece, Sink
+from swarm.world import Disk, Sink
 
 Key = tuple[int, int]
 """(lineage, step): checkpoints in the order in which they supersede each other."""
 
 _COMPLETE_NAME = ".complete"
 _FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})")
+_SPARE_NAME = ".spare"
 _HASHERS = 4
 """Pieces hashed at once at start."""
 
@@ -133,6 +136,7 @@ class CheckpointStore:
         self._pins: Counter[Key] = Counter()
         self._watchers: list[Watcher] = []
         self._trimming = trio.Lock()
+        self._spares = 0
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -290,17 +294,28 @@ class CheckpointStore:
             )
 
     def sink(self, held: Held, index: int) -> Sink:
-        """Where a missing piece goes."""
+        """Where a missing piece goes; one writer at a time, since it may write in place."""
         piece = held.manifest.pieces[index]
         return self.disk.sink(held.piece_path(index), piece.offset, piece.size_bytes)
 
-    async def commit(self, held: Held, index: int, sink: Sink, piece: Piece) -> None:
-        """Put a verified piece in place; from now on it is served.
+    @asynccontextmanager
+    async def spare_file(self, size_bytes: int) -> AsyncIterator[str]:
+        """A file for a piece whose place somebody else is writing to; removed with the block."""
+        self._spares += 1
+        path = f"{self._root}/{_SPARE_NAME}/{self._spares}"
+        await self.disk.allocate(path, size_bytes)
+        try:
+            yield path
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await self.disk.remove(path)
+
+    async def landed(self, held: Held, index: int) -> None:
+        """A verified piece was committed to its `sink`; from now on it is served.
 
         The file's SHA-256 is checked once its last piece is there. Raises `BadManifest` when every
         piece of a file is right and the file is not: then the manifest contradicts itself.
         """
-        await sink.commit(piece)
         held.pieces[index] = 1
         self._tell(Change.PIECE, held, index)
         await self._check_file(held, held.manifest.pieces[index].file)
@@ -343,7 +358,8 @@ class CheckpointStore:
                 sink.write(await self.disk.read(blob.path, blob.offset, blob.size_bytes))
                 piece = sink.finish()
                 if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
-                    await self.commit(held, index, sink, piece)
+                    await sink.commit(piece)
+                    await self.landed(held, index)
                     copied += piece.size_bytes
             finally:
                 blob.release()
@@ -417,6 +433,7 @@ class CheckpointStore:
 
     async def recover(self) -> None:
         """Find what is on disk, believing only what hashes right. Once, before anything else."""
+        await self.disk.remove(f"{self._root}/{_SPARE_NAME}")
         for name in self.disk.list(self._root):
             path = f"{self._root}/{name}"
             match = _FOLDER.fullmatch(name)

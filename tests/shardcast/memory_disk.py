@@ -34,6 +34,8 @@ class MemoryPiece:
 
 
 class MemorySink:
+    """Writes in place, as the real one does."""
+
     def __init__(self, disk: MemoryDisk, path: str, offset: int, size_bytes: int) -> None:
         self._disk, self._path, self._offset = disk, path, offset
         self.size_bytes = size_bytes
@@ -42,6 +44,9 @@ class MemorySink:
     def write(self, data: bytes | memoryview) -> None:
         if len(self._data) + len(data) > self.size_bytes:
             raise ValueError("beyond the sink's size")
+        file = self._disk.files[self._path]
+        start = self._offset + len(self._data)
+        file.data[start : start + len(data)] = data
         self._data += data
 
     def finish(self) -> MemoryPiece:
@@ -49,9 +54,6 @@ class MemorySink:
 
     async def commit(self, piece: Piece) -> None:
         await self._disk.step("commit")
-        assert isinstance(piece, MemoryPiece)
-        file = self._disk.files[self._path]
-        file.data[self._offset : self._offset + len(piece.data)] = piece.data
 
     def abandon(self) -> None:
         self._data = bytearray()

@@ -51,6 +51,7 @@ def test_a_piece_still_missing_is_answered_with_not_yet() -> None:
             with pytest.raises(Refused, match="not yet") as refused:
                 relay.service.open(None, wanted)
             assert refused.value.status == 404
+            await trainer.disk.allocate("x", 7)
             sink = trainer.disk.sink("x", 0, 7)
             with pytest.raises(FetchError, match="404 not yet") as failed:
                 await trainer.transport.fetch(relay.source, BlobReference(wanted, 7), sink)
@@ -83,12 +84,12 @@ class _Inbox:
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         if reference.size_bytes > 100:
             raise Refused(413, "a submission has at most 100 bytes")
+        self.owner.disk.files["inbox"] = type(self.owner.disk.files["blob"])(reference.size_bytes)
         return self.owner.disk.sink("inbox", 0, reference.size_bytes)
 
     async def received(
         self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
     ) -> None:
-        await self.owner.disk.allocate("inbox", reference.size_bytes)
         await sink.commit(piece)
         self.arrived.append((client, await self.owner.disk.read("inbox")))
 
@@ -102,6 +103,7 @@ def test_a_push_follows_the_roles_policy() -> None:
             reference = BlobReference(digest_of(b"rollouts"), 8)
             with pytest.raises(FetchError, match="accepts no pushed blobs"):
                 await worker.transport.push(validator.source, reference, "mine")
+            await validator.disk.allocate("blob", 1)
             inbox = _Inbox(validator)
             validator.service._pushes = inbox
             await worker.transport.push(validator.source, reference, "mine")

@@ -55,7 +55,8 @@ async def receive(store: CheckpointStore, source: MemoryDisk, wanted: Held, inde
     piece = wanted.manifest.pieces[index]
     sink = store.sink(held, index)
     sink.write(await source.read(wanted.piece_path(index), piece.offset, piece.size_bytes))
-    await store.commit(held, index, sink, sink.finish())
+    await sink.commit(sink.finish())
+    await store.landed(held, index)
 
 
 async def fetch(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> str:
