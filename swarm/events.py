@@ -38,7 +38,7 @@ class Events:
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
-    def emit(self, name: str, **fields: Any) -> None:
+    def emit(self, name: str, /, **fields: Any) -> None:
         """Say that something happened. Values: text, numbers, booleans, lists of them; bytes
         are shown in hex."""
         event = Event(name, self._world.wall_time(), self.peer, fields)

@@ -148,7 +148,7 @@ class Disk(Protocol):
 
 
 class ChildError(SwarmError):
-    """A child answered a call with an error: `kind` is the exception's name, the text its message."""
+    """A child answered a call with an error: `kind` names the exception, the text is its own."""
 
     def __init__(self, message: str, kind: str = "Error") -> None:
         super().__init__(message)

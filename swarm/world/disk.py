@@ -93,17 +93,22 @@ class LocalSink:
 
 
 class LocalDatabase:
-    """SQLite with WAL and full sync: a transaction that returned survives a power cut."""
+    """SQLite with WAL and full sync: a transaction that returned survives a power cut.
+
+    Two connections, so that a read never sees half a transaction.
+    """
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA foreign_keys = ON")
+        self._reader = sqlite3.connect(path, isolation_level=None)
+        self._reader.execute("PRAGMA query_only = ON")
         self._writing = trio.Lock()
 
     def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, parameters).fetchall()
+        return self._reader.execute(sql, parameters).fetchall()
 
     async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
         def run() -> T:
@@ -120,9 +125,11 @@ class LocalDatabase:
         # begun must end before the connection is used or closed.
         async with self._writing:
             with trio.CancelScope(shield=True):
-                return await trio.to_thread.run_sync(run)
+                result = await trio.to_thread.run_sync(run)
+            return result  # noqa: RET504 (mypy thinks the block above may swallow)
 
     def close(self) -> None:
+        self._reader.close()
         self._connection.close()
 
 
@@ -256,7 +263,7 @@ class LocalDisk:
 
     def list(self, path: str) -> list[str]:
         local = self.local_path(path)
-        return sorted(os.listdir(local)) if local.is_dir() else []
+        return sorted(entry.name for entry in local.iterdir()) if local.is_dir() else []
 
     def database(self, path: str) -> Database:
         local = self.local_path(path)

@@ -1,0 +1,127 @@
+"""What runs inside a child process: one service, one call at a time, over a socket.
+
+Frames are a 4-byte big-endian length and msgpack. The owner's first frame says what to be
+(`Assignment`); every later one is `[method, arguments]`. Each is answered with `[true, result]` or
+`[false, [exception name, message]]`. The child ends when the socket does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+import msgspec
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Assignment(msgspec.Struct, array_like=True):
+    """What a child is to be."""
+
+    service: str
+    """`package.module:Class`."""
+    arguments: dict[str, Any]
+    memory_limit_bytes: int | None
+    path: list[str]
+    """The owner's module search path."""
+
+
+def encode(message: Any) -> bytes:
+    """A frame, length first."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def _receive(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        block = connection.recv(min(count - len(data), 1 << 20))
+        if not block:
+            raise EOFError
+        data += block
+    return bytes(data)
+
+
+def _receive_frame(connection: socket.socket) -> bytes:
+    return _receive(connection, int.from_bytes(_receive(connection, 4), "big"))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that made it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Bound private writable memory to what there is now plus the limit.
+
+    RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space and map files far beyond what they
+    ever write.
+    """
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        pages = int(file.read().split()[5])
+    bound = pages * resource.getpagesize() + limit_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+
+
+def _fresh_randomness() -> None:
+    """A forked child must not draw what its siblings draw."""
+    random.seed(os.urandom(16))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(int.from_bytes(os.urandom(7), "big"))
+
+
+def serve(connection: socket.socket) -> None:
+    """Be the service that the owner assigns until it closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
+    _fresh_randomness()
+    try:
+        assignment = msgspec.msgpack.decode(_receive_frame(connection), type=Assignment)
+        sys.path[:] = assignment.path
+        try:
+            service = _make(assignment)
+        except BaseException as error:
+            _answer_error(connection, error)
+            return
+        connection.sendall(encode([True, {}]))
+        while True:
+            method, arguments = msgspec.msgpack.decode(
+                _receive_frame(connection), type=tuple[str, dict[str, Any]]
+            )
+            try:
+                result = encode([True, getattr(service, method)(**arguments)])
+            except Exception as error:
+                _answer_error(connection, error)
+            else:
+                connection.sendall(result)
+    except (EOFError, ConnectionError):
+        return
+
+
+def _make(assignment: Assignment) -> Any:
+    module_name, _, class_name = assignment.service.partition(":")
+    service_class = getattr(importlib.import_module(module_name), class_name)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if assignment.memory_limit_bytes is not None:
+        _limit_memory(assignment.memory_limit_bytes)
+    return service_class(**assignment.arguments)
+
+
+def _answer_error(connection: socket.socket, error: BaseException) -> None:
+    traceback.print_exception(error)
+    connection.sendall(encode([False, [type(error).__name__, str(error)[:10_000]]]))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(socket.socket(fileno=int(sys.argv[1])))
