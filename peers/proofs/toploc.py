@@ -24,12 +24,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK_TOKENS = 32
-TOP_VALUES = 128
-PRIME = 65497
-"""The field, and the largest modulus: the toploc package's choice, the 16-bit prime it ships."""
+from peers.proofs.format import (
+    CHUNK_TOKENS,
+    PRIME,
+    PROOF_BYTES,
+    TOP_VALUES,
+    ProofFormatError,
+    check_format,
+)
 
-PROOF_BYTES = 2 + 2 * TOP_VALUES
+__all__ = [
+    "CHUNK_TOKENS",
+    "PRIME",
+    "PROOF_BYTES",
+    "TOP_VALUES",
+    "ChunkResult",
+    "ProofFormatError",
+    "build",
+    "check_format",
+    "chunk_rows",
+    "verify",
+]
 
 EXPONENT_MATCHES_MIN = 90
 """Of 128 (arXiv 2501.16007 and INTELLECT-2, bf16)."""
@@ -45,10 +60,6 @@ SIGN_MISMATCHES_MAX = 3
 largest entries. What remains is an own top entry that is not among the proof's: it evaluates to
 noise, which matches the exponent with the wrong sign in 1 of 512 cases. With the 38 such entries
 that `EXPONENT_MATCHES_MIN` lets pass, four or more happen once in a million chunks."""
-
-
-class ProofFormatError(ValueError):
-    """Bytes that no honest builder produces: a fault anyone can recompute."""
 
 
 @dataclass(frozen=True)
@@ -104,31 +115,6 @@ def build(chunks: Sequence[Tensor]) -> list[bytes]:
     coefficients = _interpolate(indices % moduli[:, None], patterns % PRIME)
     proofs = np.concatenate((moduli[:, None], coefficients), axis=1).astype(">u2")
     return [proof.tobytes() for proof in proofs]
-
-
-def check_format(proofs: Sequence[bytes], token_count: int) -> None:
-    """Raise `ProofFormatError` unless these can be the proofs of a completion of `token_count`.
-
-    There must be one per 32 tokens begun, each of 258 bytes, with 128 ≤ modulus ≤ 65497 (fewer
-    residues cannot tell 128 indices apart) and all coefficients below 65497.
-    """
-    wanted = -(-token_count // CHUNK_TOKENS)
-    if len(proofs) != wanted:
-        raise ProofFormatError(f"{token_count} tokens want {wanted} proofs, not {len(proofs)}")
-    for number, proof in enumerate(proofs):
-        if len(proof) != PROOF_BYTES:
-            raise ProofFormatError(
-                f"proof {number} has {len(proof)} bytes instead of {PROOF_BYTES}"
-            )
-        words = np.frombuffer(proof, dtype=">u2")
-        if not TOP_VALUES <= words[0] <= PRIME:
-            raise ProofFormatError(
-                f"proof {number} has modulus {words[0]}, outside {TOP_VALUES} to {PRIME}"
-            )
-        if words[1:].max() >= PRIME:
-            raise ProofFormatError(
-                f"proof {number} has coefficient {words[1:].max()}, not below {PRIME}"
-            )
 
 
 def verify(
