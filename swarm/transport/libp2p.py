@@ -637,12 +637,14 @@ class Libp2pTransport(BaseTransport):
                 await trio.sleep(defaults.RELAY_RETRY_SECONDS)
                 continue
             renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
-            events = self.connection_events()
-            with trio.move_on_at(renew_at):
-                while relay in self._connections:
-                    await events.receive()
+            with self.connection_events() as events, trio.move_on_at(renew_at):
+                if relay in self._connections:
+                    async for _ in events:
+                        if relay not in self._connections:
+                            break
+                    else:
+                        return  # this peer is closing
                 self._reservations.pop(text, None)
-            events.close()
 
     async def _reserve(self, text: str) -> float:
         """Ask for a reservation; returns when it expires (seconds since the epoch)."""
