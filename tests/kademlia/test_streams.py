@@ -1,0 +1,161 @@
+"""Behaviour at the level of streams: generic nodes, hostile ones, silent ones."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from libp2p.kad_dht.pb import kademlia_pb2 as oracle
+
+from swarm import defaults
+from swarm.identity import peer_id_bytes
+from swarm.kademlia import wire
+from swarm.kademlia.wire import Message, MessageType
+from swarm.transport import Framing, Stream, StreamError
+from tests.kademlia.harness import Peer, good, run, swarm
+
+KEY = b"/swarm-run/alice/first"
+PING = wire.encode(Message(MessageType.PING))
+
+
+class GenericNode:
+    """As little of a kad-dht node as the specification allows, on libp2p's protobuf classes."""
+
+    def __init__(self, peer: Peer, *, closes_after_each: bool) -> None:
+        self.streams = 0
+        self.requests: list[str] = []
+        self.values: dict[bytes, bytes] = {}
+        self._peer = peer
+        self._closes_after_each = closes_after_each
+        peer.transport.serve(wire.PROTOCOL, self._serve, Framing.DELIMITED)
+
+    async def _serve(self, stream: Stream) -> None:
+        self.streams += 1
+        while (frame := await stream.receive()) is not None:
+            request = oracle.Message.FromString(frame)
+            self.requests.append(oracle.Message.MessageType.Name(request.type))
+            answer = oracle.Message(type=request.type, key=request.key, clusterLevelRaw=1)
+            if request.type == oracle.Message.PUT_VALUE:
+                self.values[request.record.key] = request.record.value
+                answer.record.CopyFrom(request.record)
+            elif request.type == oracle.Message.GET_VALUE and request.key in self.values:
+                answer.record.key = request.key
+                answer.record.value = self.values[request.key]
+                answer.record.timeReceived = "2026-11-20T12:00:00Z"
+            if request.type != oracle.Message.ADD_PROVIDER:
+                await stream.send(answer.SerializeToString())
+            if self._closes_after_each:
+                return
+
+
+@pytest.mark.parametrize("closes_after_each", [True, False])
+def test_a_generic_node_holds_records_however_it_treats_streams(closes_after_each):
+    async def main():
+        async with swarm() as net:
+            peer = await net.start()
+            other = await net.start(server=False)
+            node = GenericNode(other, closes_after_each=closes_after_each)
+            assert await peer.dht.bootstrap([other.address]) == 1
+            assert peer.dht.table.contacts()[0].addresses == (other.address,)
+            result = await peer.dht.put(KEY, good(1))
+            assert (result.stored, result.asked) == (2, 2)
+            node.values[KEY] = good(2)
+            assert await peer.dht.get(KEY) == good(2)
+            node.values[KEY] = good(1)
+            assert await peer.dht.get(KEY) == good(2)
+            assert node.values[KEY] == good(2)
+            assert await peer.dht.provide(b"\x1e\x20" + bytes(32)) == 2
+            assert node.requests.count("ADD_PROVIDER") == 1
+            assert node.streams == (len(node.requests) if closes_after_each else 2)
+
+    run(main)
+
+
+def test_a_generic_client_is_served():
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(3)
+            client = await net.start(server=False)
+            await client.transport.connect(peers[0].id, [peers[0].address])
+            stream = await client.transport.open_stream(
+                peers[0].id, wire.PROTOCOL, Framing.DELIMITED
+            )
+            record = oracle.Record(key=KEY, value=good(1))
+            put = oracle.Message(type=oracle.Message.PUT_VALUE, key=KEY, record=record)
+            await stream.send(put.SerializeToString())
+            echo = oracle.Message.FromString(await stream.receive() or b"")
+            assert echo.record.value == good(1)
+            find = oracle.Message(type=oracle.Message.FIND_NODE, key=peer_id_bytes(peers[1].id))
+            await stream.send(find.SerializeToString())
+            await stream.end()
+            answer = oracle.Message.FromString(await stream.receive() or b"")
+            assert answer.closerPeers[0].id == peer_id_bytes(peers[1].id)
+            assert len(answer.closerPeers) == 2
+            assert await stream.receive() is None
+
+    run(main)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 50, b"\x08\x09", b"\x12\x7fabc"])
+def test_garbage_resets_the_stream_and_nothing_else(garbage):
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(2)
+            for _ in range(3):
+                stream = await peers[1].transport.open_stream(
+                    peers[0].id, wire.PROTOCOL, Framing.DELIMITED
+                )
+                await stream.send(garbage)
+                with pytest.raises(StreamError):
+                    await stream.receive()
+            assert len(await peers[1].dht.closest(KEY)) == 1
+
+    run(main)
+
+
+def test_a_peer_that_answers_garbage_is_dropped():
+    async def main():
+        async with swarm() as net:
+            peer = await net.start()
+            other = await net.start(server=False)
+            node = GenericNode(other, closes_after_each=False)
+            await peer.dht.bootstrap([other.address])
+            node.values[KEY] = bytes(defaults.DHT_RECORD_BYTES_MAX + 1)
+            for _ in range(defaults.DHT_CONTACT_FAILURES_MAX):
+                assert await peer.dht.get(KEY) is None
+            assert other.id not in peer.dht.table
+
+    run(main)
+
+
+def test_silent_and_surplus_streams_are_reset(monkeypatch):
+    monkeypatch.setattr(defaults, "DHT_INBOUND_STREAMS_MAX", 2)
+
+    async def main():
+        async with swarm() as net:
+            server, client = await net.start(), await net.start(server=False)
+            await client.transport.connect(server.id, [server.address])
+
+            async def open_one() -> Stream:
+                stream = await client.transport.open_stream(
+                    server.id, wire.PROTOCOL, Framing.DELIMITED
+                )
+                await stream.send(PING)
+                assert wire.decode(await stream.receive() or b"").type is MessageType.PING
+                return stream
+
+            first, second = await open_one(), await open_one()
+            await first.send(PING)
+            await first.receive()
+            third = await open_one()
+            with pytest.raises(StreamError):  # it was idle for longest
+                await second.receive()
+            for stream in (first, third):
+                await stream.send(PING)
+                assert await stream.receive() is not None
+            started = trio.current_time()
+            with pytest.raises(StreamError):
+                await third.receive()
+            waited = trio.current_time() - started
+            assert waited == pytest.approx(defaults.DHT_INBOUND_IDLE_SECONDS, abs=1)
+
+    run(main)
