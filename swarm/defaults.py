@@ -317,6 +317,9 @@ SOURCE_HEALING = 0.01
 SOURCE_BANDWIDTH_INITIAL = 12.5e6
 """Bytes a second expected of the first source ever met (100 Mb/s)."""
 
+SOURCE_MEASURED_BYTES_MIN = 64 * 1024
+"""The time of a smaller piece is latency and says nothing of bandwidth."""
+
 SOURCE_CORRUPT_SECONDS = 60.0
 """A source of wrong bytes is not asked for so long, doubling: transport errors do not do that."""
 
@@ -436,3 +439,11 @@ CHILD_LAST_LINES = 20
 
 CHILD_GRACE_SECONDS = 2.0
 """A child has this long to end by itself before it is killed."""
+
+# --- validation ------------------------------------------------------------------------------
+
+DUPLICATE_GROUPS_MAX = 1 << 17
+"""Groups remembered to recognise copies: about 30 MB, and many times what `max_staleness` lets in."""
+
+WORKER_TOKENS_PER_SECOND_MAX = 1e6
+"""No one peer generates faster; whoever hands in more pools the work of several, or invents it."""

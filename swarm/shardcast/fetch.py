@@ -9,8 +9,9 @@ others are cancelled. Nothing that was committed is ever fetched again, also aft
 from __future__ import annotations
 
 import errno
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -97,6 +98,9 @@ class _Job:
 
     def line(self, name: str) -> _Line:
         return self.lines.setdefault(name, _Line())
+
+    def all_attempts(self) -> Iterator[_Attempt]:
+        return itertools.chain.from_iterable(self.attempts.values())
 
     def waiting_for(self) -> str:
         """Whom this fetch waits for and why, for the error that ends it."""
@@ -280,10 +284,8 @@ class Fetcher:
                 able.append(name)
         # Slots held by sources that are overdue are lent out again, else a few that trickle or
         # hang could hold all of them until their deadlines.
-        due = [attempt.hedge_at for some in job.attempts.values() for attempt in some]
-        overdue = sum(at <= now for at in due)
+        overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
         slots = self._parallel + min(overdue, self._parallel)
-        wake_at = min([wake_at, *(at for at in due if at > now)])
         claims = self._have.claims_on(job.digest) if self._have is not None else []
         while able and job.active < slots and job.missing:
             # Whoever says to have something comes before whoever says nothing.
@@ -299,7 +301,8 @@ class Fetcher:
                 able.remove(name)
         if not job.missing:
             self._hedge(job, known, able, nursery)
-        return wake_at
+        due = [attempt.hedge_at for attempt in job.all_attempts() if attempt.hedge_at > now]
+        return min([wake_at, *due])
 
     def _rarest(self, job: _Job, source: Source, claims: Sequence[Claim]) -> int | None:
         """Of some missing pieces that a source may have, the one that fewest neighbours have."""
@@ -371,9 +374,7 @@ class Fetcher:
             if attempt.scope.cancelled_caught:
                 # Another source was first: this one can at best have been this fast.
                 size = job.reference(index).size_bytes
-                self.book.slower_than(
-                    attempt.name, size / max(self._world.now() - attempt.started, 1e-6)
-                )
+                self.book.given_up(attempt.name, size, self._world.now() - attempt.started)
         except (DiskFullError, BadManifest) as error:
             job.error = error
             job.scope.cancel()
@@ -476,7 +477,7 @@ class Fetcher:
         except trio.TooSlowError:
             line.reason = f"did not send a piece within {deadline:.0f} s"
             self.book.failed(attempt.name)
-            self.book.slower_than(attempt.name, reference.size_bytes / deadline)
+            self.book.given_up(attempt.name, reference.size_bytes, deadline)
             self._refused(job, index, attempt.name, line.reason)
         finally:
             sink.abandon()

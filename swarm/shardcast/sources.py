@@ -85,8 +85,11 @@ class SourceBook:
         return self._world.random.choices(names, [self.weight(name) for name in names])[0]
 
     def succeeded(self, name: str, size_bytes: int, seconds: float) -> None:
-        """A piece arrived and was right."""
+        """A piece arrived and was right. A small one says nothing of bandwidth, only of latency."""
         record = self._observe(name, 1.0)
+        record.failures = 0
+        if size_bytes < defaults.SOURCE_MEASURED_BYTES_MIN:
+            return
         bandwidth = size_bytes / max(seconds, 1e-6)
         if record.measured:
             bandwidth = record.bandwidth + defaults.SOURCE_SMOOTHING * (
@@ -94,7 +97,6 @@ class SourceBook:
             )
         record.bandwidth = bandwidth
         record.measured = True
-        record.failures = 0
 
     def failed(self, name: str) -> None:
         """A request failed; the source rests a little longer each time."""
@@ -114,9 +116,10 @@ class SourceBook:
         record.corruptions += 1
         record.paused_until = self._world.now() + pause
 
-    def slower_than(self, name: str, bytes_per_second: float) -> None:
-        """A request was given up; this is the most its bandwidth can have been."""
+    def given_up(self, name: str, size_bytes: int, seconds: float) -> None:
+        """A request was given up after so long: its bandwidth cannot have been more than that."""
         record = self._record(name)
+        bytes_per_second = max(size_bytes, defaults.SOURCE_MEASURED_BYTES_MIN) / max(seconds, 1e-6)
         if bytes_per_second < record.bandwidth:
             record.bandwidth += defaults.SOURCE_SMOOTHING * (bytes_per_second - record.bandwidth)
             record.measured = True

@@ -417,7 +417,7 @@ def test_a_newer_checkpoint_supersedes_unless_the_older_is_pinned() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch, 1, 0.0)
-                nursery.start_soon(fetch, 0, 0.0)
+                nursery.start_soon(fetch, 0, 0.05)
                 nursery.start_soon(fetch, 2, 0.25)
             assert outcomes[0] == "the fetch of checkpoint 0/0 gave way to 0/2"
             assert outcomes[1] == "checkpoints/0-1"
@@ -544,5 +544,64 @@ def test_a_swarm_of_liars_and_losses_delivers_right_bytes_to_all(seed: int) -> N
                 }
                 assert blamed <= {liar.transport.peer_id}
             leave.set()
+
+    run(main)
+
+
+def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both send in small reads; the liar's come between the honest ones and after them."""
+    monkeypatch.setattr("swarm.defaults.BULK_READ_BYTES", 16 * KIB)
+
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.05)
+        files = {"model.safetensors": random.Random(0).randbytes(256 * KIB)}
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as liar,
+            peer(network, 3) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            corrupt = _Corrupt(trainer, liar)
+            current = [trainer.source]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: current)
+                await trio.sleep(0.3)  # the manifest is here, the piece is under way
+                current.append(liar.source)
+            assert corrupt.served == 1
+            assert same_files(worker.disk, "checkpoints/0-0", files)
+            assert worker.events.named("shardcast.pieces_lost") == []
+            assert worker.disk.list("checkpoints") == ["0-0"]
+            (done,) = worker.events.named("shardcast.checkpoint_complete")
+            assert list(done.fields["by_source"]) == [trainer.transport.peer_id]
+
+    run(main)
+
+
+def test_a_faster_source_wins_over_a_stuck_one_in_place() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files(1)
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as stuck,
+            peer(network, 3) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            network.stall(stuck.transport.peer_id, worker.transport.peer_id)
+            current = [stuck.source]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: current)
+                await trio.sleep(2)
+                current.append(trainer.source)
+                with trio.fail_after(3):
+                    await worker.fetcher.fetch(checkpoint, lambda: current)
+            assert same_files(worker.disk, "checkpoints/0-0", files)
+            book = worker.fetcher.book
+            assert book.bandwidth(stuck.transport.peer_id) < book.bandwidth(
+                trainer.transport.peer_id
+            )
 
     run(main)

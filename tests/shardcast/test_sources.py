@@ -24,19 +24,33 @@ def in_trio(test: object) -> None:
 def test_averages_follow_the_published_rule() -> None:
     def check() -> None:
         book = SourceBook(VirtualWorld())
-        book.succeeded("a", 1000, 1.0)
-        assert book.bandwidth("a") == 1000
-        book.succeeded("a", 2000, 1.0)
-        assert book.bandwidth("a") == pytest.approx(0.7 * 1000 + 0.3 * 2000)
+        book.succeeded("a", 1_000_000, 1.0)
+        assert book.bandwidth("a") == 1_000_000
+        book.succeeded("a", 2_000_000, 1.0)
+        assert book.bandwidth("a") == pytest.approx(0.7e6 + 0.3 * 2e6)
         book.failed("a")
         assert book.success_rate("a") == pytest.approx(0.7 + 0.01)
         before = book.success_rate("a")
         for _ in range(5):
-            book.succeeded("b", 1000, 1.0)
+            book.succeeded("b", 1_000_000, 1.0)
         assert book.success_rate("a") == pytest.approx(before + 5 * 0.01), "healed by others"
         for _ in range(100):
-            book.succeeded("b", 1000, 1.0)
+            book.succeeded("b", 1_000_000, 1.0)
         assert book.success_rate("a") == 1.0
+
+    in_trio(check)
+
+
+def test_a_small_piece_says_nothing_of_bandwidth() -> None:
+    def check() -> None:
+        book = SourceBook(VirtualWorld())
+        book.succeeded("a", 200, 1.0)
+        assert book.bandwidth("a") == defaults.SOURCE_BANDWIDTH_INITIAL
+        book.given_up("a", 200, 1.0)
+        expected = 0.7 * defaults.SOURCE_BANDWIDTH_INITIAL + 0.3 * 64 * 1024
+        assert book.bandwidth("a") == pytest.approx(expected)
+        book.given_up("a", 10**9, 1.0)
+        assert book.bandwidth("a") == pytest.approx(expected), "it may have been that fast"
 
     in_trio(check)
 
@@ -45,8 +59,8 @@ def test_sampling_is_in_proportion_and_repeats_from_a_seed() -> None:
     def check() -> None:
         def draw(seed: int) -> list[str]:
             book = SourceBook(VirtualWorld(seed))
-            book.succeeded("slow", 100, 1.0)
-            book.succeeded("fast", 300, 1.0)
+            book.succeeded("slow", 100_000, 1.0)
+            book.succeeded("fast", 300_000, 1.0)
             return [book.choose(["slow", "fast"]) for _ in range(4000)]
 
         counts = Counter(draw(1))
@@ -60,7 +74,7 @@ def test_a_new_source_is_taken_for_as_fast_as_the_fastest() -> None:
     def check() -> None:
         book = SourceBook(VirtualWorld())
         assert book.bandwidth("first") == defaults.SOURCE_BANDWIDTH_INITIAL
-        book.succeeded("slow", 10, 1.0)
+        book.succeeded("slow", 10**5, 1.0)
         book.succeeded("fast", 10**9, 1.0)
         assert book.bandwidth("new") == 10**9
         assert book.success_rate("new") == 1.0
@@ -72,13 +86,13 @@ def test_corruption_weighs_more_than_failure_and_is_not_pardoned_by_success() ->
     def check() -> None:
         book = SourceBook(VirtualWorld())
         for name in ("honest", "unlucky", "liar"):
-            book.succeeded(name, 1000, 1.0)
+            book.succeeded(name, 1_000_000, 1.0)
         book.failed("unlucky")
         book.corrupt("liar")
         assert book.weight("liar") < 0.15 * book.weight("unlucky") < book.weight("honest")
         now = trio.current_time()
         assert book.paused_until("liar") == now + defaults.SOURCE_CORRUPT_SECONDS
-        book.succeeded("liar", 1000, 1.0)
+        book.succeeded("liar", 1_000_000, 1.0)
         assert book.paused_until("liar") == now + defaults.SOURCE_CORRUPT_SECONDS
         book.corrupt("liar")
         assert book.paused_until("liar") == now + 2 * defaults.SOURCE_CORRUPT_SECONDS
@@ -100,7 +114,7 @@ def test_rates_stay_rates(history: list[tuple[str, str]]) -> None:
                 case "c":
                     book.corrupt(name)
                 case _:
-                    book.slower_than(name, 1.0)
+                    book.given_up(name, 1, 1e6)
             for each in "abc":
                 assert 0.0 <= book.success_rate(each) <= 1.0
                 assert book.weight(each) > 0.0
