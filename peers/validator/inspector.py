@@ -1,0 +1,271 @@
+"""Checks 2 to 5 of a submission (design §7), in a child process without torch.
+
+It opens the hostile file, so it runs with a memory limit and may be killed. Everything here is
+exact: whoever has the file, the step order and the manifest finds the same fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+
+from peers.environments import Environment, Renderer, Task
+from peers.environments import load as load_environment
+from peers.proofs.format import ProofFormatError, check_format, split
+from swarm.errors import UserError
+from swarm.seeds import submission_seed, task_seed
+from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts, read
+
+
+@dataclass
+class _Findings:
+    """Checks passed so far, and what they came to."""
+
+    checks: list[tuple[str, float, float, bool]] = field(default_factory=list)
+
+    def expect(self, name: str, figure: float, threshold: float, detail: str) -> None:
+        """Note a check whose figure must not exceed the threshold; raises `BadSubmission`."""
+        if figure > threshold:
+            raise BadSubmission(name, figure, threshold, detail)
+        self.checks.append((name, figure, threshold, True))
+
+
+class InspectorService:
+    """Judges what needs no policy. Methods are called by the network process."""
+
+    def __init__(self) -> None:
+        self._renderer: Renderer | None = None
+        self._environments: dict[tuple[str, str], Environment] = {}
+
+    def inspect(
+        self,
+        path: str,
+        out_path: str,
+        run: str,
+        lineage: int,
+        step: int,
+        policy: int,
+        worker: str,
+        number: int,
+        nonce: bytes,
+        groups: int,
+        group_size: int,
+        environment: str,
+        environment_version: str,
+        tokenizer_folder: str,
+        temperature: float,
+        max_new_tokens: int,
+        stop_ids: Sequence[int],
+        bytes_max: int,
+    ) -> dict[str, Any]:
+        """Judge the file at `path` and write its rollouts in canonical form to `out_path`.
+
+        Gives `checks` [[name, figure, threshold, passed], …] up to the first that fails, and its
+        name as `failed` (empty: none), `detail`, `proven_fault`, `rewards` [groups][G],
+        `group_digests` (BLAKE3 of each group's prompt and completions) and `tokens` (completion
+        tokens). Raises `UserError` when environment or tokenizer are missing here, `OSError` when
+        the file is.
+        """
+        grader = self._environment(environment, environment_version)
+        renderer = self._renderer_in(Path(tokenizer_folder))
+        vocabulary = _vocabulary_size(Path(tokenizer_folder))
+        findings = _Findings()
+        try:
+            seed = submission_seed(run, nonce, worker, number)
+            tasks = [grader.task(task_seed(seed, group)) for group in range(groups)]
+            prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
+            submission = read(
+                Path(path),
+                ReadLimits(
+                    bytes_max=bytes_max,
+                    rows_max=groups * group_size,
+                    # One more than right, so that a longer prompt is found to be a wrong prompt.
+                    prompt_tokens_max=max(map(len, prompts)) + 1,
+                    completion_tokens_max=max_new_tokens + 1,
+                ),
+            )
+            findings.expect("schema", 0, 0, "")
+            _check_header(
+                findings,
+                submission.header,
+                {
+                    "run": run,
+                    "lineage": lineage,
+                    "step": step,
+                    "policy": policy,
+                    "worker": worker,
+                    "number": number,
+                    "environment": environment,
+                    "environment_version": environment_version,
+                    "temperature": temperature,
+                    "max_new_tokens": max_new_tokens,
+                    "stop_ids": list(stop_ids),
+                },
+            )
+            rollouts = submission.rollouts
+            _check_counts(findings, rollouts, groups, group_size)
+            _check_prompts(findings, rollouts, prompts, tasks, group_size)
+            _check_tokens(findings, rollouts, vocabulary)
+            _check_endings(findings, rollouts, stop_ids, max_new_tokens)
+            _check_proofs(findings, rollouts)
+        except BadSubmission as error:
+            findings.checks.append((error.check, error.figure, error.threshold, False))
+            return {
+                "checks": findings.checks,
+                "failed": error.check,
+                "detail": error.detail,
+                "proven_fault": error.proven,
+                "rewards": [],
+                "group_digests": [],
+                "tokens": 0,
+            }
+        Path(out_path).write_bytes(rollouts.to_bytes())
+        return {
+            "checks": findings.checks,
+            "failed": "",
+            "detail": "",
+            "proven_fault": False,
+            "rewards": _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids),
+            "group_digests": _group_digests(rollouts, group_size),
+            "tokens": len(rollouts.completion_tokens),
+        }
+
+    def _environment(self, name: str, version: str) -> Environment:
+        found = self._environments.get((name, version))
+        if found is None:
+            found = self._environments[name, version] = load_environment(name, version)
+        return found
+
+    def _renderer_in(self, folder: Path) -> Renderer:
+        """The folder's tokenizer. Every policy has the same, and a large one takes a second."""
+        try:
+            current = blake3.blake3((folder / "tokenizer.json").read_bytes()).digest()
+        except OSError:
+            current = b""  # Renderer says what is wrong
+        if self._renderer is None or self._renderer.tokenizer_hash != current:
+            self._renderer = Renderer(folder)
+        return self._renderer
+
+
+def _vocabulary_size(folder: Path) -> int:
+    """Of the model, which may be larger than the tokenizer's."""
+    try:
+        return int(json.loads((folder / "config.json").read_bytes())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} has no config.json that gives vocab_size ({error})") from error
+
+
+def _check_header(findings: _Findings, header: Header, expected: dict[str, Any]) -> None:
+    """The header says what was announced, under a signature, and what the manifest asks for."""
+    wrong = [name for name, value in expected.items() if getattr(header, name) != value]
+    detail = ""
+    if wrong:
+        said = getattr(header, wrong[0])
+        detail = f"the header gives {wrong[0]} as {said!r}, not {expected[wrong[0]]!r}"[:300]
+    findings.expect("header", len(wrong), 0, detail)
+
+
+def _check_counts(findings: _Findings, rollouts: Rollouts, groups: int, group_size: int) -> None:
+    """All the groups announced, whole, in the seed's order."""
+    rows = np.arange(groups * group_size)
+    if len(rollouts) != len(rows):
+        raise BadSubmission(
+            "counts", len(rollouts), len(rows), f"{len(rollouts)} rows instead of {len(rows)}"
+        )
+    misplaced = (rollouts.group != rows // group_size) | (rollouts.sample != rows % group_size)
+    findings.expect("counts", int(misplaced.sum()), 0, "rows are missing, repeated or out of order")
+
+
+def _check_prompts(
+    findings: _Findings,
+    rollouts: Rollouts,
+    prompts: list[list[int]],
+    tasks: list[Task],
+    group_size: int,
+) -> None:
+    """Prompts and target lengths are those that the seed gives."""
+    wrong = [
+        row
+        for row in range(len(rollouts))
+        if rollouts.prompt(row) != prompts[row // group_size]
+        or rollouts.target_length[row] != tasks[row // group_size].target_length
+    ]
+    detail = f"row {wrong[0]} has not the prompt that the seed gives" if wrong else ""
+    findings.expect("prompts", len(wrong), 0, detail)
+
+
+def _check_tokens(findings: _Findings, rollouts: Rollouts, vocabulary: int) -> None:
+    """Every token id is one the model has."""
+    tokens = rollouts.completion_tokens
+    outside = int(((tokens < 0) | (tokens >= vocabulary)).sum())
+    findings.expect("tokens", outside, 0, f"{outside} token ids lie outside the vocabulary")
+
+
+def _check_endings(
+    findings: _Findings, rollouts: Rollouts, stop_ids: Sequence[int], max_new_tokens: int
+) -> None:
+    """A completion ends at its first stop token or at the length limit, with nothing after."""
+    stops = np.isin(rollouts.completion_tokens, list(stop_ids))
+    last = rollouts.completion_offsets[1:] - 1
+    lengths = np.diff(rollouts.completion_offsets)
+    stops_in_row = np.add.reduceat(stops.astype(np.int64), rollouts.completion_offsets[:-1])
+    after = stops_in_row != stops[last]  # a stop token that is not the last
+    early = ~stops[last] & (lengths != max_new_tokens)
+    wrong = after | early | (lengths > max_new_tokens)
+    detail = ""
+    if wrong.any():
+        row = int(wrong.argmax())
+        what = "goes on after a stop token" if after[row] else "ends where no ending is"
+        detail = f"the completion of row {row} {what}"
+    findings.expect("ending", int(wrong.sum()), 0, detail)
+
+
+def _check_proofs(findings: _Findings, rollouts: Rollouts) -> None:
+    """Proofs in the right number and form; what they prove is checked with the policy."""
+    lengths = np.diff(rollouts.completion_offsets).tolist()
+    faults = []
+    for row, length in enumerate(lengths):
+        try:
+            check_format(split(rollouts.proof(row)), length)
+        except ProofFormatError as error:
+            faults.append(f"row {row}: {error}")
+    findings.expect("proof_format", len(faults), 0, faults[0] if faults else "")
+
+
+def _rewards(
+    rollouts: Rollouts,
+    grader: Environment,
+    renderer: Renderer,
+    tasks: list[Task],
+    group_size: int,
+    stop_ids: Sequence[int],
+) -> list[list[float]]:
+    """[groups][G], from the very tokens that go on to proof and training."""
+    stops = set(stop_ids)
+    rewards = []
+    for group, task in enumerate(tasks):
+        graded = []
+        for row in range(group * group_size, (group + 1) * group_size):
+            text, finished = renderer.decode_completion(rollouts.completion(row), list(stops))
+            graded.append(grader.reward(task, text, finished))
+        rewards.append(graded)
+    return rewards
+
+
+def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:
+    """BLAKE3 of each group's prompt and completions, each behind its length."""
+    digests = []
+    for first in range(0, len(rollouts), group_size):
+        hasher = blake3.blake3()
+        parts = [rollouts.prompt(first)]
+        parts += [rollouts.completion(row) for row in range(first, first + group_size)]
+        for part in parts:
+            hasher.update(np.array([len(part), *part], "<i4").tobytes())
+        digests.append(hasher.digest())
+    return digests

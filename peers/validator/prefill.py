@@ -1,0 +1,206 @@
+"""Checks 6 and 7 of a submission (design §7), in a child process with the policy's weights.
+
+One batched prefill recomputes hidden states and logits. The proofs must fit the hidden states, and
+every token must be what the seed's noise makes of the logits. Both are statistical: rounding
+differs between machines, so they refuse, and evict only when honest chance cannot explain a record.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.policy.engine import Engine, Prefill, make_engine
+from peers.policy.sampling import gumbel_noise, judge_margins
+from peers.proofs import toploc
+from peers.proofs.format import split
+from swarm.seeds import noise_key
+from swarm.submissions import Rollouts
+
+CERTAIN = 0.99
+"""Where the likeliest token has at least this probability, the right token shows nothing."""
+
+MARGIN_CAP = 1e6
+"""Reported for a token that could not be drawn at all (its noise is −∞), so that figures stay
+finite."""
+
+NOISE_ENTRIES_MAX = 1 << 22
+"""Token positions × vocabulary judged at once: noise takes about 40 bytes an entry."""
+
+
+class PrefillService:
+    """Recomputes what a policy would have done. Methods are called by the network process.
+
+    Keeps the weights of the last `policies_kept` policies used.
+    """
+
+    def __init__(self, policies_kept: int = 4, engine: str = "native") -> None:
+        self._policies_kept = policies_kept
+        self._engine_name = engine
+        self._engines: OrderedDict[int, Engine] = OrderedDict()
+        # Build the tables of a first check now, not in the first submission.
+        warm = [torch.randn(2, 128).bfloat16()]
+        toploc.verify(warm, toploc.build(warm))
+
+    def load(self, policy: int, folder: str) -> dict[str, Any]:
+        """Take in the Hugging Face folder as `policy`, in place of any other of that number.
+
+        Raises `UserError`.
+        """
+        self._engines.pop(policy, None)
+        self._engines[policy] = make_engine(self._engine_name, Path(folder))
+        while len(self._engines) > self._policies_kept:
+            self._engines.popitem(last=False)
+        return {"policies": list(self._engines)}
+
+    @torch.inference_mode()
+    def judge(
+        self,
+        path: str,
+        policy: int,
+        seed: bytes,
+        temperature: float,
+        thresholds: Mapping[str, float],
+        rows: Sequence[int] | None = None,
+        **_settings: Any,
+    ) -> dict[str, Any]:
+        """Judge canonical rollouts (`InspectorService.inspect`), all or those in `rows`.
+
+        `thresholds` are those of `swarm.messages.Thresholds`. Gives `checks` [[name, figure,
+        threshold, passed], …], `failed`, `detail`, and the figures behind them. Raises
+        `ValueError` when the policy is not loaded.
+        """
+        if policy not in self._engines:
+            raise ValueError(f"policy {policy} is not loaded; there are: {list(self._engines)}")
+        self._engines.move_to_end(policy)
+        rollouts = Rollouts.from_bytes(Path(path).read_bytes())
+        chosen = range(len(rollouts)) if rows is None else rows
+        completions = [rollouts.completion(row) for row in chosen]
+        prefill = self._engines[policy].prefill(
+            [rollouts.prompt(row) for row in chosen], completions
+        )
+        proofs = _judge_proofs(prefill, [rollouts.proof(row) for row in chosen], thresholds)
+        sampling = _judge_sampling(prefill, completions, chosen, seed, temperature)
+        checks = [
+            (
+                "proofs",
+                proofs["chunks_passed"] / proofs["chunks"],
+                thresholds["proof_chunks_share_min"],
+                proofs["chunks_passed"] >= thresholds["proof_chunks_share_min"] * proofs["chunks"],
+            ),
+            (
+                "sampling",
+                sampling["margin_mean"],
+                thresholds["margin_mean_max"],
+                sampling["margin_mean"] <= thresholds["margin_mean_max"],
+            ),
+            (
+                "sampling_bound",
+                sampling["margin_max"],
+                thresholds["margin_max"],
+                sampling["margin_max"] <= thresholds["margin_max"],
+            ),
+        ]
+        failed = next((name for name, _, _, passed in checks if not passed), "")
+        return {
+            "checks": checks,
+            "failed": failed,
+            "detail": _detail(failed, proofs, sampling),
+            "proven_fault": False,
+            **proofs,
+            **sampling,
+        }
+
+
+def _judge_proofs(
+    prefill: Prefill, proofs: Sequence[bytes], thresholds: Mapping[str, float]
+) -> dict[str, Any]:
+    """How the proofs fit the recomputed hidden states; means are over the chunks."""
+    chunks = [
+        chunk
+        for before, hidden in zip(prefill.prompt_hidden, prefill.hidden, strict=True)
+        for chunk in toploc.chunk_rows(before, hidden)
+    ]
+    results = toploc.verify(
+        chunks,
+        [part for proof in proofs for part in split(proof)],
+        exponent_matches_min=int(thresholds["proof_exponents_min"]),
+        mantissa_mean_max=thresholds["proof_mantissa_mean_max"],
+        mantissa_median_max=thresholds["proof_mantissa_median_max"],
+    )
+    count = len(results)
+    return {
+        "chunks": count,
+        "chunks_passed": sum(result.accepted for result in results),
+        "exponents_min": min(result.exponent_matches for result in results),
+        "exponents_mean": sum(result.exponent_matches for result in results) / count,
+        "mantissa_mean_max": max(result.mantissa_mean for result in results),
+    }
+
+
+def _judge_sampling(
+    prefill: Prefill,
+    completions: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    seed: bytes,
+    temperature: float,
+) -> dict[str, Any]:
+    """How the tokens fit the recomputed logits and the seed's noise.
+
+    Every token is judged, a stop token and its absence alike, since stop ids compete like others.
+    """
+    margins, certain = [], []
+    key = noise_key(seed)
+    logits, tokens, row_index, positions = _flat(prefill.logits, completions, rows)
+    step = max(1, NOISE_ENTRIES_MAX // logits.shape[1])
+    for start in range(0, len(tokens), step):
+        here = slice(start, start + step)
+        noise = gumbel_noise(key, row_index[here], positions[here], logits.shape[1])
+        judgement = judge_margins(logits[here], tokens[here], temperature, noise)
+        margins.append(judgement.margin)
+        certain.append(judgement.p_max >= CERTAIN)
+    margin, open_positions = torch.cat(margins), ~torch.cat(certain)
+    pooled = margin[open_positions]
+    return {
+        "tokens": len(margin),
+        "positions": len(pooled),
+        "mismatches": int((pooled > 0).sum()),
+        "margin_mean": float(pooled.clamp(max=1).mean()) if len(pooled) else 0.0,
+        "margin_max": float(margin.max().clamp(max=MARGIN_CAP)),
+    }
+
+
+def _flat(
+    logits: Sequence[Tensor], completions: Sequence[Sequence[int]], rows: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits [n, vocabulary], tokens, rows and positions [n] of all completions, end to end."""
+    device = logits[0].device
+    return (
+        torch.cat(list(logits)),
+        torch.tensor([token for row in completions for token in row], device=device),
+        torch.tensor(
+            [row for row, tokens in zip(rows, completions, strict=True) for _ in tokens],
+            device=device,
+        ),
+        torch.tensor([at for tokens in completions for at in range(len(tokens))], device=device),
+    )
+
+
+def _detail(failed: str, proofs: Mapping[str, Any], sampling: Mapping[str, Any]) -> str:
+    """One sentence on a failed check."""
+    if failed == "proofs":
+        return (
+            f"{proofs['chunks'] - proofs['chunks_passed']} of {proofs['chunks']} proofs do not "
+            "fit the policy's activations"
+        )
+    if failed:
+        return (
+            f"{sampling['mismatches']} of {sampling['positions']} tokens are not what the policy "
+            f"and the seed give; the largest margin is {sampling['margin_max']:.2f}"
+        )
+    return ""

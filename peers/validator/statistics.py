@@ -1,0 +1,130 @@
+"""What a validator counts across submissions: honest chance, records, copies, speed.
+
+Nothing here looks at one submission alone, and nothing here is proof: it refuses, or adds up until
+honest chance no longer explains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import blake3
+
+from swarm import defaults
+from swarm.seeds import digest
+
+
+def binomial_tail(mismatches: int, positions: int, rate: float) -> float:
+    """P(X ≥ mismatches) for X ~ Binomial(positions, rate), summed exactly in logarithms.
+
+    Raises `ValueError` unless 0 ≤ mismatches ≤ positions and 0 < rate < 1.
+    """
+    if not 0 <= mismatches <= positions or not 0 < rate < 1:
+        raise ValueError(f"no tail of {mismatches} in {positions} at rate {rate}")
+    if mismatches <= positions * rate:
+        # The terms below fall off downwards as those above would upwards.
+        return max(0.0, 1.0 - _sum_from(mismatches - 1, positions, rate, step=-1))
+    return min(1.0, _sum_from(mismatches, positions, rate, step=1))
+
+
+def _sum_from(start: int, positions: int, rate: float, step: int) -> float:
+    """Σ P(X = i) for i = start, start + step, …, away from the mean, until nothing is added."""
+    if not 0 <= start <= positions:
+        return 0.0
+    log_first = (
+        math.lgamma(positions + 1)
+        - math.lgamma(start + 1)
+        - math.lgamma(positions - start + 1)
+        + start * math.log(rate)
+        + (positions - start) * math.log1p(-rate)
+    )
+    odds = rate / (1 - rate)
+    term = total = 1.0  # in units of the first term
+    i = start
+    while term > total * 1e-17:
+        term *= (positions - i) / (i + 1) * odds if step > 0 else i / (positions - i + 1) / odds
+        total += term
+        i += step
+    return math.exp(log_first + math.log(total))
+
+
+@dataclass
+class WorkerRecord:
+    """One worker's checked work, pooled over its submissions."""
+
+    accepted: int = 0
+    """Submissions."""
+    positions: int = 0
+    """Recomputed tokens where the policy left a choice (p_max < 0.99)."""
+    mismatches: int = 0
+    """Of those, tokens that are not what the seed gives."""
+
+    def observe(self, mismatches: int, positions: int) -> None:
+        """Add what one recomputation found."""
+        self.mismatches += mismatches
+        self.positions += positions
+
+    def p_value(self, honest_rate: float) -> float:
+        """How likely an honest worker has so many mismatches, at that rate or below."""
+        return binomial_tail(self.mismatches, self.positions, honest_rate)
+
+
+def prefill_share(record: WorkerRecord, proven_after: int, new: float, proven: float) -> float:
+    """Share of a worker's submissions to recompute, by its record."""
+    return proven if record.accepted >= proven_after else new
+
+
+def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
+    """Whether a submission, by its digest, is drawn for recomputation.
+
+    The worker fixed the digest without knowing the validator's secret, so it cannot choose.
+    """
+    drawn = int.from_bytes(digest("swarm/1/prefill", secret, submission)[:8], "big")
+    return drawn < share * 2**64
+
+
+class Duplicates:
+    """Recognises rollouts that were handed in before, by whomever."""
+
+    def __init__(self, groups_max: int = defaults.DUPLICATE_GROUPS_MAX) -> None:
+        self._groups_max = groups_max
+        self._first: OrderedDict[bytes, bytes] = OrderedDict()
+        """Digest of a group → the submission (a hash over its groups) that had it first."""
+
+    def seen(self, group_digests: Sequence[bytes], worker: str) -> int:
+        """How many groups copy another submission's, and remember them all.
+
+        0 unless they are more than half: prompts and noise follow from a submission's own seed, so
+        two honest submissions have a group in common only where both drew the same task (in the
+        demo one in a million) and sampled the same short answers. That is no copy, and a copied
+        group under another seed fails the sampling check anyway. A submission judged a second time
+        is no copy of itself.
+        """
+        own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
+        copies = sum(self._first.setdefault(group, own) != own for group in group_digests)
+        while len(self._first) > self._groups_max:
+            self._first.popitem(last=False)
+        return copies if copies * 2 > len(group_digests) else 0
+
+
+@dataclass
+class Pace:
+    """How fast a worker claims to generate: above `defaults.WORKER_TOKENS_PER_SECOND_MAX` no one
+    peer does."""
+
+    started: float = -math.inf
+    tokens: int = 0
+
+    def observe(self, tokens: int, now: float) -> float:
+        """Add a submission handed in at `now` (seconds); tokens per second since the first one.
+
+        The first gives no pace, and a burst counts as if it had taken a second.
+        """
+        if self.started == -math.inf:
+            self.started = now
+            return 0.0
+        self.tokens += tokens
+        return self.tokens / max(1.0, now - self.started)
