@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import TypeVar, cast
 
 import trio
 import trio.testing
@@ -19,8 +20,12 @@ from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore, Held
-from swarm.transport import Source
-from swarm.transport.memory import MemoryNetwork, MemoryTransport
+from swarm.transport import Source, Transport
+from swarm.transport.libp2p import open_libp2p
+from swarm.transport.memory import MemoryNetwork
+from swarm.world import Disk, World
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
 from tests.shardcast.memory_disk import MemoryDisk
 
 RUN = "owner/run"
@@ -71,7 +76,7 @@ def announcement(held: Held) -> Checkpoint:
 
 @dataclass
 class Peer:
-    transport: MemoryTransport
+    transport: Transport
     disk: MemoryDisk
     store: CheckpointStore
     fetcher: Fetcher
@@ -102,15 +107,37 @@ async def peer(
     have: bool = False,
     keep: int = 5,
 ) -> AsyncIterator[Peer]:
+    """A peer in memory."""
     identity = Identity(number.to_bytes(32, "big"))
     world = VirtualWorld(number)
     disk = disk or MemoryDisk()
-    events = Events(world, identity.peer_id)
-    recorder = Recorder(events)
     async with (
         network.transport(identity, world=world, disk=disk) as transport,
-        trio.open_nursery() as nursery,
+        assembled(world, transport, disk, have=have, keep=keep) as one,
     ):
+        yield one
+
+
+@asynccontextmanager
+async def real_peer(number: int, home: Path) -> AsyncIterator[Peer]:
+    """A peer with sockets on loopback and files below `home`."""
+    identity = Identity(number.to_bytes(32, "big"))
+    world = Machine()
+    disk = LocalDisk(home)
+    async with (
+        open_libp2p(identity, ["/ip4/127.0.0.1/tcp/0"], world=world, disk=disk) as transport,
+        assembled(world, transport, disk, have=True) as one,
+    ):
+        yield one
+
+
+@asynccontextmanager
+async def assembled(
+    world: World, transport: Transport, disk: Disk, *, have: bool, keep: int = 5
+) -> AsyncIterator[Peer]:
+    events = Events(world, transport.peer_id)
+    recorder = Recorder(events)
+    async with trio.open_nursery() as nursery:
         store = CheckpointStore(disk, RUN, events, keep=keep)
         await store.recover()
         exchange = HaveExchange(world, transport, store, events) if have else None
@@ -119,7 +146,8 @@ async def peer(
         transport.serve_bulk(service)
         if exchange is not None:
             await nursery.start(exchange.run)
-        yield Peer(transport, disk, store, fetcher, exchange, service, recorder)
+        # The tests look into a disk in memory; a real one they only read through its interface.
+        yield Peer(transport, cast(MemoryDisk, disk), store, fetcher, exchange, service, recorder)
         nursery.cancel_scope.cancel()
 
 
