@@ -447,3 +447,30 @@ DUPLICATE_GROUPS_MAX = 1 << 17
 
 WORKER_TOKENS_PER_SECOND_MAX = 1e6
 """No one peer generates faster; whoever hands in more pools the work of several, or invents it."""
+
+# --- ledger ----------------------------------------------------------------------------------
+
+VERDICT_LIFETIME_SECONDS = 600.0
+"""A trainer that was down that long still hears of a verdict when it is back."""
+
+LOG_HEAD_SECONDS = 2.0
+"""A trusted peer announces its log's head this often while it grows: others mirror it about as
+often, so this is what a lost disk can lose."""
+
+LEDGER_ENTRIES_MAX = 512
+"""Log entries, or receipts, in one answer."""
+
+LEDGER_ANSWER_BYTES_MAX = 512 * 1024
+"""Bytes of entries in one answer; a single entry always fits."""
+
+LEDGER_REQUEST_SECONDS = 10.0
+"""One request for part of a log; also how long a server waits for the next on a stream."""
+
+LEDGER_FETCH_ENTRIES_MAX = 10_000_000
+"""A log longer than this is not pulled whole: about 2 GB."""
+
+LEDGER_RESTORE_SECONDS = 2.0
+"""How long a starting trusted peer looks for copies of its own log that know more than its disk."""
+
+LEDGER_RETRY_SECONDS = 5.0
+"""Pause after a trusted peer's log could not be mirrored."""

@@ -365,13 +365,13 @@ class Reinstatement(Message, frozen=True, kw_only=True):
 
 
 class LogHead(StateMessage, frozen=True, kw_only=True):
-    """Signed head of a trusted peer's append-only log (RFC 6962)."""
+    """Signed head of a trusted peer's append-only log (RFC 6962).
+
+    The newest counts, not the largest: a log that shrank must show.
+    """
 
     size: Count
     root: Digest
-
-    def order(self) -> tuple[int, ...]:
-        return (self.size,)
 
 
 KINDS: dict[str, type[Message]] = {

@@ -1,0 +1,134 @@
+"""What stands in a trusted peer's log. Encoded as msgpack arrays `[tag, fields…]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+
+from swarm import defaults
+from swarm.messages import Count, Digest, Key, Line, Rewards, Roles, Verdict
+
+Outcome = Literal["consumed", "zero-advantage", "stale", "carried"]
+"""What became of an accepted group; all four are credited."""
+
+_Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+
+ENTRY_BYTES_MAX = defaults.ENVELOPE_BYTES_MAX + 4096
+"""An eviction with its envelope, or the outcomes of 4,096 groups."""
+
+
+class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Fields are encoded in order; new ones go last, with a default."""
+
+
+class Admitted(_Struct, frozen=True, kw_only=True, tag="admitted"):
+    """A peer was admitted (once per start of the trusted peer, not per lease)."""
+
+    peer: Key
+    roles: Roles
+
+
+class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
+    """A verdict; its envelope is the worker's receipt and is kept beside the log."""
+
+    submission: Digest
+    worker: Key
+    lineage: Count
+    step: Count
+    policy: Count
+    number: Count
+    outcome: Literal["accepted", "refused", "quarantined"]
+    failed: Annotated[str, Meta(max_length=40)] = ""
+    proven_fault: bool = False
+    groups: Count = 0
+    samples: Count = 0
+    rewards_digest: Digest
+    """BLAKE3-256 of the msgpack of the verdict's rewards."""
+    size_bytes: Count
+
+
+class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
+    """This trusted peer put a peer out of the run."""
+
+    peer: Key
+    reason: Line
+    submission: Annotated[bytes, Meta(max_length=32)] = b""
+    envelope: _Raw
+    """The signed `Eviction`."""
+
+
+class Reinstated(_Struct, frozen=True, kw_only=True, tag="reinstated"):
+    """The owner took a peer back, as this trusted peer heard."""
+
+    peer: Key
+    reason: Line = ""
+    envelope: _Raw
+    """The owner's signed `Reinstatement`."""
+
+
+class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
+    """A trainer published policy `step`."""
+
+    lineage: Count
+    step: Count
+    manifest: Digest
+    """BLAKE3-256 of the checkpoint manifest."""
+
+
+class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
+    """What the trainer did with each group of an accepted submission at `step`."""
+
+    step: Count
+    submission: Digest
+    outcomes: Annotated[list[Outcome], Meta(max_length=4096)]
+
+
+Entry: TypeAlias = Admitted | Judged | Evicted | Reinstated | CheckpointPublished | Consumed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+def encode(entry: Entry) -> bytes:
+    """The bytes of a leaf; raises `ValueError` when an entry exceeds its bound."""
+    raw = _encoder.encode(entry)
+    if len(raw) > ENTRY_BYTES_MAX:
+        raise ValueError(f"a log entry of {len(raw)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
+    return raw
+
+
+def decode(raw: bytes) -> Entry:
+    """An entry; raises `ValueError` (`msgspec.MsgspecError` is one) when it is malformed."""
+    if len(raw) > ENTRY_BYTES_MAX:
+        raise ValueError(f"a log entry of {len(raw)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
+    try:
+        return _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"a malformed log entry: {error}") from error
+
+
+def rewards_digest(rewards: Rewards) -> bytes:
+    """BLAKE3-256 of the msgpack of rewards [groups][group size]."""
+    return blake3(_encoder.encode(rewards)).digest()
+
+
+def judged(verdict: Verdict) -> Judged:
+    """The log entry of a verdict."""
+    return Judged(
+        submission=verdict.submission,
+        worker=verdict.worker,
+        lineage=verdict.lineage,
+        step=verdict.step,
+        policy=verdict.policy,
+        number=verdict.number,
+        outcome=verdict.outcome,
+        failed=verdict.failed,
+        proven_fault=verdict.proven_fault,
+        groups=len(verdict.rewards),
+        samples=sum(len(group) for group in verdict.rewards),
+        rewards_digest=rewards_digest(verdict.rewards),
+        size_bytes=verdict.size_bytes,
+    )

@@ -1,0 +1,127 @@
+"""One trusted peer's append-only log in SQLite: entries, and the complete nodes of their tree."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from swarm.ledger import merkle
+from swarm.ledger.entries import Entry, encode
+from swarm.world import Database
+
+Also = Callable[[sqlite3.Connection, int], None]
+"""More work for the transaction of an append; gets the index of the first new entry."""
+
+
+class Log:
+    """The log of `owner` in `database`, which may hold several. Keeps nothing in memory."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self._database = database
+        self.owner = owner
+
+    @staticmethod
+    async def create_tables(database: Database) -> None:
+        """Make the tables if they are not there. Once per database, before anything else."""
+
+        def create(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS entries (owner TEXT, position INTEGER, "
+                "entry BLOB NOT NULL, PRIMARY KEY (owner, position)) WITHOUT ROWID"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS nodes (owner TEXT, level INTEGER, position INTEGER, "
+                "hash BLOB NOT NULL, PRIMARY KEY (owner, level, position)) WITHOUT ROWID"
+            )
+
+        await database.transact(create)
+
+    async def append(self, entries: Sequence[Entry], also: Also | None = None) -> range:
+        """Append entries durably, in one transaction with `also`; their indexes."""
+        raws = [encode(entry) for entry in entries]
+        return await self._database.transact(
+            lambda connection: self.append_within(connection, raws, also)
+        )
+
+    def append_within(
+        self, connection: sqlite3.Connection, raws: Sequence[bytes], also: Also | None = None
+    ) -> range:
+        """Append encoded entries inside a transaction of the caller's."""
+
+        def node(level: int, position: int) -> bytes:
+            return self._node(connection, level, position)
+
+        first = size = self.size_within(connection)
+        for raw in raws:
+            connection.execute(
+                "INSERT INTO entries (owner, position, entry) VALUES (?, ?, ?)",
+                (self.owner, size, raw),
+            )
+            for level, position, value in merkle.completed_by(size, merkle.leaf_hash(raw), node):
+                connection.execute(
+                    "INSERT INTO nodes (owner, level, position, hash) VALUES (?, ?, ?, ?)",
+                    (self.owner, level, position, value),
+                )
+            size += 1
+        if also is not None:
+            also(connection, first)
+        return range(first, size)
+
+    def size_within(self, connection: sqlite3.Connection) -> int:
+        """Entries in the log, as seen inside a transaction."""
+        row = connection.execute(_SIZE, (self.owner,)).fetchone()
+        return int(row[0])
+
+    def root_within(self, connection: sqlite3.Connection, size: int) -> bytes:
+        """Root of the first `size` entries, as seen inside a transaction."""
+        return merkle.root(size, lambda level, position: self._node(connection, level, position))
+
+    def _node(self, connection: sqlite3.Connection, level: int, position: int) -> bytes:
+        row = connection.execute(_NODE, (self.owner, level, position)).fetchone()
+        return bytes(row[0])
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Entries in the log."""
+        return int(self._database.read(_SIZE, (self.owner,))[0][0])
+
+    def root(self, size: int) -> bytes:
+        """Root of the first `size` entries."""
+        return merkle.root(size, self._stored)
+
+    def head(self) -> tuple[int, bytes]:
+        """Size and root of the whole log."""
+        size = self.size()
+        return size, self.root(size)
+
+    def entries(self, start: int, count: int) -> list[bytes]:
+        """Up to `count` encoded entries from index `start` on (`entries.decode` reads them)."""
+        rows = self._database.read(
+            "SELECT entry FROM entries WHERE owner = ? AND position >= ? AND position < ? "
+            "ORDER BY position",
+            (self.owner, start, start + count),
+        )
+        return [bytes(row[0]) for row in rows]
+
+    def inclusion(self, index: int, size: int) -> list[bytes]:
+        """Proof that entry `index` is among the first `size`; raises `ValueError`."""
+        self._check(size)
+        return merkle.inclusion_proof(index, size, self._stored)
+
+    def consistency(self, old: int, new: int) -> list[bytes]:
+        """Proof that the first `new` entries begin with the first `old`; raises `ValueError`."""
+        self._check(new)
+        return merkle.consistency_proof(old, new, self._stored)
+
+    def _check(self, size: int) -> None:
+        held = self.size()
+        if size > held:
+            raise ValueError(f"this log has {held} entries, not {size}")
+
+    def _stored(self, level: int, position: int) -> bytes:
+        return bytes(self._database.read(_NODE, (self.owner, level, position))[0][0])
+
+
+_SIZE = "SELECT COALESCE(MAX(position) + 1, 0) FROM entries WHERE owner = ? ORDER BY 1"
+_NODE = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ? ORDER BY hash"

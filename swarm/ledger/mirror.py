@@ -1,0 +1,109 @@
+"""A copy of another trusted peer's log, believed only as far as its owner's signature reaches."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from swarm.envelope import Envelope, open_envelope
+from swarm.errors import SwarmError
+from swarm.ledger import merkle
+from swarm.ledger.log import Also, Log
+from swarm.messages import LogHead
+from swarm.world import Database
+
+
+class Fork(SwarmError):
+    """A trusted peer signed a head that contradicts what it signed before."""
+
+
+class LogMirror:
+    """The copy of `owner`'s log, and the signed head that it is checked against.
+
+    That head is replaced by a newer one only once all its entries are held, so that no head
+    ever signed to us escapes the check.
+    """
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self._database = database
+        self.log = Log(database, owner)
+
+    @staticmethod
+    async def create_tables(database: Database) -> None:
+        await Log.create_tables(database)
+        await database.transact(
+            lambda connection: connection.execute(
+                "CREATE TABLE IF NOT EXISTS heads (owner TEXT PRIMARY KEY, envelope BLOB NOT NULL)"
+            )
+        )
+
+    def head(self) -> Envelope | None:
+        """The newest head whose entries are all held; None if there is none."""
+        rows = self._database.read(_HEAD, (self.log.owner,))
+        head = open_envelope(rows[0][0]) if rows else None
+        return head if head is not None and _size(head) <= self.log.size() else None
+
+    async def extend(
+        self,
+        head: Envelope,
+        entries: Sequence[bytes],
+        proof: Sequence[bytes] = (),
+        also: Also | None = None,
+    ) -> None:
+        """Append `entries` if the signed `head` covers them and everything held so far.
+
+        `proof` is the consistency proof from the size after `entries` to the head's, empty when
+        they reach it. Durable on return, in one transaction with `also`; nothing changes on an
+        error. A head older than the newest believed does nothing. Raises `Fork` when the head
+        contradicts what is held.
+        """
+        message = head.message
+        if not isinstance(message, LogHead) or head.sender != self.log.owner:
+            raise ValueError(f"not a head of the log of {self.log.owner}")
+        target = message
+
+        def run(connection: sqlite3.Connection) -> None:
+            held = self.log.size_within(connection)
+            row = connection.execute(_HEAD, (self.log.owner,)).fetchone()
+            known = open_envelope(row[0]) if row is not None else None
+            if known is not None:
+                if known.body.sequence > head.body.sequence:
+                    return
+                held = max(held, _size(known))
+            if target.size < held:
+                raise Fork(
+                    f"the log of {self.log.owner} shrank from {held} to {target.size} entries"
+                )
+            self.log.append_within(connection, entries, also)
+            size = self.log.size_within(connection)
+            own = self.log.root_within(connection, size)
+            if not merkle.verify_consistency(size, target.size, own, target.root, proof):
+                raise Fork(
+                    f"the log of {self.log.owner} forked: its head of {target.size} entries "
+                    f"does not follow from the {size} held here"
+                )
+            if known is not None:
+                if _size(known) > size:
+                    return  # still to be checked once its entries are here
+                assert isinstance(known.message, LogHead)
+                before = self.log.root_within(connection, known.message.size)
+                if before != known.message.root:
+                    raise Fork(
+                        f"the log of {self.log.owner} forked: it signed another head of "
+                        f"{known.message.size} entries before"
+                    )
+            connection.execute(
+                "INSERT INTO heads (owner, envelope) VALUES (?, ?) "
+                "ON CONFLICT (owner) DO UPDATE SET envelope = excluded.envelope",
+                (self.log.owner, head.raw),
+            )
+
+        await self._database.transact(run)
+
+
+def _size(head: Envelope) -> int:
+    assert isinstance(head.message, LogHead)
+    return head.message.size
+
+
+_HEAD = "SELECT envelope FROM heads WHERE owner = ? ORDER BY owner"
