@@ -286,7 +286,9 @@ class Fetcher:
         # hang could hold all of them until their deadlines.
         overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
         slots = self._parallel + min(overdue, self._parallel)
+        # Whoever has everything makes no piece rarer than another.
         claims = self._have.claims_on(job.digest) if self._have is not None else []
+        claims = [claim for claim in claims if not claim.complete]
         while able and job.active < slots and job.missing:
             # Whoever says to have something comes before whoever says nothing.
             claiming = [name for name in able if self._claim(job, known[name]) is not None]

@@ -24,6 +24,7 @@ import trio
 from msgspec import Meta
 
 from swarm import defaults
+from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Digest
@@ -269,7 +270,7 @@ class HaveExchange:
                 due = max(due + defaults.HAVE_FRAME_SECONDS_MIN, now - 1.0)
                 if due > now:
                     await trio.sleep_until(due)
-        except (StreamError, msgspec.MsgspecError) as error:
+        except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
             await stream.reset()
         finally:

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from swarm import defaults
-from swarm.errors import SwarmError
+from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.messages import Count, Digest
 from swarm.world import Disk
 
@@ -106,7 +106,7 @@ def parse(blob: bytes) -> CheckpointManifest:
         )
     try:
         manifest = _decoder.decode(blob)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadManifest(f"the checkpoint manifest cannot be decoded: {error}") from error
     check(manifest)
     return manifest
