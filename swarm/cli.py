@@ -6,6 +6,7 @@ in the arguments is answered at once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -403,6 +404,47 @@ def _show_status(observation: _Observation, run: str) -> None:
             beat.doing,
         )
     console.print(table)
+
+
+# --- rollouts ----------------------------------------------------------------------------------
+
+
+@rollouts_app.command("show")
+def rollouts_show(
+    file: Annotated[Path, typer.Argument(help="A submission: a Parquet file of rollouts.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with tokenizer.json, to show text.")
+    ] = None,
+    groups: Annotated[int, typer.Option(help="Groups to show; 0 shows all.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Print a submission readably: whose it is, then each prompt with its completions."""
+
+    def work() -> None:
+        from swarm.submissions import show
+
+        header, rows = show(file, tokenizer)
+        shown = [row for row in rows if not groups or row.group < groups]
+        if as_json:
+            completions = [dataclasses.asdict(row) for row in shown]
+            print(json.dumps({"header": _plain(header), "rows": completions}, indent=2))
+            return
+        for name, value in _plain(header).items():
+            print(f"{name:<20} {value}")
+        group = -1
+        for row in shown:
+            if row.group != group:
+                group = row.group
+                target = f"  (target length {row.target_length})" if row.target_length else ""
+                print(f"\ngroup {group}  {row.prompt or row.prompt_tokens}{target}")
+            log_probability = sum(row.log_probabilities)
+            print(
+                f"  {row.sample:>3}  {len(row.completion_tokens):>5} tokens  "
+                f"log p {log_probability:8.3f}  proof {row.proof_bytes} B  "
+                f"{row.completion or row.completion_tokens}"
+            )
+
+    _finish(work)
 
 
 # --- one peer ----------------------------------------------------------------------------------

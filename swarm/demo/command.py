@@ -43,6 +43,7 @@ from swarm.messages import (
     TrustedKey,
 )
 from swarm.world.compute import LocalCompute
+from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
 
 OUTPUT = Path("demo-output")
@@ -51,8 +52,8 @@ STEPS_MAX = 100_000
 ALTERED_WEIGHTS = 0.1
 """Noise of the cheater's weights, relative to each tensor's own spread."""
 
-START_SECONDS_MAX = 60.0
-"""For the bootstrap peer to listen."""
+START_SECONDS_MAX = 120.0
+"""For the bootstrap peer to listen, and for the fork server to import torch."""
 PREPARE_SECONDS_MAX = 600.0
 """For the base policy: 4 s on an idle machine."""
 STALL_SECONDS_MAX = 180.0
@@ -84,6 +85,14 @@ class _Recipe:
     environment = ("sort-digits", "1")
     model = "demo/qwen2-0.23m"
     service = "peers.trainer.service:TrainerService"
+    preload = (
+        "torch",
+        "transformers",
+        "transformers.models.qwen2.modeling_qwen2",
+        "peers.trainer.service",
+        "peers.inference.engine_service",
+        "peers.validator.prefill",
+    )
 
     @staticmethod
     def write_tokenizer(folder: Path) -> list[int]:
@@ -239,7 +248,11 @@ def write_config(path: Path, options: Mapping[str, str | int | float | bool]) ->
 class _Demo:
     """One demo from beginning to end. Also the `Watcher` of its processes."""
 
-    def __init__(self, options: DemoOptions, folder: Path, console: Console) -> None:
+    def __init__(
+        self, options: DemoOptions, folder: Path, socket_folder: Path, console: Console
+    ) -> None:
+        """`folder` holds everything that lasts; `socket_folder` has a short path, since that of
+        a Unix socket may have 107 bytes."""
         self.options = options
         self.folder = folder
         self.console = console
@@ -249,6 +262,9 @@ class _Demo:
         self.state.enter("preparing", self.state.started)
         self.peers = _make_peers(folder, options)
         self.processes: dict[str, Process] = {}
+        self.environment = {FORK_SERVER: str(socket_folder / "fork-server")}
+        """Added to that of every process."""
+        self.fork_server_ready = trio.Event()
         self.bootstrap_listens = trio.Event()
         self.complete = trio.Event()
         self.ending = False
@@ -278,10 +294,15 @@ class _Demo:
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
         """The whole demo; its processes live in `nursery` and end with it."""
         base = self.folder / "base"
+        self._start_fork_server(nursery)
+        manifest = self._sign_manifest(base)
+        await self._start_carriers(nursery, manifest)
+        await self._wait_for(self.fork_server_ready, "fork-server", "get ready")
         async with trio.open_nursery() as preparing:
-            manifest = self._sign_manifest(base)
             preparing.start_soon(self._prepare, base)
-            await self._start_network(nursery, manifest)
+            for peer in self.peers:
+                if peer.role in ("validator", "inference"):
+                    self._start(nursery, peer)
         self._start(nursery, self._peer("trainer"))
         self.state.enter("joining", trio.current_time())
         await self._watch_progress()
@@ -311,7 +332,9 @@ class _Demo:
 
     async def _prepare(self, base: Path) -> None:
         """Make the base policy in a child, and take its accuracy before the run."""
-        compute = LocalCompute(events=Events(Machine(), "demo"))
+        compute = LocalCompute(
+            events=Events(Machine(), "demo"), fork_server=self.environment[FORK_SERVER]
+        )
         async with compute.child(
             _Recipe.service, name="base policy", start_deadline_seconds=PREPARE_SECONDS_MAX
         ) as child:
@@ -327,24 +350,48 @@ class _Demo:
             trio.current_time(),
         )
 
-    async def _start_network(self, nursery: trio.Nursery, manifest: Path) -> None:
-        """Everybody but the trainer, who needs the base policy."""
+    def _start_fork_server(self, nursery: trio.Nursery) -> None:
+        """The process that has torch imported already: the peers' compute children fork off it."""
+        path = self.environment[FORK_SERVER]
+
+        def on_line(line: str) -> None:
+            if line == "ready":
+                self.fork_server_ready.set()
+
+        command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
+        command += ["--preload", ",".join(_Recipe.preload)]
+        process = Process("fork-server", lambda restart: command, on_line=on_line)
+        self.processes[process.name] = process
+        nursery.start_soon(keep_alive, process, self)
+
+    async def _wait_for(self, event: trio.Event, name: str, what: str) -> None:
+        with trio.move_on_after(START_SECONDS_MAX):
+            await event.wait()
+        if not event.is_set():
+            said = "; ".join(self.processes[name].last_lines) or "nothing"
+            raise SwarmError(
+                f"{name} did not {what} within {START_SECONDS_MAX:g} s; it said: {said}"
+            )
+
+    async def _start_carriers(self, nursery: trio.Nursery, manifest: Path) -> None:
+        """The bootstrap peer, whose address all others need, then the relays; neither computes."""
         bootstrap = self._peer("bootstrap")
         bootstrap.arguments = ["--manifest", str(manifest)]
         self._start(nursery, bootstrap)
-        with trio.move_on_after(START_SECONDS_MAX) as scope:
-            await self.bootstrap_listens.wait()
-        if scope.cancelled_caught:
-            said = "; ".join(self.processes["bootstrap"].last_lines) or "nothing"
-            raise SwarmError(
-                f"the bootstrap peer did not listen within {START_SECONDS_MAX:g} s; it said: {said}"
-            )
+        self._configure(bootstrap.multiaddr)
+        await self._wait_for(self.bootstrap_listens, "bootstrap", "listen")
         self.state.join_line = join_line(bootstrap.multiaddr)
-        inference = [peer for peer in self.peers if peer.role == "inference"]
+        for peer in self.peers:
+            if peer.role == "relay":
+                self._start(nursery, peer)
+
+    def _configure(self, bootstrap: str) -> None:
+        """Every other peer's arguments."""
+        cheater = self.peers[-1] if self.options.cheat else None
         for peer in self.peers:
             if peer.role == "bootstrap":
                 continue
-            peer.arguments = ["--bootstrap", bootstrap.multiaddr]
+            peer.arguments = ["--bootstrap", bootstrap]
             settings: dict[str, str | int | float | bool] = {}
             if peer.role == "trainer":
                 settings = {
@@ -352,19 +399,22 @@ class _Demo:
                     "trainer.seed": self.options.seed,
                     "trainer.evaluate": True,
                 }
-            elif self.options.cheat and peer is inference[-1]:
+            elif peer is cheater:
                 settings = {"inference.alter_weights": ALTERED_WEIGHTS}
             if settings:
                 config = peer.home / "settings.toml"
                 write_config(config, settings)
                 peer.arguments += ["--config", str(config)]
-            if peer.role != "trainer":
-                self._start(nursery, peer)
 
     def _start(self, nursery: trio.Nursery, peer: _Peer) -> None:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
-        process = Process(peer.name, peer.command, log=logs / f"{peer.name}.jsonl")
+        process = Process(
+            peer.name,
+            peer.command,
+            log=logs / f"{peer.name}.jsonl",
+            environment=self.environment,
+        )
         self.processes[peer.name] = process
         nursery.start_soon(keep_alive, process, self)
 
@@ -469,14 +519,12 @@ class _Plain:
         for note in [note for note in state.notes if note.at > self._last_note]:
             lines.append(f"{readable_seconds(note.at - state.started)}: {note.text}")
             self._last_note = note.at
-        for verdict in [v for v in state.verdicts if v.at > self._last_verdict]:
+        for verdict in [v for v in state.refusals if v.at > self._last_verdict]:
             self._last_verdict = verdict.at
-            if verdict.outcome != "accepted":
-                lines.append(
-                    f"{verdict.worker} step {verdict.step} #{verdict.number} {verdict.outcome}: "
-                    f"{verdict.failed} {figure(verdict.figure)} against "
-                    f"{figure(verdict.threshold)}"
-                )
+            lines.append(
+                f"{verdict.worker} step {verdict.step} #{verdict.number} {verdict.outcome}: "
+                f"{verdict.failed} {figure(verdict.figure)} against {figure(verdict.threshold)}"
+            )
         for step in sorted(step for step in state.trained if step > self._last_step):
             trained = state.trained[step]
             self._last_step = step
@@ -532,34 +580,30 @@ async def run_demo(options: DemoOptions) -> int:
     """
     _check(options)
     console = Console()
-    folder = options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))
-    folder = folder.absolute()
-    summary: dict[str, Any] | None = None
-    interrupted = False
-    demo = _Demo(options, folder, console)
+    folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
     show = _print if options.plain or not console.is_terminal else _draw
-    try:
+    summary: dict[str, Any] | None = None
+    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as socket_folder:
+        demo = _Demo(options, folder, Path(socket_folder), console)
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async with trio.open_nursery() as nursery:
+            try:
+                async with trio.open_nursery() as nursery:
 
-                async def listen() -> None:
-                    nonlocal interrupted
-                    async for _ in signals:
-                        interrupted = True
-                        nursery.cancel_scope.cancel()
-                        return
+                    async def listen() -> None:
+                        async for _ in signals:
+                            nursery.cancel_scope.cancel()
+                            return
 
-                nursery.start_soon(listen)
-                nursery.start_soon(show, demo)
-                summary = await demo.run(nursery)
-                nursery.cancel_scope.cancel()
-    except BaseException:
-        if options.keep is None:
-            print(f"what the peers said is in {folder / 'logs'}", file=sys.stderr)
-        raise
+                    nursery.start_soon(listen)
+                    nursery.start_soon(show, demo)
+                    summary = await demo.run(nursery)
+                    nursery.cancel_scope.cancel()
+            except BaseException:
+                print(f"what the peers said is in {folder / 'logs'}", file=sys.stderr)
+                raise
     if options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
-    if interrupted or summary is None:
+    if summary is None:
         print("stopped", file=sys.stderr)
         return 130
     output = options.keep or OUTPUT

@@ -23,6 +23,7 @@ from swarm.errors import SwarmError
 
 LINE_BYTES_MAX = 256 * 1024
 LAST_LINES_KEPT = 12
+LAST_LINE_CHARACTERS = 400
 TERMINATE_SECONDS = 3.5
 """Between SIGTERM and SIGKILL; a peer allows itself 4 s, the whole demo has 5."""
 BACKOFF_SECONDS = 0.2
@@ -64,6 +65,8 @@ class Process:
     """Where everything it prints is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's own environment."""
+    on_line: Callable[[str], None] | None = None
+    """Told of every line of standard output that is no event."""
     pid: int | None = None
     """While it runs."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
@@ -103,24 +106,42 @@ def _how(status: int) -> str:
     return f"by signal {-status}"
 
 
-async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
-    """One life of the process; its exit status (negative: the signal)."""
+def _spawn(process: Process, restart: bool) -> tuple[subprocess.Popen[bytes], int, int]:
+    """Start a life; the child, and what it prints: standard output, standard error.
+
+    Not trio's open_process: that forks in a worker thread, whose end the kernel would take for
+    the parent's death in a child that asked to die with its parent (the fork server does).
+    """
     command = list(process.command(restart))
+    output, output_end = os.pipe()
+    complaints, complaints_end = os.pipe()
     try:
-        child = await trio.lowlevel.open_process(
+        child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output_end,
+            stderr=complaints_end,
             start_new_session=True,
             env={**os.environ, **process.environment},
         )
     except OSError as error:
+        os.close(output)
+        os.close(complaints)
         raise ProcessFailed(
             f"{process.name} cannot be started ({error.strerror}: {command[0]})"
         ) from error
+    finally:
+        os.close(output_end)
+        os.close(complaints_end)
+    return child, output, complaints
+
+
+async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
+    """One life of the process; its exit status (negative: the signal)."""
+    child, output, complaints = _spawn(process, restart)
     process.pid = child.pid
     log = process.log.open("a", encoding="utf-8") if process.log is not None else None
+    watch = os.pidfd_open(child.pid)
 
     def keep(line: str) -> None:
         if log is not None:
@@ -128,52 +149,61 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
             log.flush()
 
     async def listen() -> None:
-        assert child.stdout is not None
-        async for line in lines_of(child.stdout):
-            keep(line)
-            try:
-                event = json.loads(line)
-            except ValueError:
-                process.last_lines.append(line[:300])
-                continue
-            if isinstance(event, dict):
-                watcher.said(process.name, event)
+        async with trio.lowlevel.FdStream(output) as stream:
+            async for line in lines_of(stream):
+                keep(line)
+                event = _event_of(line)
+                if event is not None:
+                    watcher.said(process.name, event)
+                    continue
+                process.last_lines.append(line[:LAST_LINE_CHARACTERS])
+                if process.on_line is not None:
+                    process.on_line(line)
 
     async def hear_complaints() -> None:
-        assert child.stderr is not None
-        async for line in lines_of(child.stderr):
-            keep(line)
-            if line.strip():
-                process.last_lines.append(line[:300])
+        async with trio.lowlevel.FdStream(complaints) as stream:
+            async for line in lines_of(stream):
+                keep(line)
+                if line.strip():
+                    process.last_lines.append(line[:LAST_LINE_CHARACTERS])
 
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen)
             nursery.start_soon(hear_complaints)
-            await child.wait()
+            await trio.lowlevel.wait_readable(watch)
             # Its own children may hold the pipes open: they end with it.
             _signal_group(child.pid, signal.SIGKILL)
-        assert child.returncode is not None
-        return child.returncode
+        return child.wait()
     finally:
         process.pid = None
         with trio.CancelScope(shield=True):
-            await _end(child)
+            await _end(child, watch)
+        os.close(watch)
         if log is not None:
             log.close()
 
 
-async def _end(child: trio.Process) -> None:
-    """End a process and everything in its group."""
-    if child.returncode is None:
+def _event_of(line: str) -> dict[str, Any] | None:
+    """A line as an event, if it is one."""
+    if not line.startswith("{"):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+async def _end(child: subprocess.Popen[bytes], watch: int) -> None:
+    """End a process and everything in its group. `watch` is its pidfd."""
+    if child.poll() is None:
         _signal_group(child.pid, signal.SIGTERM)
         with trio.move_on_after(TERMINATE_SECONDS):
-            await child.wait()
+            await trio.lowlevel.wait_readable(watch)
     _signal_group(child.pid, signal.SIGKILL)
-    await child.wait()
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            await trio.aclose_forcefully(pipe)
+    await trio.lowlevel.wait_readable(watch)
+    child.wait()
 
 
 def _signal_group(group: int, which: signal.Signals) -> None:

@@ -115,6 +115,9 @@ class SwarmState:
     counts: Counter[str] = field(default_factory=Counter)
     """Verdicts: accepted, quarantined, or the name of the check that failed."""
     verdicts: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
+    """Accepted ones."""
+    refusals: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
+    """Those that were not accepted, which would soon be crowded out."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     evicted: dict[str, str] = field(default_factory=dict)
     """Reason, by name."""
@@ -312,7 +315,8 @@ class SwarmState:
         outcome, failed = text(event, "outcome"), text(event, "failed")
         self.counts[outcome if outcome != "refused" else failed or "refused"] += 1
         worker = text(event, "worker")
-        self.verdicts.append(
+        kept = self.verdicts if outcome == "accepted" else self.refusals
+        kept.append(
             VerdictLine(
                 at=now,
                 worker=self.name_of(worker),

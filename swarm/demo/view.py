@@ -6,6 +6,7 @@ shape from one refresh to the next, nothing jumps, and drawing costs a few milli
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -18,8 +19,8 @@ REFRESH_SECONDS = 0.5
 """Between two looks at the state: quick enough to feel alive, cheap enough not to be noticed."""
 
 WIDTH_MIN, HEIGHT_MIN = 40, 12
-PLOT_HEIGHT_MAX = 12
-LOG_LINES_MAX = 12
+PLOT_HEIGHT_MAX = 14
+LOG_LINES_MAX = 20
 
 DIM = "bright_black"
 ROLE_STYLES = {
@@ -123,7 +124,7 @@ def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: in
                 for step_level in range(min(last, here), max(last, here) + 1):
                     dot(between, step_level)
         previous = (column, level)
-    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
 
 
 # --- parts of the screen -----------------------------------------------------------------------
@@ -189,8 +190,12 @@ def _reward(state: SwarmState, width: int, height: int) -> list[Text]:
     return lines
 
 
+_STEP_AT_END = re.compile(r"( of)?( step)? \d+$")
+"""Said by its own column already."""
+
+
 def _peer_columns(peer: PeerState, width: int) -> Text:
-    doing = peer.doing
+    doing = _STEP_AT_END.sub("", peer.doing)
     speed = f"{peer.tokens_per_second:,.0f}" if peer.tokens_per_second >= 1 else ""
     line = Text(" ")
     line.append(f"{peer.name[:13]:<13} ", style=ROLE_STYLES.get(peer.role, "white"))
@@ -201,9 +206,9 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
     line.append(f"{readable_bytes(peer.received):>8} ", style=DIM if not peer.received else "")
     if width >= 90:
         line.append(f"{speed:>8} ")
-    line.append(f" {doing}", style=DIM)
     if peer.restarts:
-        line.append(f" ({peer.restarts}× restarted)", style="yellow")
+        line.append(f" {peer.restarts}× restarted", style="yellow")
+    line.append(f" {doing}", style=DIM)
     return line
 
 
@@ -244,13 +249,20 @@ def _note(note: Note, state: SwarmState) -> Text:
 
 def _log(state: SwarmState, rows: int) -> list[Text]:
     """The newest verdicts and notes in order of time; what went wrong keeps its place longest."""
-    entries: list[VerdictLine | Note] = [*state.verdicts, *state.notes]
-    important = [
-        entry for entry in entries if isinstance(entry, Note) or entry.outcome != "accepted"
+    important: list[VerdictLine | Note] = [
+        *state.refusals,
+        *(note for note in state.notes if note.grave),
     ]
     important.sort(key=lambda entry: entry.at)
-    routine = [verdict for verdict in state.verdicts if verdict.outcome == "accepted"]
-    kept_important = important[-max(1, rows - 2) :]
+    routine: list[VerdictLine | Note] = [
+        *state.verdicts,
+        *(note for note in state.notes if not note.grave),
+    ]
+    routine.sort(key=lambda entry: entry.at)
+    kept_important = important[-max(1, rows - (1 if rows < 6 else 2)) :]
+    if state.refusals and state.refusals[-1] not in kept_important:
+        # The newest refusal with its figure stays, whatever else happened since.
+        kept_important = [state.refusals[-1], *kept_important[1:]]
     kept: list[VerdictLine | Note] = [
         *kept_important,
         *routine[len(routine) - min(len(routine), rows - len(kept_important)) :],
@@ -268,10 +280,12 @@ def _counts(state: SwarmState) -> Text:
         if cause != "accepted":
             style = "yellow" if cause == "quarantined" else "red"
             line.append(" · ", style=DIM)
-            line.append(f"{count:,} {cause}", style=style)
-    if state.restarts():
+            refused = "" if cause in ("quarantined", "refused") else "refused: "
+            line.append(f"{count:,} {refused}{cause}", style=style)
+    restarts = state.restarts()
+    if restarts:
         line.append(" · ", style=DIM)
-        line.append(f"{state.restarts()} restarts", style="yellow")
+        line.append(f"{restarts} restart{'s' if restarts > 1 else ''}", style="yellow")
     return line
 
 
@@ -306,7 +320,8 @@ def compose(state: SwarmState, now: float, width: int, height: int) -> list[Text
         _rule("verdicts", _counts(state), width),
         *_pad(_log(state, log_rows), log_rows),
     ]
-    return (header + body)[: height - len(join)] + join
+    above = height - len(join)
+    return _pad(header + body, above)[:above] + join
 
 
 def _pad(lines: list[Text], rows: int) -> list[Text]:
