@@ -18,7 +18,7 @@ import blake3
 import msgspec
 
 from swarm import PROTOCOL_VERSION, defaults
-from swarm.errors import SwarmError
+from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
 from swarm.messages import KINDS, Message, StateMessage, kind_of
 from swarm.world import World
@@ -105,7 +105,7 @@ def _open_cached(raw: bytes) -> Envelope:
     encoded = raw[SIGNATURE_BYTES:]
     try:
         body = _body_decoder.decode(encoded)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise Dropped("malformed", str(error)) from error
     if body.version != PROTOCOL_VERSION:
         raise Dropped("unknown_version", f"{body.version}, this peer speaks {PROTOCOL_VERSION}")
@@ -116,7 +116,7 @@ def _open_cached(raw: bytes) -> Envelope:
         raise Dropped("bad_signature", body.sender[:64])
     try:
         message = msgspec.msgpack.decode(body.payload, type=message_type)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise Dropped("malformed", f"{body.kind}: {error}") from error
     return Envelope(raw, body, message)
 

@@ -3,6 +3,11 @@
 Errors of one operation live beside that operation; only what several rooms raise is here.
 """
 
+import msgspec
+
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises on hostile bytes: text that is no UTF-8 comes as `UnicodeDecodeError`."""
+
 
 class SwarmError(Exception):
     """Base of every error Swarm raises on purpose."""

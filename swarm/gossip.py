@@ -27,6 +27,7 @@ from msgspec import Meta
 
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, Gate, open_envelope
+from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import (
@@ -235,7 +236,7 @@ class Gossip:
                     nursery.start_soon(neighbour.write)
                     await self._read(neighbour)
                     nursery.cancel_scope.cancel()
-        except* (StreamError, msgspec.MsgspecError) as group:
+        except* (StreamError, *DECODE_ERRORS) as group:
             reason = "; ".join(str(error) for error in group.exceptions)
             self._events.emit("gossip.neighbour_lost", remote=peer, reason=reason)
         finally:

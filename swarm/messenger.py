@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, Gate, open_envelope
-from swarm.errors import DeadlineError, PeerError
+from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Message, StateMessage
@@ -138,7 +138,7 @@ class Messenger:
                 if channel is not None:
                     channel.send_nowait(frame.envelopes)
                     line.waiting.pop(frame.id, None)
-        except (StreamError, msgspec.MsgspecError) as error:
+        except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("messenger.line_broke", remote=peer, reason=str(error))
         finally:
             if self._lines.get(peer) is line:
@@ -170,7 +170,7 @@ class Messenger:
                 while (raw := await stream.receive()) is not None:
                     limit.acquire_nowait()
                     nursery.start_soon(answer, _decoder.decode(raw))
-            except (StreamError, msgspec.MsgspecError, trio.WouldBlock) as error:
+            except (StreamError, *DECODE_ERRORS, trio.WouldBlock) as error:
                 self._events.emit(
                     "messenger.stream_refused", remote=stream.peer, reason=repr(error)
                 )

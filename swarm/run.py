@@ -26,8 +26,10 @@ from swarm.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
+    AdmissionRequest,
     Checkpoint,
     Eviction,
+    Heartbeat,
     LogHead,
     Message,
     PeerRecord,
@@ -141,6 +143,8 @@ class Run:
             allowed = sender in manifest.trusted_ids()
         if not allowed:
             return "not_permitted"
+        if isinstance(message, (Heartbeat, AdmissionRequest)):
+            return None  # the registrar answers these with the reason
         return "evicted" if self.evicted(sender) is not None else None
 
 

@@ -26,7 +26,7 @@ import safetensors.numpy
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from swarm.errors import PeerError, UserError
+from swarm.errors import DECODE_ERRORS, PeerError, UserError
 from swarm.messages import Count, Key, Line, Name
 
 Integers = NDArray[np.int32]
@@ -367,7 +367,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
             )
     try:
         header = msgspec.json.decode(metadata.metadata[HEADER_KEY], type=Header)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise BadSubmission("header", 1, 0, f"the header is malformed: {error}"[:300]) from error
     if header.format != FORMAT:
         raise BadSubmission("header", header.format, FORMAT, "another version of the format")

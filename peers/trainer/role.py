@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 import msgspec
 import trio
+from swarm.ledger.entries import CheckpointPublished, Consumed
 
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
-from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
 from swarm.node import RunNode
 from swarm.transport import BlobReference, FetchError, Source
@@ -179,7 +179,7 @@ class TrainerRole:
             )
             await self._save(learner, 0, [], reward=0.0)
             await self._publish(learner, 0, reward=0.0)
-        for (lineage, step) in self._peer.store.complete():
+        for lineage, step in self._peer.store.complete():
             held = self._peer.store.held((lineage, step))
             if held is not None and lineage == self._lineage:
                 self._published[step] = (held.digest, held.manifest_bytes)
@@ -206,9 +206,7 @@ class TrainerRole:
         submission = envelope.message
         assert isinstance(submission, Submission)
         if submission.digest not in self._known and submission.lineage == self._lineage:
-            self._announced.setdefault(
-                submission.digest, (submission.step, submission.groups, 0.0)
-            )
+            self._announced.setdefault(submission.digest, (submission.step, submission.groups, 0.0))
 
     def _on_acknowledgement(self, envelope: Envelope) -> None:
         acknowledgement = envelope.message
@@ -325,18 +323,16 @@ class TrainerRole:
             following = order.step + 1
             if missing == 0 and self._may_open(following):
                 await self._issue(following, self._missing_groups(following), None)
-            elif (missing == 0) != (order.groups_wanted == 0):
-                await self._issue(order.step, missing, order)
-            elif missing > order.groups_wanted + manifest.sampling.groups_per_submission:
+            elif (missing == 0) != (
+                order.groups_wanted == 0
+            ) or missing > order.groups_wanted + manifest.sampling.groups_per_submission:
                 await self._issue(order.step, missing, order)
             else:
                 await self._changed.wait_change()
 
     def _may_open(self, step: int) -> bool:
         schedule = self._run.manifest.schedule
-        return (
-            step < schedule.steps and max(0, step - schedule.asynchrony) <= self._policy.value
-        )
+        return step < schedule.steps and max(0, step - schedule.asynchrony) <= self._policy.value
 
     async def _issue(self, step: int, missing: int, revised: StepOrder | None) -> None:
         """Sign and announce an order; durable first, so that a restart keeps its nonce."""
@@ -507,7 +503,7 @@ class TrainerRole:
             step=step,
             manifest_digest=held.digest,
             manifest_bytes=held.manifest_bytes,
-            total_bytes=held.manifest.total_bytes(),
+            total_bytes=held.manifest.total_bytes,
             reward=reward,
         )
         await self._peer.announce(checkpoint, defaults.STATE_LIFETIME_SECONDS)
@@ -515,7 +511,7 @@ class TrainerRole:
             "trainer.checkpoint_published",
             step=step,
             lineage=self._lineage,
-            bytes=held.manifest.total_bytes(),
+            bytes=held.manifest.total_bytes,
         )
         self._changed.touch()
 

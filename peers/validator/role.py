@@ -9,10 +9,9 @@ before anybody hears of it.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import trio
 
@@ -22,7 +21,6 @@ from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
-from swarm.ledger.entries import Judged
 from swarm.membership import check_admission
 from swarm.messages import (
     Acknowledgement,
@@ -37,7 +35,7 @@ from swarm.messenger import first
 from swarm.node import RunNode
 from swarm.seeds import submission_seed
 from swarm.transport import BlobReference, Refused
-from swarm.world import Child, ChildDied, ChildError, Piece, Sink
+from swarm.world import Child, ChildError, Piece, Sink
 
 INSPECT_DEADLINE_SECONDS = 60.0
 PREFILL_DEADLINE_SECONDS = 600.0
@@ -196,8 +194,9 @@ class ValidatorRole:
             check, figure, threshold, detail = refusal
             self._pushed.pop(digest, None)
             await self._disk.remove(_path(digest))
-            outcome = _Outcome([Check(name=check, figure=figure, threshold=threshold,
-                                      passed=False)], check, detail)
+            outcome = _Outcome(
+                [Check(name=check, figure=figure, threshold=threshold, passed=False)], check, detail
+            )
             return [await self._conclude(envelope, submission, outcome, seconds=0.0)]
         assert order is not None
         case = _Case(envelope, submission, envelope.sender, order)
@@ -314,8 +313,9 @@ class ValidatorRole:
         except ChildError as error:
             outcome = _Outcome([], "internal", f"the check failed here: {error}", quarantined=True)
         except PeerError as error:
-            outcome = _Outcome([], "internal", f"no policy to check with: {error}",
-                               quarantined=True)
+            outcome = _Outcome(
+                [], "internal", f"no policy to check with: {error}", quarantined=True
+            )
         seconds = self._node.world.now() - started
         await self._conclude(case.announced, case.submission, outcome, seconds=seconds)
 
@@ -393,9 +393,7 @@ class ValidatorRole:
                 deadline_seconds=PREFILL_DEADLINE_SECONDS,
             )
             self._loaded.add(policy)
-        seed = submission_seed(
-            self._run.id, case.order.nonce, case.worker, submission.number
-        )
+        seed = submission_seed(self._run.id, case.order.nonce, case.worker, submission.number)
         judged = await prefill.call(
             "judge",
             {
@@ -426,7 +424,9 @@ class ValidatorRole:
         """Make the verdict durable, then publish it and tell the worker."""
         worker = announced.sender
         accepted = not outcome.failed
-        word = "accepted" if accepted else "quarantined" if outcome.quarantined else "refused"
+        word: Literal["accepted", "refused", "quarantined"] = (
+            "accepted" if accepted else "quarantined" if outcome.quarantined else "refused"
+        )
         digest = submission.digest
 
         def verdict_at(log_index: int) -> Verdict:
@@ -496,9 +496,7 @@ class ValidatorRole:
         if self._run.evicted(worker) is not None:
             return
         if outcome.proven_fault:
-            await self._trusted.evict(
-                worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0
-            )
+            await self._trusted.evict(worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0)
             return
         p_value = self._record(worker).p_value(thresholds.honest_mismatch_rate)
         if p_value < thresholds.eviction_p_value:
@@ -528,9 +526,7 @@ class ValidatorRole:
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
         assert isinstance(verdict, Verdict)
-        self._judged_places.add(
-            (verdict.worker, verdict.lineage, verdict.step, verdict.number)
-        )
+        self._judged_places.add((verdict.worker, verdict.lineage, verdict.step, verdict.number))
         if self._nursery is not None:
             self._nursery.start_soon(self._wake)
 
@@ -603,9 +599,7 @@ class ValidatorRole:
         self._judged_places = {
             p for p in self._judged_places if p[1] == newest.lineage and p[2] >= oldest
         }
-        self._loaded = {
-            p for p in self._loaded if p[0] == newest.lineage and p[1] >= oldest
-        }
+        self._loaded = {p for p in self._loaded if p[0] == newest.lineage and p[1] >= oldest}
 
 
 def _path(digest: bytes) -> str:
@@ -628,6 +622,3 @@ def _outcome(result: dict[str, Any]) -> _Outcome:
 
 def _plain_thresholds(thresholds: Any) -> dict[str, float]:
     return {name: getattr(thresholds, name) for name in thresholds.__struct_fields__}
-
-
-__all__ = ["ChildDied", "Counter", "Judged", "ValidatorRole"]

@@ -32,7 +32,7 @@ import msgspec
 import trio
 
 from swarm import PROTOCOL_VERSION, defaults
-from swarm.errors import DiskFullError
+from swarm.errors import DECODE_ERRORS, DiskFullError
 from swarm.identity import Identity, PeerId, verify
 from swarm.transport import (
     BlobReference,
@@ -107,8 +107,8 @@ class _Wire:
         self._traffic = traffic
         self._ahead = b""  # received beyond the last head
 
-    async def close(self) -> None:
-        await trio.aclose_forcefully(self.stream)
+    def close(self) -> None:
+        self.stream.socket.close()
 
     async def send(self, data: bytes) -> None:
         """Small things: heads and reasons."""
@@ -212,8 +212,9 @@ class _Pace:
     """Deadlines of one body: no stall, and not too slow on the whole."""
 
     def __init__(self, size_bytes: int) -> None:
+        self._began = trio.current_time()
         self._end = (
-            trio.current_time()
+            self._began
             + defaults.BULK_STALL_SECONDS
             + size_bytes / defaults.BULK_BYTES_PER_SECOND_MIN
         )
@@ -223,9 +224,8 @@ class _Pace:
         return trio.CancelScope(deadline=min(stall, self._end))
 
     def complaint(self, done: int) -> str:
-        if trio.current_time() >= self._end:
-            return f"is slower than {defaults.BULK_BYTES_PER_SECOND_MIN} bytes/s"
-        return f"moved nothing for {defaults.BULK_STALL_SECONDS:g} s after {done} bytes"
+        seconds = trio.current_time() - self._began
+        return f"stalled or was too slow: {done} bytes in {seconds:.1f} s"
 
 
 # --- serving ---------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class BulkServer:
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
-            await wire.close()
+            wire.close()
 
     def service(self) -> BulkService:
         service = self._service()
@@ -312,7 +312,7 @@ class BulkServer:
             ask = _decode_ask(first or b"")
             if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= defaults.BULK_BLOB_BYTES_MAX:
                 raise _Reply(400, "bad digest or size")
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise StreamError(f"{stream.peer} asked for no blob: {error}") from error
         try:
             service = self.service()
@@ -445,7 +445,7 @@ class _Session:
             raise _Reply(403, "ask for a challenge first", close=True)
         try:
             proof = _decode_proof(body)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise _Reply(400, "that is no proof", close=True) from error
         message = proof_message(self._server.peer_id(), challenge)
         if not verify(proof.peer, message, proof.signature):
@@ -581,18 +581,18 @@ class BulkClient:
             if length:
                 await wire.small_body(min(length, defaults.BULK_HEAD_BYTES_MAX))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close all idle connections."""
         for wires in self._idle.values():
             for wire, _ in wires:
-                await wire.close()
+                wire.close()
         self._idle.clear()
 
     @asynccontextmanager
     async def _wire(self, root: str, peer: PeerId | None) -> AsyncIterator[_Wire]:
         """A proved connection, given back to the pool when the block ends well."""
         key = (root, peer, self._credential() if peer else b"")
-        wire = await self._reuse(key) or await self._open(root, peer, key[2])
+        wire = self._reuse(key) or await self._open(root, peer, key[2])
         good = False
         try:
             try:
@@ -603,22 +603,19 @@ class BulkClient:
                 raise FetchError(f"{root} speaks no HTTP: {error}") from error
             good = True
         finally:
-            pool = self._idle.setdefault(key, [])
-            if good and len(pool) < defaults.BULK_POOL_PER_SOURCE:
-                pool.append((wire, trio.current_time()))
+            if good and len(self._idle.get(key, ())) < defaults.BULK_POOL_PER_SOURCE:
+                self._idle.setdefault(key, []).append((wire, trio.current_time()))
             else:
-                await wire.close()
-            if not pool:
-                self._idle.pop(key, None)
+                wire.close()
 
-    async def _reuse(self, key: tuple[str, PeerId | None, bytes]) -> _Wire | None:
+    def _reuse(self, key: tuple[str, PeerId | None, bytes]) -> _Wire | None:
         """An idle connection that is still open, if there is one; drops all that are stale."""
         now = trio.current_time()
         for other in list(self._idle):
             for wire, since in list(self._idle[other]):
                 if now - since > defaults.BULK_IDLE_SECONDS / 2 or _is_closed(wire):
                     self._idle[other].remove((wire, since))
-                    await wire.close()
+                    wire.close()
             if not self._idle[other]:
                 del self._idle[other]
         pool = self._idle.get(key)
@@ -638,7 +635,7 @@ class BulkClient:
             if peer is not None:
                 await self._prove(wire, root, peer, credential)
         except BaseException as error:
-            await wire.close()
+            wire.close()
             if isinstance(error, _Broken):
                 raise Unreachable(f"{root} {error}") from error
             if isinstance(error, h11.RemoteProtocolError):
@@ -792,7 +789,7 @@ async def _receive_answer(stream: Stream) -> Answer:
         frame = await stream.receive()
         try:
             return _decode_answer(frame or b"")
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise FetchError(f"{stream.peer} answered nonsense: {error}") from error
     raise FetchError(f"{stream.peer} has sent nothing for {defaults.BULK_STALL_SECONDS:g} s")
 

@@ -1,0 +1,245 @@
+"""A run of several peers in one process, in virtual time: gate, gossip, messenger, membership."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import trio
+import trio.testing
+
+from swarm.envelope import Envelope, Gate, seal
+from swarm.errors import PeerError
+from swarm.events import Event, Events
+from swarm.gossip import RUN, WORK, Gossip
+from swarm.identity import Identity, PeerId
+from swarm.membership import Lease, Registrar
+from swarm.messages import (
+    Admissions,
+    EnvironmentReference,
+    Heartbeat,
+    Message,
+    RunManifest,
+    Sampling,
+    Schedule,
+    TrustedKey,
+)
+from swarm.messages import Objective as ObjectiveNumbers
+from swarm.messenger import Messenger
+from swarm.run import Run
+from swarm.transport.memory import MemoryNetwork
+from swarm.world import Disk
+
+WALL = 1_800_000_000.0
+T = TypeVar("T")
+
+
+class VirtualWorld:
+    """Trio's clock, one seed, and a wall clock that may be off."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.skew_seconds = 0.0
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    def wall_time(self) -> float:
+        return WALL + trio.current_time() + self.skew_seconds
+
+    def correct_clock(self, seconds: float) -> None:
+        self.skew_seconds += seconds
+
+    async def run_blocking(self, function: Callable[[], T]) -> T:
+        return function()
+
+
+def identity(number: int) -> Identity:
+    return Identity(number.to_bytes(32, "big"))
+
+
+def manifest(
+    trainers: Sequence[Identity],
+    validators: Sequence[Identity],
+    *,
+    version: int = 1,
+    admissions: Admissions | None = None,
+) -> RunManifest:
+    return RunManifest(
+        name="test",
+        version=version,
+        model="tiny",
+        tokenizer_hash=bytes(32),
+        environment=EnvironmentReference(name="sort-digits", version="1", probe_hash=bytes(32)),
+        sampling=Sampling(
+            temperature=1.0, max_new_tokens=8, stop_ids=[2], group_size=8, groups_per_submission=4
+        ),
+        schedule=Schedule(steps=10, groups_per_step=32),
+        objective=ObjectiveNumbers(),
+        trainers=[TrustedKey(peer=key.peer_id) for key in trainers],
+        validators=[TrustedKey(peer=key.peer_id) for key in validators],
+        admissions=admissions or Admissions(),
+    )
+
+
+def sealed(
+    key: Identity,
+    message: Message,
+    run: str,
+    *,
+    at: float = 0.0,
+    sequence: int = 1,
+    lifetime_seconds: float = 600.0,
+) -> Envelope:
+    return seal(
+        key,
+        message,
+        run=run,
+        sequence=sequence,
+        wall_time=WALL + at,
+        lifetime_seconds=lifetime_seconds,
+    )
+
+
+def sealed_manifest(owner: Identity, message: RunManifest) -> Envelope:
+    return sealed(owner, message, f"{owner.peer_id}/{message.name}", lifetime_seconds=1e6)
+
+
+class Member:
+    """One peer of a test run."""
+
+    def __init__(
+        self, network: TestRun, key: Identity, transport: Any, topics: Sequence[str], seed: int
+    ) -> None:
+        self.key = key
+        self.world = VirtualWorld(seed)
+        self.events = Events(self.world, key.peer_id)
+        self.seen: list[Event] = []
+        self.events.add_sink(self.seen.append)
+        self.run = Run(network.manifest)
+        self.transport = transport
+        self.gate = Gate(self.world, self.run.id, self.run.permits)
+        self.gossip = Gossip(
+            transport,
+            self.world,
+            self.gate,
+            self.events,
+            self.run.id,
+            topics,
+            records=lambda: [],
+            learn_record=lambda _: None,
+        )
+        self.messenger = Messenger(transport, self.gate, self.events)
+        self.roles = ["inference"]
+        self.granted: list[Envelope] = []
+        self.admitted: list[str] = []
+        self.proven: set[str] = set()
+        self._sequence = 0
+        self._network = network
+
+    @property
+    def id(self) -> PeerId:
+        return self.key.peer_id
+
+    async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
+        self._sequence = max(self._sequence + 1, int(self.world.wall_time() * 1000))
+        return seal(
+            self.key,
+            message,
+            run=self.run.id,
+            sequence=self._sequence,
+            wall_time=self.world.wall_time(),
+            lifetime_seconds=lifetime_seconds,
+        )
+
+    async def announce(self, message: Message, lifetime_seconds: float = 600.0) -> Envelope:
+        envelope = await self.seal(message, lifetime_seconds)
+        self.gossip.publish(envelope)
+        return envelope
+
+    def describe(self) -> Heartbeat:
+        return Heartbeat(roles=self.roles)
+
+    async def reach(self, peer: PeerId) -> None:
+        if peer not in self.transport.connected():
+            address = self._network.addresses.get(peer)
+            if address is None:
+                raise PeerError(f"no address of {peer}")
+            await self.transport.connect(peer, address)
+
+    def lease(self) -> Lease:
+        return Lease(
+            self.run,
+            self.messenger,
+            self.world,
+            self.events,
+            peer_id=self.id,
+            seal=self.seal,
+            reach=self.reach,
+            describe=self.describe,
+            granted=self.granted.append,
+        )
+
+    def registrar(self) -> Registrar:
+        async def admitted(peer: str, _roles: Sequence[str]) -> None:
+            self.admitted.append(peer)
+
+        return Registrar(
+            self.run,
+            self.gate,
+            self.gossip,
+            self.messenger,
+            self.world,
+            self.events,
+            peer_id=self.id,
+            seal=self.seal,
+            describe=self.describe,
+            proven=self.proven.__contains__,
+            admitted=admitted,
+        )
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.seen]
+
+
+class TestRun:
+    """A memory network with one run; members are added as a test goes."""
+
+    __test__ = False
+
+    def __init__(self, envelope: Envelope, nursery: trio.Nursery) -> None:
+        self.manifest = envelope
+        self.network = MemoryNetwork(latency_seconds=0.01)
+        self.addresses: dict[PeerId, Sequence[str]] = {}
+        self._nursery = nursery
+        self._count = 0
+
+    async def add(self, key: Identity, topics: Sequence[str] = (RUN, WORK)) -> Member:
+        self._count += 1
+        world = VirtualWorld(self._count)
+        transport = await self._nursery.start(self._hold, key, world)
+        member = Member(self, key, transport, topics, self._count)
+        self.addresses[key.peer_id] = transport.addresses()
+        await self._nursery.start(member.messenger.run)
+        await self._nursery.start(member.gossip.run)
+        return member
+
+    async def _hold(
+        self, key: Identity, world: VirtualWorld, task_status: trio.TaskStatus[Any]
+    ) -> None:
+        async with self.network.transport(key, world=world, disk=cast(Disk, None)) as transport:
+            task_status.started(transport)
+            await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def running(envelope: Envelope) -> AsyncIterator[TestRun]:
+    async with trio.open_nursery() as nursery:
+        yield TestRun(envelope, nursery)
+        nursery.cancel_scope.cancel()
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,265 @@
+"""Envelopes, and the gate that every one from the network must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm import defaults
+from swarm.envelope import Body, Dropped, Gate, Sequencer, open_envelope
+from swarm.messages import (
+    Acknowledgement,
+    Checkpoint,
+    Eviction,
+    Heartbeat,
+    Message,
+    Reinstatement,
+    RunManifest,
+    Submission,
+    Verdict,
+)
+from swarm.run import Run
+from tests.network.harness import (
+    VirtualWorld,
+    identity,
+    in_virtual_time,
+    manifest,
+    sealed,
+    sealed_manifest,
+)
+
+OWNER, TRAINER, VALIDATOR, WORKER = (identity(n) for n in range(1, 5))
+MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
+RUN_ID = MANIFEST.body.run
+
+
+def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
+    return Checkpoint(
+        lineage=lineage, step=step, manifest_digest=bytes(32), manifest_bytes=10, total_bytes=10
+    )
+
+
+def inside(check: Callable[[Gate, Run], None]) -> None:
+    """Run a check at virtual time 0 with a fresh gate."""
+
+    async def main() -> None:
+        run = Run(MANIFEST)
+        check(Gate(VirtualWorld(1), RUN_ID, run.permits), run)
+
+    in_virtual_time(main)
+
+
+def refused(gate: Gate, raw: bytes) -> str:
+    with pytest.raises(Dropped) as caught:
+        gate.admit(raw)
+    assert gate.dropped[caught.value.cause] > 0
+    return caught.value.cause
+
+
+def test_what_was_signed_is_what_is_read() -> None:
+    message = Heartbeat(roles=["inference"], policy=7, doing="generating")
+    envelope = sealed(WORKER, message, RUN_ID)
+    opened = open_envelope(envelope.raw)
+    assert opened.message == message
+    assert opened.sender == WORKER.peer_id
+    assert opened.digest == envelope.digest
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_changed_byte_is_noticed(position: int, change: int) -> None:
+    raw = bytearray(sealed(WORKER, Heartbeat(roles=["inference"]), RUN_ID).raw)
+    raw[position % len(raw)] ^= change
+    with pytest.raises(Dropped):
+        open_envelope(bytes(raw))
+
+
+@given(st.binary(max_size=500))
+def test_garbage_is_dropped_and_nothing_else_is_raised(garbage: bytes) -> None:
+    with pytest.raises(Dropped):
+        open_envelope(garbage)
+
+
+def test_the_kind_is_part_of_what_is_signed() -> None:
+    """An admission refusal must not pass as another kind with the same fields."""
+    envelope = sealed(VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID)
+    body = envelope.body
+    changed = Body(
+        body.version,
+        "reinstatement",
+        body.run,
+        body.sender,
+        body.sequence,
+        body.issued_ms,
+        body.expires_ms,
+        body.payload,
+    )
+    raw = envelope.raw[:64] + msgspec.msgpack.encode(changed)
+    with pytest.raises(Dropped, match="bad_signature"):
+        open_envelope(raw)
+
+
+@pytest.mark.parametrize(
+    ("key", "message", "cause"),
+    [
+        (TRAINER, checkpoint(1), None),
+        (WORKER, checkpoint(1), "not_permitted"),
+        (VALIDATOR, checkpoint(1), "not_permitted"),
+        (VALIDATOR, Acknowledgement(submission=bytes(32), worker=WORKER.peer_id), None),
+        (TRAINER, Acknowledgement(submission=bytes(32), worker=WORKER.peer_id), "not_permitted"),
+        (WORKER, Eviction(peer=TRAINER.peer_id, reason="x"), "not_permitted"),
+        (WORKER, manifest([WORKER], [WORKER], version=2), "not_permitted"),
+        (OWNER, manifest([TRAINER], [VALIDATOR], version=2), None),
+    ],
+)
+def test_only_those_whom_the_manifest_names_may_say_a_kind(
+    key: object, message: Message, cause: str | None
+) -> None:
+    def check(gate: Gate, _run: Run) -> None:
+        raw = sealed(key, message, RUN_ID).raw  # type: ignore[arg-type]
+        if cause is None:
+            assert gate.admit(raw).message == message
+        else:
+            assert refused(gate, raw) == cause
+
+    inside(check)
+
+
+def test_the_evicted_are_silenced_and_the_owner_can_take_them_back() -> None:
+    def check(gate: Gate, run: Run) -> None:
+        run.evict(sealed(VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID))
+        submission = Submission(
+            lineage=0, step=0, policy=0, number=0, digest=bytes(32), size_bytes=1, groups=1
+        )
+        assert refused(gate, sealed(WORKER, submission, RUN_ID).raw) == "evicted"
+        assert gate.admit(sealed(WORKER, Heartbeat(roles=[]), RUN_ID).raw), "to be told why"
+        run.reinstate(sealed(OWNER, Reinstatement(peer=WORKER.peer_id), RUN_ID, at=1, sequence=2))
+        assert gate.admit(sealed(WORKER, submission, RUN_ID).raw)
+
+    inside(check)
+
+
+def test_a_trusted_peer_cannot_be_evicted() -> None:
+    run = Run(MANIFEST)
+    run.evict(sealed(VALIDATOR, Eviction(peer=TRAINER.peer_id, reason="x"), RUN_ID))
+    assert run.evicted(TRAINER.peer_id) is None
+
+
+def test_time_and_run() -> None:
+    def check(gate: Gate, _run: Run) -> None:
+        beat = Heartbeat(roles=[])
+        assert refused(gate, sealed(WORKER, beat, RUN_ID, at=-1000).raw) == "expired"
+        ahead = defaults.ENVELOPE_FUTURE_SECONDS_MAX + 1
+        assert refused(gate, sealed(WORKER, beat, RUN_ID, at=ahead).raw) == "from_the_future"
+        assert refused(gate, sealed(WORKER, beat, "other/run").raw) == "wrong_run"
+
+    inside(check)
+
+
+def test_states_only_grow_and_a_trainers_order_by_lineage_and_step() -> None:
+    def check(gate: Gate, _run: Run) -> None:
+        gate.admit(sealed(TRAINER, checkpoint(5), RUN_ID, sequence=10).raw)
+        assert refused(gate, sealed(TRAINER, checkpoint(4), RUN_ID, sequence=11).raw) == "old_state"
+        assert gate.admit(sealed(TRAINER, checkpoint(0, lineage=1), RUN_ID, sequence=1).raw)
+        newest = gate.state(TRAINER.peer_id, "checkpoint")
+        assert newest is not None
+        assert newest.message == checkpoint(0, lineage=1)
+
+    inside(check)
+
+
+def test_an_event_counts_once_in_any_order() -> None:
+    def check(gate: Gate, _run: Run) -> None:
+        events = [
+            sealed(
+                VALIDATOR,
+                Acknowledgement(submission=bytes([n]) * 32, worker=WORKER.peer_id),
+                RUN_ID,
+                sequence=n,
+            ).raw
+            for n in (3, 1, 2)
+        ]
+        for raw in events:
+            gate.admit(raw)
+        assert [refused(gate, raw) for raw in events] == ["duplicate"] * 3
+
+    inside(check)
+
+
+def test_a_sender_over_its_rate_is_dropped_and_recovers() -> None:
+    async def main() -> None:
+        gate = Gate(VirtualWorld(1), RUN_ID, Run(MANIFEST).permits)
+
+        def send(number: int) -> bool:
+            message = Acknowledgement(submission=number.to_bytes(32, "big"), worker=WORKER.peer_id)
+            try:
+                gate.admit(sealed(VALIDATOR, message, RUN_ID, sequence=number).raw)
+            except Dropped as dropped:
+                assert dropped.cause == "over_rate"
+                return False
+            return True
+
+        burst = int(defaults.SENDER_RATE_BURST)
+        assert sum(send(n) for n in range(burst + 50)) == burst
+        await trio.sleep(1)
+        again = sum(send(10_000 + n) for n in range(burst))
+        assert again == pytest.approx(defaults.SENDER_RATE_PER_SECOND, abs=1)
+
+    in_virtual_time(main)
+
+
+def test_a_verdict_with_too_many_checks_is_malformed() -> None:
+    verdict = Verdict(
+        submission=bytes(32),
+        size_bytes=1,
+        worker=WORKER.peer_id,
+        lineage=0,
+        step=0,
+        policy=0,
+        number=0,
+        outcome="accepted",
+        rewards=[[0.0] * 5000],
+    )
+    with pytest.raises(Dropped, match="malformed"):
+        open_envelope(sealed(VALIDATOR, verdict, RUN_ID).raw)
+
+
+def test_a_manifest_is_bounded_when_decoded() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(
+            msgspec.to_builtins(
+                msgspec.structs.replace(manifest([TRAINER], [VALIDATOR]), name="../etc")
+            ),
+            RunManifest,
+        )
+
+
+class _Store:
+    def __init__(self) -> None:
+        self.value = 0
+        self.saves = 0
+
+    def load(self) -> int:
+        return self.value
+
+    async def save(self, value: int) -> None:
+        self.value = value
+        self.saves += 1
+
+
+def test_sequences_grow_over_restarts_and_clocks_that_go_back() -> None:
+    async def main() -> None:
+        store, clock = _Store(), [1000.0]
+        sequencer = Sequencer(store, lambda: clock[0])
+        first = [await sequencer.next() for _ in range(100)]
+        assert first == sorted(set(first))
+        assert store.saves == 1
+        clock[0] = 500.0
+        restarted = Sequencer(store, lambda: clock[0])
+        assert await restarted.next() > first[-1]
+
+    trio.run(main)
