@@ -20,9 +20,9 @@ Fields = Mapping[str, Any]
 
 
 def number(fields: Fields, name: str, default: float = 0.0) -> float:
-    """A numeric field, or the default when it is missing or no number."""
+    """A numeric field, or the default when it is missing, no number, or beyond all reason."""
     value = fields.get(name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 2**53:
         return float(value)
     return default
 
@@ -286,7 +286,9 @@ class SwarmState:
             self.enter("training", now)
 
     def _on_trainer_step_trained(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        step = int(number(event, "step"))
+        step = int(number(event, "step", -1))
+        if not 0 <= step < self.steps_wanted:
+            return
         self.trained[step] = TrainedStep(
             step=step,
             at=now,

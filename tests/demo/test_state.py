@@ -127,3 +127,10 @@ def test_no_event_however_odd_breaks_state_or_screen(
     for at, (name, fields) in enumerate(events):
         say(state, "relay-1", name, float(at), **fields)
     assert len(compose(state, 100.0, 80, 24)) == 24
+
+
+def test_a_step_outside_the_run_is_not_believed() -> None:
+    state = trained(fresh(steps=20), 10)
+    for step in (-1, 20, 10**12, float("nan")):
+        say(state, "trainer", "trainer.step_trained", 99.0, step=step, reward=0.5)
+    assert state.step == 10
