@@ -4,8 +4,8 @@
     async with open_libp2p(identity, listen, world=world, disk=disk) as transport:
         await transport.connect(peer, addresses)
 
-What libp2p 0.8.1 gets wrong, and what is done about it here, is listed at `_Swarm` and in
-`docs/decisions/`.
+What libp2p 0.8.1 gets wrong, and what is done about it here, is listed in
+`docs/decisions/libp2p.md`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from libp2p.abc import INetConn, INetStream, INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.exceptions import StreamFailure
 from libp2p.network.auto_connector import AutoConnector
@@ -34,7 +35,6 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.exceptions import StreamEOF
-from libp2p.network.stream.exceptions import StreamError as LibStreamError
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
@@ -49,7 +49,7 @@ from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_ms
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from libp2p.tools.anyio_service import background_trio_service
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
@@ -82,8 +82,14 @@ from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)
 
-_STREAM_ERRORS = (LibStreamError, SwarmException, StreamFailure, ValueError, OSError)
-"""What libp2p's stream methods raise; everything else is a defect and stays loud."""
+_BROKEN = (
+    BaseLibp2pError,
+    OSError,
+    ValueError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+"""What libp2p raises when a connection or stream breaks; everything else is a defect, and loud."""
 
 
 # --- multiaddrs ------------------------------------------------------------------------------
@@ -147,7 +153,7 @@ class _Libp2pBytes:
             if self._write_closed:
                 await self._forget()
             return b""
-        except _STREAM_ERRORS as error:
+        except _BROKEN as error:
             raise StreamError(f"the connection broke ({type(error).__name__})") from error
 
     async def write(self, data: bytes) -> None:
@@ -155,7 +161,7 @@ class _Libp2pBytes:
         with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
             try:
                 await self._stream.write(data)
-            except _STREAM_ERRORS as error:
+            except _BROKEN as error:
                 raise StreamError(f"the connection broke ({type(error).__name__})") from error
             return
         with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
@@ -166,7 +172,7 @@ class _Libp2pBytes:
         self._write_closed = True
         try:
             await self._stream.close_write()
-        except _STREAM_ERRORS as error:
+        except _BROKEN as error:
             raise StreamError(f"the connection broke ({type(error).__name__})") from error
         if self._read_closed:
             await self._forget()
@@ -175,7 +181,7 @@ class _Libp2pBytes:
         with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
             try:
                 await self._stream.reset()
-            except _STREAM_ERRORS as error:
+            except _BROKEN as error:
                 log.debug("resetting a stream: %r", error)
 
     async def _forget(self) -> None:
@@ -185,6 +191,36 @@ class _Libp2pBytes:
 
 
 # --- libp2p's swarm, put right ---------------------------------------------------------------
+
+
+async def _release_half_windows(self: YamuxStream, *, bytes_read: int = 0) -> None:
+    """One WINDOW_UPDATE per half window read, as yamux means it.
+
+    libp2p 0.8.1 sends one for every read, even of a single byte (and grants twice what was read),
+    which trebles the cost of a small frame; negotiating a protocol reads byte by byte.
+    """
+    self._pending_recv_release += bytes_read
+    if self._pending_recv_release * 2 >= self.target_recv_window:
+        released, self._pending_recv_release = self._pending_recv_release, 0
+        self.recv_window += released
+        await self.send_window_update(released)
+
+
+YamuxStream._auto_tune_and_send_window_update = _release_half_windows
+
+
+class _Buffered(RawConnection):  # type: ignore[misc]
+    """A TCP connection read in large pieces: noise asks for two bytes, then for the rest."""
+
+    _buffer = b""
+    _at = 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        if self._at == len(self._buffer):
+            self._buffer, self._at = await super().read(65536), 0
+        start = self._at
+        self._at = len(self._buffer) if n is None else min(start + n, len(self._buffer))
+        return self._buffer[start : self._at]
 
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
@@ -206,7 +242,7 @@ class _Swarm(Swarm):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.refuses: Any = lambda peer: False
+        self.refuses: Callable[[PeerId], bool] = lambda peer: False
         self._inbound_by_host: Counter[str] = Counter()
 
     def _init_connection_management(self) -> None:
@@ -216,15 +252,17 @@ class _Swarm(Swarm):  # type: ignore[misc]
     async def _do_handle_inbound_connection(
         self, read_write_closer: Any, maddr: Any, failure_event: Any
     ) -> None:
-        remote = read_write_closer.get_remote_address()
-        host = remote[0] if remote else "?"
+        try:  # libp2p's own get_remote_address knows no IPv6
+            host = str(read_write_closer.stream.socket.getpeername()[0])
+        except OSError:
+            host = "an address already gone"
         if self._inbound_by_host[host] >= defaults.CONNECTIONS_PER_ADDRESS_MAX:
             log.warning("%s has too many connections, one more is refused", host)
             await read_write_closer.close()
             return
         self._inbound_by_host[host] += 1
         try:
-            connection = RawConnection(read_write_closer, False)
+            connection = _Buffered(read_write_closer, False)
             try:
                 muxed = await self.upgrade_inbound_raw_conn(connection, maddr)
             except Exception as error:  # whatever a stranger's handshake makes libp2p raise
@@ -238,10 +276,22 @@ class _Swarm(Swarm):  # type: ignore[misc]
             if not self._inbound_by_host[host]:
                 del self._inbound_by_host[host]
 
+    async def notify_opened_stream(self, stream: Any) -> None:
+        """Nobody listens; libp2p would start a nursery with a task for each who does not."""
+
+    async def notify_closed_stream(self, stream: Any) -> None:
+        """Likewise."""
+
     async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Any:
-        if self.refuses(PeerId(str(muxed_conn.peer_id))):
+        peer = PeerId(str(muxed_conn.peer_id))
+        try:
+            public_key_of(peer)
+            reason = "the peer is banned here" if self.refuses(peer) else None
+        except InvalidPeerId as error:  # RSA or secp256k1: nothing here could check its signatures
+            reason = str(error)
+        if reason is not None:
             await muxed_conn.secured_conn.close()
-            raise SwarmException("the peer is banned here")
+            raise SwarmException(reason)
         return await super().add_conn(muxed_conn, direction)
 
 
@@ -255,7 +305,7 @@ class _TCP(TCP):  # type: ignore[misc]
     async def _dial_resolved(self, maddr: Any, source: Any = None) -> Any:
         connection = await super()._dial_resolved(maddr, source)
         self._dialled.add(connection.stream.stream)
-        return connection
+        return _Buffered(connection.stream, True)
 
     def close_sockets(self) -> None:
         for stream in list(self._dialled):
@@ -465,7 +515,7 @@ class Libp2pTransport(BaseTransport):
     async def _close(self) -> None:
         """Take leave of everybody at once."""
         self._close_subscriptions()
-        await self._bulk.close()
+        self._bulk.close()
         async with trio.open_nursery() as nursery:
             for peer in list(self._connections):
                 nursery.start_soon(self.disconnect, peer)
@@ -545,7 +595,7 @@ class Libp2pTransport(BaseTransport):
                     await self._swarm.dial_addr(address, ID.from_string(peer))
             except (ConnectError, StreamError) as error:
                 return str(error)
-            except (SwarmException, StreamFailure, OSError) as error:
+            except _BROKEN as error:
                 return _reason(error)
         if scope.cancelled_caught:
             return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
@@ -601,8 +651,8 @@ class Libp2pTransport(BaseTransport):
             with trio.move_on_after(defaults.CONNECTION_PONG_SECONDS) as scope:
                 try:
                     await muxed._write_frame(ping)
-                except OSError:
-                    pass
+                except _BROKEN as error:
+                    log.debug("pinging %s: %r", muxed.peer_id, error)
                 else:
                     await pong.wait()
                     continue
@@ -612,8 +662,12 @@ class Libp2pTransport(BaseTransport):
     async def _punch(self, peer: PeerId) -> None:
         """Try to replace a relayed connection by a direct one."""
         with trio.move_on_after(defaults.CONNECT_DEADLINE_SECONDS * 3):
-            direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
-            log.debug("hole punching to %s: %s", peer, direct)
+            try:
+                direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
+            except _BROKEN as error:
+                log.debug("hole punching to %s: %r", peer, error)
+            else:
+                log.debug("hole punching to %s: %s", peer, direct)
 
     # --- relays ---
 
@@ -704,7 +758,7 @@ class Libp2pTransport(BaseTransport):
                 unknown = "not supported" in str(error.__cause__)
                 why = self.version_mismatch(peer, protocol) if unknown else "the peer reset it"
                 raise StreamError(f"stream {protocol} with {peer}: {why}") from error
-            except _STREAM_ERRORS as error:
+            except _BROKEN as error:
                 raise StreamError(
                     f"stream {protocol} with {peer}: the connection broke ({_reason(error)})"
                 ) from error

@@ -1,0 +1,483 @@
+"""The bulk plane against clients and servers that lie, stall and flood; real sockets, no libp2p."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swarm import defaults
+from swarm.identity import Identity
+from swarm.transport import BlobReference, FetchError, OpenBlob
+from swarm.transport.base import Traffic
+from swarm.transport.bulk import BulkClient, BulkServer, Proof, Unreachable, proof_message
+from swarm.world.disk import LocalDisk
+
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, Service, Sink
+
+DATA = bytes(range(256)) * 8192  # 2 MiB
+
+
+def run(main) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(20):
+            await main()
+
+    trio.run(bounded)
+
+
+@pytest.fixture
+def disk(tmp_path) -> FolderDisk:
+    return FolderDisk(tmp_path / "disk")
+
+
+@asynccontextmanager
+async def serving(
+    service: Service | None, disk: FolderDisk, identity: Identity = BOB
+) -> AsyncIterator[str]:
+    """A bulk server on loopback; its root."""
+    server = BulkServer(identity.peer_id, disk, lambda: service, Traffic())
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, listeners)
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def scripted(script: Callable) -> AsyncIterator[str]:
+    """A server that runs `script(stream)` for each connection."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+    async def handle(stream: trio.SocketStream) -> None:
+        async with stream:
+            try:
+                await script(stream)
+            except trio.BrokenResourceError:
+                return  # the client has left: that is its right
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, handle, listeners)
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def client_of(
+    disk: FolderDisk, identity: Identity = ALICE, credential: bytes = b"lease"
+) -> AsyncIterator[BulkClient]:
+    client = BulkClient(identity, disk, lambda: credential, Traffic())
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+async def dial(root: str) -> trio.SocketStream:
+    host, port = root.removeprefix("http://").split(":")
+    return await trio.open_tcp_stream(host, int(port))
+
+
+async def ask(stream: trio.SocketStream, request: bytes) -> bytes:
+    """Send, then read one answer: head and as much body as it announces."""
+    await stream.send_all(request)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        data = await stream.receive_some()
+        if not data:
+            return received
+        received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = 0
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    while len(body) < length:
+        data = await stream.receive_some()
+        if not data:
+            break
+        body += data
+    return head + b"\r\n\r\n" + body
+
+
+def admission(proof: Proof) -> bytes:
+    body = msgspec.msgpack.encode(proof)
+    return b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+CHALLENGE = b"GET /challenge HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def challenge(stream: trio.SocketStream) -> bytes:
+    return (await ask(stream, CHALLENGE)).partition(b"\r\n\r\n")[2]
+
+
+# --- proofs ----------------------------------------------------------------------------------
+
+
+def test_a_proof_holds_for_one_peer_one_server_one_connection(disk) -> None:
+    async def main() -> None:
+        service = Service()
+        async with serving(service, disk) as root:
+            async with await dial(root) as first:
+                nonce = await challenge(first)
+                good = Proof(ALICE.peer_id, ALICE.sign(proof_message(BOB.peer_id, nonce)), b"c")
+                assert b" 204 " in await ask(first, admission(good))
+                assert service.asked == [(ALICE.peer_id, b"c")]
+                # Good once: the challenge is gone.
+                assert b" 403 " in await ask(first, admission(good))
+            # Replayed on another connection.
+            async with await dial(root) as second:
+                await challenge(second)
+                assert b"does not hold" in await ask(second, admission(good))
+            # Without asking for a challenge.
+            async with await dial(root) as third:
+                assert b"challenge first" in await ask(third, admission(good))
+            # Somebody else's name over one's own signature.
+            async with await dial(root) as fourth:
+                nonce = await challenge(fourth)
+                signature = MALLORY.sign(proof_message(BOB.peer_id, nonce))
+                stolen = Proof(ALICE.peer_id, signature, b"c")
+                assert b"does not hold" in await ask(fourth, admission(stolen))
+            # A proof that Carol's server was given, passed on to Bob.
+            async with await dial(root) as fifth:
+                nonce = await challenge(fifth)
+                signature = ALICE.sign(proof_message(CAROL.peer_id, nonce))
+                relayed = Proof(ALICE.peer_id, signature, b"c")
+                assert b"does not hold" in await ask(fifth, admission(relayed))
+            assert len(service.asked) == 1
+
+    run(main)
+
+
+def test_who_proves_nothing_is_nobody(disk) -> None:
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        get = b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
+        async with serving(service, disk) as root:
+            async with await dial(root) as stream:
+                assert (await ask(stream, get)).endswith(DATA)
+                assert len(await challenge(stream)) == 32  # the connection goes on
+            assert service.clients == [None]
+            service.admitted = {ALICE.peer_id}
+            async with await dial(root) as stream:
+                assert b"403" in await ask(stream, get)
+            assert service.clients == [None]
+            async with client_of(disk) as client:
+                sink = Sink(len(DATA))
+                piece = await client.fetch(root, BOB.peer_id, reference, sink)
+                assert piece.verify(reference.digest)
+            assert service.clients == [None, ALICE.peer_id]
+
+    run(main)
+
+
+def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None:
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        credentials = [b"first"]
+        async with serving(service, disk) as root:
+            client = BulkClient(ALICE, disk, lambda: credentials[0], Traffic())
+            for _ in range(3):
+                await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            credentials[0] = b"second"
+            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            client.close()
+        assert service.asked == [(ALICE.peer_id, b"first"), (ALICE.peer_id, b"second")]
+
+    run(main)
+
+
+def test_a_server_that_restarted_is_found_again(disk) -> None:
+    """The kept connection is dead; the next fetch must not fail for that."""
+
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic())
+        async with client_of(disk) as client:
+            port = 0
+            for _ in range(2):
+                listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+                port = listeners[0].socket.getsockname()[1]
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(server.serve, listeners)
+                    root = f"http://127.0.0.1:{port}"
+                    await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+                    nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+# --- hostile clients -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"rubbish\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), b"400"),
+        (b"GET /" + b"a" * 20_000, b"400"),
+        (b"GET /challenge HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 5000, b"400"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"404"),
+        (b"GET /blob/../../etc/passwd HTTP/1.1\r\nhost: x\r\n\r\n", b"404"),
+        (b"GET /blob/" + b"AB" * 32 + b" HTTP/1.1\r\nhost: x\r\n\r\n", b"404"),
+        (b"DELETE /blob/" + b"ab" * 32 + b" HTTP/1.1\r\nhost: x\r\n\r\n", b"405"),
+        (
+            b"PUT /blob/" + b"ab" * 32 + b" HTTP/1.1\r\nhost: x\r\n"
+            b"transfer-encoding: chunked\r\n\r\n",
+            b"411",
+        ),
+        (
+            b"PUT /blob/" + b"ab" * 32 + b" HTTP/1.1\r\nhost: x\r\n"
+            b"content-length: 99999999999\r\n\r\n",
+            b"413",
+        ),
+        (b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n", b"413"),
+        (b"POST /admission HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd", b"403"),
+    ],
+)
+def test_bad_requests_get_a_status(disk, request_bytes: bytes, status: bytes) -> None:
+    async def main() -> None:
+        async with serving(Service(), disk) as root, await dial(root) as stream:
+            answer = await ask(stream, request_bytes)
+            assert answer.startswith(b"HTTP/1.1 " + status)
+
+    run(main)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(chunks=st.lists(st.binary(min_size=1, max_size=200), max_size=6))
+def test_hostile_bytes_never_stop_the_server(tmp_path, chunks: list[bytes]) -> None:
+    async def main() -> None:
+        disk = FolderDisk(tmp_path / "disk")
+        async with serving(Service(), disk) as root:
+            async with await dial(root) as stream:
+                for chunk in chunks:
+                    try:
+                        await stream.send_all(chunk)
+                    except trio.BrokenResourceError:
+                        break
+            async with await dial(root) as stream:
+                assert len(await challenge(stream)) == 32
+
+    run(main)
+
+
+def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(defaults, "BULK_HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, bytes(32 << 20))
+        get = b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
+        put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n" % (b"ab" * 32)
+        async with serving(service, disk) as root:
+            for first in (b"", b"GET /chall", put + b"12"):
+                async with await dial(root) as stream:
+                    if first:
+                        await stream.send_all(first)
+                    assert await stream.receive_some() == b""
+            assert service.sinks[-1].abandoned
+            # One who asks for 32 MiB and reads nothing: the blob is released all the same.
+            async with await dial(root) as stream:
+                await stream.send_all(get)
+                await trio.sleep(1.0)
+                assert service.released == 1
+
+    run(main)
+
+
+def test_a_trickle_is_too_slow_on_the_whole(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(defaults, "BULK_BYTES_PER_SECOND_MIN", 1 << 20)
+
+    async def main() -> None:
+        service = Service()
+        put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" % (b"ab" * 32)
+        async with serving(service, disk) as root, await dial(root) as stream:
+            await stream.send_all(put)
+            began = trio.current_time()
+            with pytest.raises(trio.BrokenResourceError):
+                while True:
+                    await stream.send_all(b"x")
+                    await trio.sleep(0.05)
+            assert trio.current_time() - began < 2
+
+    run(main)
+
+
+def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_PER_ADDRESS_MAX", 2)
+
+    async def main() -> None:
+        async with serving(Service(), disk) as root:
+            async with await dial(root) as first, await dial(root) as second:
+                await challenge(first)
+                await challenge(second)
+                async with await dial(root) as third:
+                    assert b"503" in await third.receive_some()
+            async with await dial(root) as again:
+                assert len(await challenge(again)) == 32
+
+    run(main)
+
+
+# --- hostile servers -------------------------------------------------------------------------
+
+
+def answer(head: str, body: bytes = b"") -> Callable:
+    """A server that answers every request so, whatever it is, and then holds the line."""
+
+    async def script(stream: trio.SocketStream) -> None:
+        while await stream.receive_some():
+            await stream.send_all(f"HTTP/1.1 {head}\r\n\r\n".encode() + body)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (answer("200 OK\r\ncontent-length: 11"), "11 bytes of a blob of 10"),
+        (answer("200 OK"), "how many bytes"),
+        (answer("200 OK\r\ncontent-length: 10", b"12345"), "stalled or was too slow: 5 bytes"),
+        (answer("404 Not Found\r\ncontent-length: 4", b"gone"), "404 gone"),
+        (answer("500 Oops\r\ncontent-length: 99999999999"), "stalled"),
+        (answer("301 Moved\r\nlocation: http://x/\r\ncontent-length: 0"), "301"),
+        (answer("rubbish"), "no HTTP"),
+        (answer("200 OK\r\n" + "x: y\r\n" * 20_000), "no HTTP"),
+    ],
+)
+def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) -> None:
+    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+
+    async def main() -> None:
+        async with scripted(script) as root, client_of(disk) as client:
+            with pytest.raises(FetchError, match=reason) as caught:
+                await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
+            assert root in str(caught.value)
+
+    run(main)
+
+
+def test_a_server_that_says_nothing_or_hangs_up(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+    reference = BlobReference(bytes(32), 10)
+
+    async def silent(stream: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    async def hang_up(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+
+    async def main() -> None:
+        async with client_of(disk) as client:
+            for script in (silent, hang_up):
+                async with scripted(script) as root:
+                    with pytest.raises(FetchError):
+                        await client.fetch(root, None, reference, Sink(10))
+                    with pytest.raises(Unreachable):  # another way to the peer may work
+                        await client.fetch(root, BOB.peer_id, reference, Sink(10))
+                    disk.put("ten", b"0123456789")
+                    with pytest.raises(FetchError):
+                        await client.push(root, None, reference, "ten")
+
+    run(main)
+
+
+def test_a_plain_web_server_is_a_mirror(disk) -> None:
+    """No challenge there: the peer's name alone must not keep us from its blobs."""
+    body = b"0123456789"
+
+    async def static(stream: trio.SocketStream) -> None:
+        while data := await stream.receive_some():
+            if b"GET /cdn/blob/" in data:
+                await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + body)
+            else:
+                await stream.send_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
+
+    async def main() -> None:
+        async with scripted(static) as root, client_of(disk) as client:
+            for peer in (None, BOB.peer_id):
+                sink = Sink(10)
+                await client.fetch(f"{root}/cdn", peer, BlobReference(bytes(32), 10), sink)
+                assert sink.data == body
+
+    run(main)
+
+
+def test_no_socket_is_left_when_a_fetch_is_cancelled(disk) -> None:
+    async def silent(stream: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with scripted(silent) as root, client_of(disk) as client:
+            with trio.move_on_after(0.1) as scope:
+                await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
+            assert scope.cancelled_caught
+            assert not client._idle
+
+    run(main)
+
+
+def test_ipv6_roots(disk) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic())
+        try:
+            listeners = await trio.open_tcp_listeners(0, host="::1")
+        except OSError:
+            pytest.skip("no IPv6 loopback here")
+        async with trio.open_nursery() as nursery, client_of(disk) as client:
+            nursery.start_soon(server.serve, listeners)
+            root = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
+            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_from_disk_to_disk(tmp_path) -> None:
+    """With the real disk at both ends: a range of one file becomes a range of another."""
+
+    async def main() -> None:
+        there, here = LocalDisk(tmp_path / "there"), LocalDisk(tmp_path / "here")
+        await there.write("blob", b"#" * 77 + DATA)
+        service = Service()
+        digest = await there.digest("blob", 77, len(DATA))
+        service.blobs[digest] = OpenBlob("blob", 77, len(DATA))
+        await here.allocate("file", 10 + len(DATA))
+        async with serving(service, there) as root, client_of(here) as client:
+            sink = here.sink("file", 10, len(DATA))
+            reference = BlobReference(digest, len(DATA))
+            piece = await client.fetch(root, BOB.peer_id, reference, sink)
+            assert piece.verify(digest)
+            await sink.commit(piece)
+            sink.abandon()
+            assert await here.read("file", 10) == DATA
+            await client.push(root, BOB.peer_id, await _whole(here, "file"), "file")
+            assert list(service.pushed.values()) == [await here.read("file")]
+
+    run(main)
+
+
+async def _whole(disk: LocalDisk, path: str) -> BlobReference:
+    size = disk.size_bytes(path)
+    return BlobReference(await disk.digest(path, 0, size), size)
