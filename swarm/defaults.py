@@ -458,7 +458,10 @@ LOG_HEAD_SECONDS = 2.0
 often, so this is what a lost disk can lose."""
 
 LEDGER_ENTRIES_MAX = 512
-"""Log entries, or receipts, in one answer."""
+"""Log entries in one answer."""
+
+LEDGER_RECEIPTS_MAX = 64
+"""Receipts in one answer, each of an entry and an envelope of at most 64 KiB."""
 
 LEDGER_ANSWER_BYTES_MAX = 512 * 1024
 """Bytes of entries in one answer; a single entry always fits."""

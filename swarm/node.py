@@ -20,7 +20,7 @@ from swarm.events import Events
 from swarm.gossip import RUN, Gossip
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
-from swarm.membership import Lease, NotAdmitted, admits
+from swarm.membership import Lease, NotAdmitted, TrustedClock, admits
 from swarm.messages import (
     Checkpoint,
     Eviction,
@@ -49,6 +49,7 @@ from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.service import BlobService, PushPolicy
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.transport import BlobReference, Refused, Source, Transport
+from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
 from swarm.world import Compute, Database, Disk, Piece, Sink, World
 
@@ -200,19 +201,18 @@ async def join_network(node: Node) -> list[PeerId]:
     """
     if not node.settings.bootstrap:
         return []
-    reason = ""
+    reason = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
     with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
         try:
             await node.dht.bootstrap(node.settings.bootstrap)
         except PeerError as error:
-            reason = f" ({error})"
+            reason = str(error)
     named = {PeerId(address.rpartition("/p2p/")[2]) for address in node.settings.bootstrap}
     answered = [peer for peer in node.transport.connected() if peer in named]
     if not answered:
         raise UserError(
-            f"nobody answered at {', '.join(node.settings.bootstrap)} within "
-            f"{defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s{reason}; check the address, that the peer "
-            "runs, and that no firewall is in between"
+            f"nobody answered at {', '.join(node.settings.bootstrap)}: {reason}; check the "
+            "address, that the peer runs, and that no firewall is in between"
         )
     return answered
 
@@ -290,6 +290,7 @@ class RunNode:
             topics,
             records=node.records,
             learn_record=node.learn_record,
+            compare_clock=TrustedClock(run, node.world, node.events).compare,
         )
         self.messenger = Messenger(node.transport, self.gate, node.events)
         self.checkpoint: Watched[Envelope | None] = Watched(None)
@@ -314,7 +315,10 @@ class RunNode:
         self.blobs = BlobService(self.admits, store=self.store, pushes=self.pushes)
         self._providers: dict[bytes, list[Source]] = {}
         self.lease: Lease | None = None
-        if node.peer_id not in run.manifest.trusted_ids():
+        self._trusted: TrustedPart | None = None
+        if node.peer_id in run.manifest.trusted_ids():
+            self._trusted = TrustedPart(self)
+        else:
             self.lease = Lease(
                 run,
                 self.messenger,
@@ -330,6 +334,17 @@ class RunNode:
     @property
     def peer_id(self) -> PeerId:
         return self.node.peer_id
+
+    def trusted_part(self, role: str) -> TrustedPart:
+        """The log and all else that this peer's trusted roles share.
+
+        Raises `UserError` when the manifest does not name this peer for `role` ("trainer",
+        "validator").
+        """
+        if self._trusted is None:
+            raise not_named(self, role)
+        self._trusted.check_role(role)
+        return self._trusted
 
     async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
         """Sign a message of this run."""
@@ -499,6 +514,8 @@ class RunNode:
 
         Raises `UserError` when the run refuses this peer.
         """
+        if self._trusted is not None:
+            await self._trusted.open()
         await self.store.recover()
         self.node.transport.serve_bulk(self.blobs)
         try:
@@ -510,6 +527,8 @@ class RunNode:
                 nursery.start_soon(self._provide_newest)
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._find_neighbours)
+                if self._trusted is not None:
+                    nursery.start_soon(self._trusted.run)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
                 yield nursery
@@ -517,6 +536,9 @@ class RunNode:
         except* NotAdmitted as group:
             reason = str(_first_leaf(group))
             raise UserError(f"run {self.run.id} does not admit this peer: {reason}") from None
+        finally:
+            if self._trusted is not None:
+                self._trusted.close()
 
     async def _report_status(self) -> None:
         while True:

@@ -104,6 +104,15 @@ class Log:
         )
         return [bytes(row[0]) for row in rows]
 
+    def entry_sizes(self, start: int, count: int) -> list[int]:
+        """Bytes of each entry that `entries` would return."""
+        rows = self._database.read(
+            "SELECT LENGTH(entry) FROM entries WHERE owner = ? AND position >= ? "
+            "AND position < ? ORDER BY position",
+            (self.owner, start, start + count),
+        )
+        return [int(row[0]) for row in rows]
+
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """Proof that entry `index` is among the first `size`; raises `ValueError`."""
         self._check(size)

@@ -1,0 +1,421 @@
+"""What trainers and validators share: a log, admissions, evictions, mirrors of each other's logs.
+
+Everything durable is in `ledger.sqlite`: this peer's log, its mirrors of the other trusted peers'
+logs, and three tables derived from the entries in the same transactions: signed verdicts, accepted
+submissions (for a worker's record), and signed evictions and reinstatements.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError, UserError
+from swarm.identity import PeerId
+from swarm.ledger.entries import (
+    Admitted,
+    Entry,
+    Evicted,
+    Judged,
+    Reinstated,
+    decode,
+    judged,
+)
+from swarm.ledger.log import Log
+from swarm.ledger.mirror import Fork, LogMirror
+from swarm.ledger.wire import LedgerClient, open_ledger, serve_ledger
+from swarm.membership import Registrar
+from swarm.messages import Eviction, LogHead, Reinstatement, Verdict
+from swarm.watch import Watched
+
+if TYPE_CHECKING:
+    from swarm.node import RunNode
+
+
+REINSTATEMENTS_WAITING_MAX = 1000
+"""Reinstatements heard and not yet logged; an owner signs a handful."""
+
+
+class TrustedPart:
+    """The trusted side of one peer. `open()` before anything else; `run()` in the background."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._run = peer.run
+        self._events = peer.node.events
+        self._database = peer.node.disk.database("ledger.sqlite")
+        self._log = Log(self._database, peer.peer_id)
+        self._appending = trio.Lock()
+        self._restored = trio.Event()
+        """Set once no other peer is known to have more of this log than this disk."""
+        self._grown = Watched(0)
+        """Size of the own log, as far as this process has seen it grow."""
+        self._signed_head: Envelope | None = None
+        self._others: dict[str, Watched[Envelope]] = {}
+        """The newest head heard of each other trusted peer's log."""
+        self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
+            REINSTATEMENTS_WAITING_MAX
+        )
+        self._nursery: trio.Nursery | None = None
+        self.registrar = Registrar(
+            peer.run,
+            peer.gate,
+            peer.gossip,
+            peer.messenger,
+            peer.node.world,
+            peer.node.events,
+            peer_id=peer.peer_id,
+            seal=peer.seal,
+            describe=peer.describe,
+            proven=self.proven,
+            admitted=self._admitted,
+        )
+        peer.gossip.listen(LogHead, self._on_head)
+        peer.gossip.listen(Reinstatement, self._on_reinstatement)
+
+    def check_role(self, role: str) -> None:
+        """Raise `UserError` unless the manifest names this peer for `role`."""
+        manifest = self._run.manifest
+        named = (
+            manifest.is_trainer(self._peer.peer_id)
+            if role == "trainer"
+            else manifest.is_validator(self._peer.peer_id)
+        )
+        if not named:
+            raise not_named(self._peer, role)
+
+    async def open(self) -> None:
+        """Make the tables, apply the evictions known, and serve the ledger."""
+        await LogMirror.create_tables(self._database)
+
+        def create(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS verdicts (position INTEGER PRIMARY KEY, "
+                "worker TEXT NOT NULL, envelope BLOB NOT NULL)"
+            )
+            connection.execute(
+                "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS accepted (worker TEXT, submission BLOB, "
+                "PRIMARY KEY (worker, submission)) WITHOUT ROWID"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID"
+            )
+
+        await self._database.transact(create)
+        for (raw,) in self._database.read("SELECT envelope FROM expulsions ORDER BY envelope"):
+            self._apply(raw)
+        serve_ledger(self._peer.node.transport, self)
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- appending ---------------------------------------------------------------------------
+
+    async def append(self, entries: list[Entry]) -> None:
+        """Append to this peer's log; durable on return."""
+        await self._restored.wait()
+        async with self._appending:
+            written = await self._log.append(
+                entries, lambda connection, _: _derive(connection, entries)
+            )
+        self._grown.set(written.stop)
+
+    async def append_verdict(self, verdict_at: Callable[[int], Verdict]) -> Envelope:
+        """Sign the verdict that `verdict_at` makes for its index in the log, and append it.
+
+        Log entry and envelope are durable, in one transaction, on return.
+        """
+        await self._restored.wait()
+        async with self._appending:
+            verdict = verdict_at(self._log.size())
+            envelope = await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+            entry = judged(verdict)
+
+            def keep(connection: sqlite3.Connection, index: int) -> None:
+                assert index == verdict.log_index, "somebody else appended to this log"
+                connection.execute(
+                    "INSERT INTO verdicts (position, worker, envelope) VALUES (?, ?, ?)",
+                    (index, verdict.worker, envelope.raw),
+                )
+                _derive(connection, [entry])
+
+            written = await self._log.append([entry], keep)
+        self._grown.set(written.stop)
+        return envelope
+
+    async def evict(
+        self, peer: str, reason: str, submission: bytes, figure: float, threshold: float
+    ) -> None:
+        """Put a peer out of the run: durable in the log first, then announced."""
+        reason = reason[:500]
+        eviction = Eviction(
+            peer=peer, reason=reason, submission=submission, figure=figure, threshold=threshold
+        )
+        envelope = await self._peer.seal(eviction, defaults.EVICTION_LIFETIME_SECONDS)
+        await self.append(
+            [Evicted(peer=peer, reason=reason, submission=submission, envelope=envelope.raw)]
+        )
+        self._peer.gossip.publish(envelope)
+
+    async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
+        await self.append([Admitted(peer=peer, roles=list(roles))])
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def verdicts(self) -> list[Envelope]:
+        """This peer's own verdicts, in log order."""
+        rows = self._database.read("SELECT envelope FROM verdicts ORDER BY position")
+        return [open_envelope(row[0]) for row in rows]
+
+    def proven(self, worker: str) -> bool:
+        """Whether trusted peers accepted enough of a worker's submissions."""
+        rows = self._database.read(
+            "SELECT COUNT(*) FROM accepted WHERE worker = ? ORDER BY 1", (worker,)
+        )
+        return int(rows[0][0]) >= self._run.manifest.thresholds.proven_after
+
+    def log_of(self, owner: str) -> Log | None:
+        """This peer's log, or its mirror of another trusted peer's."""
+        if owner == self._peer.peer_id:
+            return self._log
+        if owner in self._run.manifest.trusted_ids():
+            return LogMirror(self._database, owner).log
+        return None
+
+    async def head_of(self, owner: str) -> Envelope | None:
+        """The newest signed head of a log held here."""
+        if owner == self._peer.peer_id:
+            return await self._head()
+        return LogMirror(self._database, owner).head()
+
+    def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
+        """(log index, entry, envelope) of own verdicts on a worker from index `start` on."""
+        return [
+            (position, entry, envelope)
+            for position, entry, envelope in self._database.read(
+                "SELECT v.position, e.entry, v.envelope FROM verdicts v JOIN entries e "
+                "ON e.owner = ? AND e.position = v.position "
+                "WHERE v.worker = ? AND v.position >= ? ORDER BY v.position LIMIT ?",
+                (self._peer.peer_id, worker, start, limit),
+            )
+        ]
+
+    async def _head(self) -> Envelope:
+        """The head of the own log, signed again when it grew or the signature ages."""
+        size, root = self._log.head()
+        signed = self._signed_head
+        half_ms = defaults.STATE_LIFETIME_SECONDS * 500
+        wall_ms = self._peer.node.world.wall_time() * 1000
+        if (
+            signed is None
+            or signed.message != LogHead(size=size, root=root)
+            or signed.body.issued_ms + half_ms < wall_ms
+        ):
+            signed = await self._peer.seal(
+                LogHead(size=size, root=root), defaults.STATE_LIFETIME_SECONDS
+            )
+            self._signed_head = signed
+        return signed
+
+    # --- background --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit, announce heads, mirror the other trusted peers, until cancelled.
+
+        Raises `Fork` when this disk's log contradicts a head that this peer signed before, and
+        `PeerError` when others have more of it and do not hand it over.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self.registrar.run)
+            for owner in self._others:
+                nursery.start_soon(self._follow, owner)
+            for (raw,) in self._database.read("SELECT envelope FROM expulsions ORDER BY envelope"):
+                self._spread(raw)
+            await self._restore()
+            self._restored.set()
+            nursery.start_soon(self._announce_heads)
+            async for envelope in self._reinstatements:
+                await self._log_reinstatement(envelope)
+
+    async def _announce_heads(self) -> None:
+        announced = 0
+        while True:
+            if self._log.size() == announced:
+                await self._grown.wait_change()
+                continue
+            head = await self._head()
+            announced = _size(head)
+            self._peer.gossip.publish(head)
+            await trio.sleep(defaults.LOG_HEAD_SECONDS)
+
+    async def _restore(self) -> None:
+        """Take back what other trusted peers hold of this log beyond what this disk does."""
+        me = self._peer.peer_id
+        found: dict[PeerId, Envelope] = {}
+
+        async def ask(other: PeerId) -> None:
+            try:
+                await self._peer.node.reach(other)
+                async with open_ledger(self._peer.node.transport, other) as client:
+                    head = await client.head(me)
+            except (PeerError, Dropped):
+                return  # not up: it cannot be asked, and others may
+            if head is not None:
+                found[other] = head
+
+        with trio.move_on_after(defaults.LEDGER_RESTORE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for other in self._run.manifest.trusted_ids():
+                    if other != me:
+                        nursery.start_soon(ask, PeerId(other))
+        held = self._log.size()
+        for other in sorted(found, key=lambda peer: (-_size(found[peer]), peer)):
+            if _size(found[other]) <= self._log.size():
+                break
+            try:
+                async with open_ledger(self._peer.node.transport, other) as client:
+                    await self._pull(client, found[other])
+            except PeerError as error:
+                self._events.emit("ledger.restore_failed", remote=other, reason=str(error))
+        known = max((_size(head) for head in found.values()), default=0)
+        if self._log.size() < known:
+            raise PeerError(
+                f"{known - self._log.size()} entries of this peer's log, lost here, could not be "
+                f"had from {', '.join(sorted(found))}; start it again once they answer"
+            )
+        if self._log.size() > held:
+            self._events.emit("ledger.restored", entries=self._log.size() - held)
+
+    # --- mirroring ---------------------------------------------------------------------------
+
+    def _on_head(self, envelope: Envelope) -> None:
+        owner = envelope.sender
+        if owner == self._peer.peer_id:
+            return
+        if owner in self._others:
+            self._others[owner].set(envelope)
+        else:
+            self._others[owner] = Watched(envelope)
+            if self._nursery is not None:
+                self._nursery.start_soon(self._follow, owner)
+
+    async def _follow(self, owner: str) -> None:
+        """Keep a mirror of one trusted peer's log."""
+        heads = self._others[owner]
+        while True:
+            head = heads.value
+            try:
+                await self._peer.node.reach(PeerId(owner))
+                async with open_ledger(self._peer.node.transport, PeerId(owner)) as client:
+                    await self._pull(client, head)
+            except Fork as fork:
+                self._events.emit("ledger.forked", owner=owner, reason=str(fork))
+            except (PeerError, Dropped) as error:
+                self._events.emit("ledger.mirror_failed", owner=owner, reason=str(error))
+                await trio.sleep(defaults.LEDGER_RETRY_SECONDS)
+                continue
+            if heads.value is head:
+                await heads.wait_change()
+
+    async def _pull(self, client: LedgerClient, head: Envelope) -> None:
+        """Extend the copy of a log up to a head of its owner; raises `Fork`, `PeerError`."""
+        owner = head.sender
+        mirror = LogMirror(self._database, owner)
+        size = _size(head)
+        held = mirror.log.size()
+        if held >= size:
+            await mirror.extend(head, [])
+        while held < size:
+            raws = await client.entries(owner, held, size - held)
+            try:
+                entries = [decode(raw) for raw in raws]
+            except ValueError as error:
+                raise PeerError(f"{owner} has {error} in its log") from error
+            held += len(raws)
+            proof = await client.consistency(owner, held, size) if held < size else []
+
+            def derive(connection: sqlite3.Connection, _: int, new: list[Entry] = entries) -> None:
+                _derive(connection, new)
+
+            await mirror.extend(head, raws, proof, derive)
+            for entry in entries:
+                if isinstance(entry, (Evicted, Reinstated)):
+                    self._apply(entry.envelope)
+                    self._spread(entry.envelope)
+
+    # --- evictions and reinstatements --------------------------------------------------------
+
+    def _on_reinstatement(self, envelope: Envelope) -> None:
+        try:
+            self._heard_reinstatement.send_nowait(envelope)
+        except trio.WouldBlock:
+            self._events.emit("ledger.reinstatement_not_logged", sequence=envelope.body.sequence)
+
+    async def _log_reinstatement(self, envelope: Envelope) -> None:
+        message = envelope.message
+        assert isinstance(message, Reinstatement)
+        known = self._database.read(
+            "SELECT 1 FROM expulsions WHERE envelope = ? ORDER BY 1", (envelope.raw,)
+        )
+        if not known:
+            await self.append(
+                [Reinstated(peer=message.peer, reason=message.reason, envelope=envelope.raw)]
+            )
+
+    def _apply(self, raw: bytes) -> None:
+        """Believe a signed eviction or reinstatement out of a log, also when it has expired."""
+        try:
+            envelope = open_envelope(raw)
+        except Dropped as dropped:
+            self._events.emit("ledger.bad_entry", reason=str(dropped))
+            return
+        if envelope.body.run != self._run.id:
+            return
+        if isinstance(envelope.message, Eviction):
+            if envelope.sender in self._run.manifest.trusted_ids():
+                self._run.evict(envelope)
+        elif isinstance(envelope.message, Reinstatement) and envelope.sender == self._run.owner:
+            self._run.reinstate(envelope)
+
+    def _spread(self, raw: bytes) -> None:
+        """Gossip a signed eviction or reinstatement out of a log to whoever lacks it."""
+        try:
+            self._peer.gossip.publish(open_envelope(raw))
+        except Dropped as dropped:  # expired, or no longer permitted: the log keeps it all the same
+            self._events.emit("ledger.not_spread", cause=dropped.cause)
+
+
+def not_named(peer: RunNode, role: str) -> UserError:
+    """The error of a peer that wants a trusted role which its run does not give it."""
+    return UserError(
+        f"the manifest of run {peer.run.id} does not name peer {peer.peer_id} as a {role}; "
+        f"its owner must add that id to the manifest's {role}s, or use the --home that has the key"
+    )
+
+
+def _size(head: Envelope) -> int:
+    assert isinstance(head.message, LogHead)
+    return head.message.size
+
+
+def _derive(connection: sqlite3.Connection, entries: Sequence[Entry]) -> None:
+    """Bring the derived tables up to date with new entries of a log."""
+    for entry in entries:
+        if isinstance(entry, Judged) and entry.outcome == "accepted":
+            connection.execute(
+                "INSERT OR IGNORE INTO accepted (worker, submission) VALUES (?, ?)",
+                (entry.worker, entry.submission),
+            )
+        elif isinstance(entry, (Evicted, Reinstated)):
+            connection.execute(
+                "INSERT OR IGNORE INTO expulsions (envelope) VALUES (?)", (entry.envelope,)
+            )
