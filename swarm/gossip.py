@@ -3,7 +3,7 @@
 Protocol `/swarm/gossip/1.0.0`, framing SWARM, one stream per pair of neighbours, opened by the
 peer whose id sorts first. Frames are msgpack arrays whose first element is a tag:
 
-- `hello`: run id, topics followed, some peer records (so that a newcomer finds neighbours);
+- `hello`: run id, wall time in ms, topics followed, some peer records (so that a newcomer finds neighbours);
 - `push`: one envelope;
 - `have`: digests of envelopes the sender holds;
 - `want`: digests of those the receiver of a `have` lacks; answered with `push`.
@@ -77,6 +77,7 @@ _Digests = Annotated[list[Digest], Meta(max_length=defaults.GOSSIP_DIGESTS_MAX)]
 
 class _Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     run: Name
+    wall_ms: Annotated[int, Meta(ge=0, le=2**53)]
     topics: Annotated[list[Annotated[str, Meta(max_length=20)]], Meta(max_length=8)]
     records: Annotated[list[_Raw], Meta(max_length=defaults.GOSSIP_RECORDS_EXCHANGED)]
 
@@ -144,9 +145,10 @@ class Gossip:
         *,
         records: Callable[[], Sequence[Envelope]],
         learn_record: Callable[[Envelope], None],
+        compare_clock: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`records` gives peer records to hand to newcomers; `learn_record` takes theirs
-        (signature checked)."""
+        (signature checked); `compare_clock` hears how far ahead a neighbour's clock is."""
         self._transport = transport
         self._world = world
         self._gate = gate
@@ -155,6 +157,7 @@ class Gossip:
         self._topics = frozenset(topics)
         self._records = records
         self._learn_record = learn_record
+        self._compare_clock = compare_clock
         self._neighbours: dict[PeerId, _Neighbour] = {}
         self._refusals: dict[PeerId, tuple[int, float]] = {}
         """Peers that would not talk: how often, and when to ask again."""
@@ -229,7 +232,8 @@ class Gossip:
             return
         neighbour = self._neighbours[peer] = _Neighbour(stream)
         records = [record.raw for record in self._records()][: defaults.GOSSIP_RECORDS_EXCHANGED]
-        neighbour.post(_Hello(self._run, sorted(self._topics), records))
+        wall_ms = int(self._world.wall_time() * 1000)
+        neighbour.post(_Hello(self._run, wall_ms, sorted(self._topics), records))
         try:
             with neighbour.scope:
                 async with trio.open_nursery() as nursery:
@@ -269,6 +273,7 @@ class Gossip:
     def _greet(self, neighbour: _Neighbour, hello: _Hello) -> None:
         neighbour.topics = frozenset(hello.topics)
         self._refusals.pop(neighbour.peer, None)
+        self._compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
         for raw in hello.records:
             try:
                 record = open_envelope(raw)

@@ -9,6 +9,7 @@ needs nothing but a heartbeat. Trusted peers publish what they know of who is th
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
@@ -38,6 +39,31 @@ Standing = Literal["live", "suspected", "gone", "evicted"]
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = defaults.HEARTBEAT_SECONDS
+
+
+class TrustedClock:
+    """Compares this peer's wall clock with the trusted peers' (design §6).
+
+    Wrong by more than `CLOCK_SKEW_SECONDS_MAX` from their median, it says so and is corrected:
+    otherwise everything this peer signs would be dropped as expired or from the future.
+    """
+
+    def __init__(self, run: Run, world: World, events: Events) -> None:
+        self._run = run
+        self._world = world
+        self._events = events
+        self._ahead: dict[str, float] = {}
+
+    def compare(self, peer: PeerId, seconds_ahead: float) -> None:
+        """Hear how far ahead of ours a neighbour's clock was when it greeted us."""
+        if peer not in self._run.manifest.trusted_ids():
+            return
+        self._ahead[peer] = seconds_ahead
+        median = statistics.median(self._ahead.values())
+        if abs(median) > defaults.CLOCK_SKEW_SECONDS_MAX:
+            self._events.emit("membership.clock_corrected", seconds=median)
+            self._world.correct_clock(median)
+            self._ahead = {peer: ahead - median for peer, ahead in self._ahead.items()}
 
 
 class NotAdmitted(SwarmError):

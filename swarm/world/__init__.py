@@ -33,6 +33,10 @@ class World(Protocol):
         """Seconds since the epoch as this peer believes it: for envelopes only; may be skewed."""
         ...
 
+    def correct_clock(self, seconds: float) -> None:
+        """Add this to the wall time from now on: the trusted peers agree that it is off."""
+        ...
+
     async def run_blocking(self, function: Callable[[], T]) -> T:
         """Run `function` where it may block (a thread; inline in simulation)."""
         ...

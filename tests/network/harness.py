@@ -15,7 +15,7 @@ from swarm.errors import PeerError
 from swarm.events import Event, Events
 from swarm.gossip import RUN, WORK, Gossip
 from swarm.identity import Identity, PeerId
-from swarm.membership import Lease, Registrar
+from swarm.membership import Lease, Registrar, TrustedClock
 from swarm.messages import (
     Admissions,
     EnvironmentReference,
@@ -130,6 +130,7 @@ class Member:
             topics,
             records=lambda: [],
             learn_record=lambda _: None,
+            compare_clock=TrustedClock(self.run, self.world, self.events).compare,
         )
         self.messenger = Messenger(transport, self.gate, self.events)
         self.roles = ["inference"]

@@ -79,7 +79,7 @@ def test_admitted_heartbeats_suspected_gone_and_back() -> None:
             await nursery.start(lease.keep)
             await trio.sleep(1)
             assert standing() == "live"
-            told = [m for m in (trainer, validator) if m.id == asked][0].names()
+            told = next(m for m in (trainer, validator) if m.id == asked).names()
             for word in ("suspected", "gone", "returned"):
                 assert f"membership.peer_{word}" in told
             nursery.cancel_scope.cancel()
@@ -188,6 +188,20 @@ def test_what_makes_an_admission_valid(
     assert not admits(run, None, envelope.raw, WALL)
     assert not admits(run, WORKER.peer_id, b"", WALL)
     assert admits(run, TRAINER.peer_id, b"", WALL), "trusted peers need no admission"
+
+
+def test_a_peer_whose_clock_is_an_hour_off_says_so_and_is_admitted() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            *_, worker = await trusted_and_worker(run, nursery)
+            worker.world.skew_seconds = -3600.0
+            with trio.fail_after(60):
+                await nursery.start(worker.lease().keep)
+            assert "membership.clock_corrected" in worker.names()
+            assert abs(worker.world.skew_seconds) < 1
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
 
 
 # --- the messenger under it ----------------------------------------------------------------------
