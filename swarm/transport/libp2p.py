@@ -120,7 +120,8 @@ def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise `UserError` if somebody listens there: libp2p would share the port silently."""
+    """Raise `UserError` if this peer cannot listen there, above all because somebody else does:
+    libp2p would share the port silently. Port 0 asks about the host alone."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,8 +130,7 @@ def check_port_free(host: str, port: int) -> None:
             probe.listen(1)
         except OSError as error:
             raise UserError(
-                f"port {port} on {host} is taken or not allowed ({error.strerror}); "
-                "choose another with --listen"
+                f"port {port} on {host} is taken or not allowed ({error.strerror}); choose another"
             ) from error
 
 
@@ -387,8 +387,9 @@ async def open_libp2p(
     for text in listen:
         address, _ = parse_multiaddr(text)
         host, port = _host_and_port(address)
-        if port:
-            check_port_free(host, port)
+        check_port_free(host, port)
+        if bulk_port:
+            check_port_free(host, bulk_port)
         addresses.append(address)
     announced = [parse_multiaddr(text)[0] for text in announce]
     for text in relays:
@@ -810,13 +811,7 @@ class Libp2pTransport(BaseTransport):
         """Serve HTTP on the interfaces that libp2p listens on."""
         roots: list[str] = []
         for host in dict.fromkeys(_host_and_port(address)[0] for address in addresses):
-            try:
-                listeners = await trio.open_tcp_listeners(port, host=host)
-            except OSError as error:
-                raise UserError(
-                    f"bulk port {port} on {host} is taken or not allowed ({error.strerror}); "
-                    "choose another"
-                ) from error
+            listeners = await trio.open_tcp_listeners(port, host=host)
             bound = listeners[0].socket.getsockname()[1]
             self._nursery.start_soon(self._bulk_server.serve, listeners)
             name = "ip6" if ":" in host else "ip4"
