@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import trio
 
 from peers.validator.statistics import Duplicates, WorkerRecord, prefill_wanted
@@ -205,7 +206,7 @@ class ValidatorRole:
         await self._database.transact(
             lambda connection: connection.execute(
                 "INSERT OR REPLACE INTO waiting (digest, announced, arranged) VALUES (?, ?, ?)",
-                (digest, envelope.raw, self._peer.order_envelope_raw(order)),
+                (digest, envelope.raw, msgspec.msgpack.encode(order)),
             )
         )
         self._peer.gossip.publish(envelope)
@@ -512,8 +513,10 @@ class ValidatorRole:
     # --- what others say ---------------------------------------------------------------------
 
     def _on_order(self, envelope: Envelope) -> None:
-        order = envelope.message
-        assert isinstance(order, StepOrder)
+        assert isinstance(envelope.message, StepOrder)
+        self._take_order(envelope.message)
+
+    def _take_order(self, order: StepOrder) -> None:
         key = (order.lineage, order.step)
         held = self._orders.get(key)
         if held is None or held.order() < order.order():
@@ -561,15 +564,15 @@ class ValidatorRole:
         for digest, announced, arranged in self._database.read(
             "SELECT digest, announced, arranged FROM waiting ORDER BY digest"
         ):
-            envelope, order = open_envelope(announced), open_envelope(arranged)
+            envelope = open_envelope(announced)
+            order = msgspec.msgpack.decode(arranged, type=StepOrder)
             assert isinstance(envelope.message, Submission)
-            assert isinstance(order.message, StepOrder)
             if not self._disk.exists(_path(digest)):
                 continue
-            case = _Case(envelope, envelope.message, envelope.sender, order.message)
+            case = _Case(envelope, envelope.message, envelope.sender, order)
             self._waiting[digest] = case
             self._places[case.place] = digest
-            self._on_order(order)
+            self._take_order(order)
 
     async def _tidy(self) -> None:
         """Remove files that nobody announced or that can no longer be trained on."""
