@@ -278,7 +278,7 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path) -> None:
                 await peers.open(BOB, [f"/ip4/127.0.0.1/tcp/{port}"])
             with pytest.raises(UserError, match=f"port {port}"):
                 await peers.open(BOB, bulk_port=int(port))
-        with pytest.raises(UserError, match="192.0.2.1"):  # nobody's address
+        with pytest.raises(UserError, match=r"192\.0\.2\.1"):  # nobody's address
             async with open_libp2p(
                 ALICE, ["/ip4/192.0.2.1/tcp/0"], world=World(), disk=FolderDisk(tmp_path)
             ):
