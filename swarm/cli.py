@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +24,10 @@ from swarm.errors import SwarmError, UserError
 
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
+    from swarm.ledger.wire import Receipt
     from swarm.messages import Present, StepOrder
-    from swarm.node import RunNode
+    from swarm.node import Node, RunNode
+    from swarm.run import Run
 
 STATUS_SECONDS_MAX = 8.0
 """For trusted peers to admit the observer and for presence, published every 5 s, to arrive."""
@@ -258,18 +261,29 @@ def _plain(value: Any) -> Any:
 # --- looking at a running swarm ----------------------------------------------------------------
 
 
-async def _fetch_manifest(bootstrap: Sequence[str], run: str | None) -> Envelope:
-    """The manifest that a bootstrap peer hands out."""
+@asynccontextmanager
+async def _visit(bootstrap: Sequence[str], run: str | None) -> AsyncIterator[tuple[Node, Run]]:
+    """A node with a key of the moment that has found a run, without joining it."""
     from swarm.node import find_run, join_network
     from swarm.peer import open_node
     from swarm.settings import PeerSettings
 
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
         settings = PeerSettings(
-            role=["observer"], bootstrap=list(bootstrap), listen=[], home=home, run=run
+            role=["observer"],
+            bootstrap=list(bootstrap),
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            home=home,
+            run=run,
         )
         async with open_node(settings, events_sink=lambda event: None) as node:
-            return (await find_run(node, await join_network(node))).manifest_envelope
+            yield node, await find_run(node, await join_network(node))
+
+
+async def _fetch_manifest(bootstrap: Sequence[str], run: str | None) -> Envelope:
+    """The manifest that a bootstrap peer hands out."""
+    async with _visit(bootstrap, run) as (_, found):
+        return found.manifest_envelope
 
 
 class _Observation:
@@ -295,30 +309,23 @@ async def _observe(bootstrap: Sequence[str], run: str | None) -> tuple[_Observat
     """Join a run as an observer until the trusted peers have said who is there."""
     from swarm.gossip import RUN, WORK
     from swarm.messages import Presence
-    from swarm.node import RunNode, find_run, join_network
-    from swarm.peer import open_node
-    from swarm.settings import PeerSettings
+    from swarm.node import RunNode
 
-    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
-        settings = PeerSettings(
-            role=["observer"], bootstrap=list(bootstrap), listen=[], home=home, run=run
-        )
-        async with open_node(settings, events_sink=lambda event: None) as node:
-            found = await find_run(node, await join_network(node))
-            peer = RunNode(node, found, (RUN, WORK))
-            observation = _Observation(peer)
-            peer.gossip.listen(Presence, observation.on_presence)
-            with trio.move_on_after(STATUS_SECONDS_MAX) as scope:
-                async with peer.joined():
-                    await observation.arrived.wait()
-                    # Every trusted peer offers its newest state on greeting: one more tick.
-                    await trio.sleep(1.0)
-            if scope.cancelled_caught and not observation.present:
-                raise SwarmError(
-                    f"no trusted peer of {found.id} answered within {STATUS_SECONDS_MAX:g} s; "
-                    "its trainer and validators may be down"
-                )
-            return observation, found.id
+    async with _visit(bootstrap, run) as (node, found):
+        peer = RunNode(node, found, (RUN, WORK))
+        observation = _Observation(peer)
+        peer.gossip.listen(Presence, observation.on_presence)
+        with trio.move_on_after(STATUS_SECONDS_MAX):
+            async with peer.joined():
+                await observation.arrived.wait()
+                # Every trusted peer offers its newest states on greeting: one more tick.
+                await trio.sleep(1.0)
+        if not observation.present:
+            raise SwarmError(
+                f"no trusted peer of {found.id} answered within {STATUS_SECONDS_MAX:g} s; "
+                "its trainer and validators may be down"
+            )
+        return observation, found.id
 
 
 @app.command()
@@ -404,6 +411,143 @@ def _show_status(observation: _Observation, run: str) -> None:
             beat.doing,
         )
     console.print(table)
+
+
+# --- ledger ------------------------------------------------------------------------------------
+
+
+async def _read_ledgers(
+    bootstrap: Sequence[str], run: str | None, worker: str
+) -> tuple[list[Receipt], list[str], list[str]]:
+    """(receipts of a worker, evictions of it, validators that could not be asked)."""
+    from swarm.errors import PeerError
+    from swarm.identity import PeerId
+    from swarm.ledger.wire import receipts_of
+
+    receipts: list[Receipt] = []
+    silent: list[str] = []
+    async with _visit(bootstrap, run) as (node, found):
+        for validator in found.manifest.validator_ids():
+            try:
+                receipts += await receipts_of(node, PeerId(validator), worker)
+            except PeerError as error:
+                silent.append(str(error))
+        evictions = await _evictions(node, found, worker)
+    return receipts, evictions, silent
+
+
+async def _evictions(node: Node, run: Run, worker: str) -> list[str]:
+    """Reasons for which trusted peers evicted a worker, as their logs say."""
+    from swarm.errors import PeerError
+    from swarm.identity import PeerId
+    from swarm.ledger.entries import Evicted
+    from swarm.ledger.wire import fetch_ledger
+
+    reasons = []
+    for trusted in run.manifest.trusted_ids():
+        try:
+            ledger = await fetch_ledger(node, PeerId(trusted))
+        except PeerError:
+            continue  # named already if it is a validator; a trainer's log repeats evictions
+        reasons += [
+            entry.reason
+            for entry in ledger.entries
+            if isinstance(entry, Evicted) and entry.peer == worker
+        ]
+    return list(dict.fromkeys(reasons))
+
+
+@app.command()
+def ledger(
+    bootstrap: Bootstrap,
+    peer: Annotated[str, typer.Option(help="Id of the peer whose record is wanted.")],
+    run: WhichRun = None,
+    last: Annotated[int, typer.Option(min=0, help="Receipts to list, newest last.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Credits and receipts of one peer, each proven to be in its validator's signed log."""
+
+    def work() -> int:
+        from swarm.identity import InvalidPeerId, public_key_of
+
+        try:
+            public_key_of(peer)
+        except InvalidPeerId as error:
+            raise UserError(f"--peer: {error}") from error
+        receipts, evictions, silent = trio.run(_read_ledgers, bootstrap, run, peer)
+        told = _ledger_object(peer, receipts, evictions)
+        if as_json:
+            print(json.dumps(told, indent=2))
+        else:
+            _show_ledger(told, last)
+        for problem in silent:
+            print(f"not complete: {problem}", file=sys.stderr)
+        return 1 if silent else 0
+
+    _finish(work)
+
+
+def _ledger_object(
+    peer: str, receipts: Sequence[Receipt], evictions: Sequence[str]
+) -> dict[str, Any]:
+    """Credit is the completions of accepted and quarantined submissions, each counted once."""
+    credited: dict[bytes, int] = {}
+    outcomes: dict[str, int] = {}
+    rows = []
+    for receipt in receipts:
+        verdict = receipt.verdict
+        outcomes[verdict.outcome] = outcomes.get(verdict.outcome, 0) + 1
+        if verdict.outcome in ("accepted", "quarantined"):
+            credited[verdict.submission] = sum(len(group) for group in verdict.rewards)
+        failed = next((check for check in verdict.checks if not check.passed), None)
+        rows.append(
+            {
+                "index": receipt.index,
+                "step": verdict.step,
+                "policy": verdict.policy,
+                "number": verdict.number,
+                "outcome": verdict.outcome,
+                "failed": verdict.failed,
+                "figure": failed.figure if failed else None,
+                "threshold": failed.threshold if failed else None,
+                "credit": credited.get(verdict.submission, 0),
+                "submission": verdict.submission.hex(),
+                "by": receipt.envelope.sender,
+                "proven_under_size": _plain(receipt.head.message)["size"],
+            }
+        )
+    return {
+        "peer": peer,
+        "credit": sum(credited.values()),
+        "outcomes": outcomes,
+        "evictions": list(evictions),
+        "receipts": rows,
+    }
+
+
+def _show_ledger(told: dict[str, Any], last: int) -> None:
+    from swarm.demo.view import figure
+
+    print(f"peer    {told['peer']}")
+    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
+    print(f"credit  {told['credit']:,} completions ({outcomes or 'nothing judged yet'})")
+    for reason in told["evictions"]:
+        print(f"evicted {reason}")
+    rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
+    if rows:
+        print(f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'credit':>7}  outcome")
+    for row in rows:
+        failed = ""
+        if row["failed"]:
+            failed = f"  {row['failed']}"
+            if row["figure"] is not None:
+                failed += f" {figure(row['figure'])} against {figure(row['threshold'])}"
+        print(
+            f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
+            f"{row['credit']:>7}  {row['outcome']}{failed}"
+        )
+    if rows:
+        print(f"\n{len(told['receipts']):,} receipts, every inclusion proof verified")
 
 
 # --- rollouts ----------------------------------------------------------------------------------

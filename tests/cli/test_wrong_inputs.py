@@ -1,0 +1,220 @@
+"""Every mistake a person can make is one clear sentence and an exit status other than 0."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import swarm.envelope
+from swarm import PROTOCOL_VERSION, defaults
+from swarm.envelope import Envelope
+from swarm.errors import UserError
+from swarm.identity import Identity, load_or_create
+from swarm.node import find_run, join_network
+from swarm.peer import open_node
+from swarm.settings import PeerSettings
+from tests.cli.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
+
+OWNER = Identity(bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--bootstrap", "localhost:4001"], "'localhost:4001' is not a multiaddr"),
+        (["--bootstrap", "/ip4/1"], "'/ip4/1' is not a multiaddr"),
+        (["--bootstrap", NOBODY, "--listen", "/ip4/0.0.0.0"], "'/ip4/0.0.0.0'"),
+        (["--bootstrap", NOBODY, "--role", "miner"], "unknown role 'miner'; there are: bootstrap"),
+        (["--role", "inference"], "no way into the network: give --bootstrap"),
+        (["--bootstrap", NOBODY, "--manifest", "nowhere"], "run manifest nowhere cannot be read"),
+        (["--bootstrap", NOBODY, "--config", "nowhere"], "--config nowhere cannot be read"),
+    ],
+)
+def test_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    assert sentence in complaint("peer", "--home", tmp_path / "home", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("role = 3", "role is 3: input should be a valid list"),
+        ('bulk_port = "80"', "bulk_port is '80': input should be a valid integer"),
+        ("bulk_port = 70000", "bulk_port is 70000: input should be less than or equal to 65535"),
+        ("colour = 1", "unknown key 'colour'; there are: bootstrap, bulk_port"),
+        ("role = [", "is not valid TOML"),
+    ],
+)
+def test_settings_files(text: str, sentence: str, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(text)
+    said = complaint("peer", "--config", config, "--bootstrap", NOBODY, "--home", tmp_path)
+    assert sentence in said and str(config) in said
+
+
+def _open_to_all(key: Path) -> None:
+    load_or_create(key)
+    key.chmod(0o644)
+
+
+def _garbage(key: Path) -> None:
+    key.write_text("not a key\n")
+    key.chmod(0o600)
+
+
+def _unreadable(key: Path) -> None:
+    # Root reads files of any mode, so a file that is none stands for one that cannot be read.
+    key.mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (_open_to_all, "has mode 0644, so others can read it; run: chmod 600"),
+        (_garbage, "does not hold a key of 64 hex digits"),
+        (_unreadable, "cannot be read (Is a directory)"),
+    ],
+)
+def test_key_files(spoil: Callable[[Path], None], sentence: str, tmp_path: Path) -> None:
+    spoil(tmp_path / "identity.key")
+    said = complaint("peer", "--bootstrap", NOBODY, "--home", tmp_path)
+    assert sentence in said and str(tmp_path / "identity.key") in said
+
+
+def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = complaint("peer", "--bootstrap", NOBODY, "--home", tmp_path / "file" / "home")
+    assert "--home" in said and "choose another folder" in said
+
+
+def test_a_home_is_made_private(tmp_path: Path) -> None:
+    complaint("peer", "--bootstrap", "/ip4/1", "--home", tmp_path / "home")
+    assert not (tmp_path / "home").exists(), "a mistake in the flags leaves nothing behind"
+
+
+def test_nobody_at_the_bootstrap_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "BOOTSTRAP_DEADLINE_SECONDS", 0.5)
+    said = complaint(
+        *("peer", "--bootstrap", NOBODY, "--home", tmp_path / "home"),
+        *("--listen", "/ip4/127.0.0.1/tcp/0"),
+    )
+    assert f"nobody answered at {NOBODY}" in said and "check the address" in said
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = complaint(
+            *("peer", "--role", "bootstrap", "--home", tmp_path),
+            *("--listen", f"/ip4/127.0.0.1/tcp/{port}"),
+        )
+    assert str(port) in said
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bootstrap peer that knows two runs."""
+    folder = tmp_path_factory.mktemp("bootstrap")
+    for name in ("first", "second"):
+        (folder / name).write_bytes(signed_manifest(folder, OWNER, name).raw)
+    with bootstrap_peer(folder / "home", folder / "first", folder / "second") as multiaddr:
+        yield multiaddr
+
+
+@pytest.mark.parametrize("command", ["peer", "status", "run show"])
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--run", "third"], "no run named 'third'; it knows: "),
+        ([], "knows several runs; choose one with --run: "),
+    ],
+)
+def test_no_such_run(
+    command: str, flags: list[str], sentence: str, two_runs: str, tmp_path: Path
+) -> None:
+    more = ["--home", str(tmp_path), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    home = more if command == "peer" else []
+    said = complaint(*command.split(), "--bootstrap", two_runs, *flags, *home)
+    assert sentence in said and f"{OWNER.peer_id}/first" in said
+
+
+def of_the_future(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Envelope:
+    """A manifest as the next version of the protocol would sign it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(swarm.envelope, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        return signed_manifest(folder, OWNER)
+
+
+def test_a_manifest_of_another_protocol_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.manifest"
+    file.write_bytes(of_the_future(tmp_path, monkeypatch).raw)
+    for command in (["peer", "--home", tmp_path / "home", "--manifest"], ["run", "show"]):
+        said = complaint(*command, file)
+        assert f"needs another version of Swarm (this one speaks {PROTOCOL_VERSION})" in said
+
+
+def test_a_peer_of_another_protocol_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = of_the_future(tmp_path, monkeypatch)
+    listen = ["/ip4/127.0.0.1/tcp/0"]
+
+    async def main() -> None:
+        theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
+        with trio.fail_after(30):
+            async with open_node(theirs, events_sink=lambda event: None) as other:
+                other.manifests["future"] = future
+                ours = PeerSettings(
+                    bootstrap=list(other.transport.addresses()),
+                    listen=listen,
+                    home=str(tmp_path / "ours"),
+                )
+                async with open_node(ours, events_sink=lambda event: None) as node:
+                    with pytest.raises(UserError, match="needs another version of Swarm"):
+                        await find_run(node, await join_network(node))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--cheat", "everything"], "--cheat is 'everything'; there is: wrong-weights"),
+        (["--cheat", "wrong-weights", "--peers", "1"], "give --peers 2 or more"),
+        (["--steps", "0"], "--steps is 0; give 1 to"),
+        (["--peers", "1000"], "--peers is 1000; give 1 to"),
+    ],
+)
+def test_demo_flags(arguments: list[str], sentence: str) -> None:
+    assert sentence in complaint("demo", *arguments)
+
+
+def test_a_demo_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "peers").mkdir()
+    assert "holds the peers of an earlier demo" in complaint("demo", "--keep", tmp_path)
+    (tmp_path / "file").write_text("")
+    said = complaint("demo", "--keep", tmp_path / "file" / "keep")
+    assert "cannot be made (Not a directory)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "show"], "give either FILE or --bootstrap"),
+        (["run", "show", "nowhere"], "run manifest nowhere cannot be read"),
+        (["status", "--bootstrap", "/ip4/1"], "'/ip4/1' is not a multiaddr"),
+        (["ledger", "--bootstrap", NOBODY, "--peer", "me"], "--peer: 'me' is not"),
+        (["rollouts", "show", "nowhere"], "nowhere cannot be read"),
+    ],
+)
+def test_other_commands(arguments: list[str], sentence: str) -> None:
+    assert sentence in complaint(*arguments)
