@@ -294,6 +294,7 @@ class _Demo:
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
         """The whole demo; its processes live in `nursery` and end with it."""
         base = self.folder / "base"
+        (self.folder / "logs").mkdir(parents=True)
         self._start_fork_server(nursery)
         manifest = self._sign_manifest(base)
         await self._start_carriers(nursery, manifest)
@@ -360,7 +361,12 @@ class _Demo:
 
         command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
         command += ["--preload", ",".join(_Recipe.preload)]
-        process = Process("fork-server", lambda restart: command, on_line=on_line)
+        process = Process(
+            "fork-server",
+            lambda restart: command,
+            log=self.folder / "logs" / "fork-server.log",
+            on_line=on_line,
+        )
         self.processes[process.name] = process
         nursery.start_soon(keep_alive, process, self)
 
@@ -407,12 +413,10 @@ class _Demo:
                 peer.arguments += ["--config", str(config)]
 
     def _start(self, nursery: trio.Nursery, peer: _Peer) -> None:
-        logs = self.folder / "logs"
-        logs.mkdir(exist_ok=True)
         process = Process(
             peer.name,
             peer.command,
-            log=logs / f"{peer.name}.jsonl",
+            log=self.folder / "logs" / f"{peer.name}.jsonl",
             environment=self.environment,
         )
         self.processes[peer.name] = process
