@@ -9,20 +9,19 @@ nothing and repeats nothing.
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 import trio
-from swarm.ledger.entries import CheckpointPublished, Consumed
 
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
+from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
 from swarm.node import RunNode
 from swarm.transport import BlobReference, FetchError, Source
@@ -85,8 +84,6 @@ class TrainerRole:
         """Submissions that are in the pool or were consumed."""
         self._training_groups = 0
         """Groups of the batch in training, which are not in the pool any more."""
-        self._consumed: list[tuple[int, str]] = []
-        """(policy, digest) of consumed submissions young enough to be offered again."""
         self._changed = Watched(0)
         self._order: StepOrder | None = None
         self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
@@ -123,6 +120,9 @@ class TrainerRole:
                 "CREATE TABLE IF NOT EXISTS orders (lineage INTEGER, step INTEGER, "
                 "revision INTEGER, message BLOB NOT NULL, PRIMARY KEY (lineage, step))"
             )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, reward REAL NOT NULL)"
+            )
 
         await self._database.transact(create)
 
@@ -145,45 +145,46 @@ class TrainerRole:
                 "start the trainer with --resume, or with another --home"
             )
         self._peer.status.doing = "loading"
-        if states:
-            folder = f"{STATES}/{states[-1]}"
-            consumed = json.loads(await self._disk.read(f"{folder}/consumed.json"))
-            self._consumed = [(policy, digest) for policy, digest in consumed["submissions"]]
-            self._known = {bytes.fromhex(digest) for _, digest in self._consumed}
-            policies = {
-                str(step): str(self._disk.local_path(held.folder))
-                for (lineage, step) in self._peer.store.complete()
-                if (held := self._peer.store.held((lineage, step))) is not None
-                and lineage == self._lineage
-            }
-            await learner.call(
-                "resume",
-                {
-                    **arguments,
-                    "folder": str(self._disk.local_path(folder)),
-                    "policies": policies,
-                },
-                deadline_seconds=TRAIN_DEADLINE_SECONDS,
+        model = options.get("trainer.model")
+        if not isinstance(model, str):
+            raise UserError(
+                'the trainer needs a base policy: set "trainer.model" under [options] in '
+                "--config to a Hugging Face folder"
             )
-            self._events.emit("trainer.resumed", step=states[-1], consumed=len(self._known))
-            await self._publish(learner, states[-1], reward=float(consumed["reward"]))
-        else:
-            model = options.get("trainer.model")
-            if not isinstance(model, str):
-                raise UserError(
-                    'the trainer needs a base policy: set "trainer.model" under [options] in '
-                    "--config to a Hugging Face folder"
-                )
-            await learner.call(
-                "start", {**arguments, "model": model}, deadline_seconds=TRAIN_DEADLINE_SECONDS
-            )
-            await self._save(learner, 0, [], reward=0.0)
-            await self._publish(learner, 0, reward=0.0)
+        arguments["model"] = model
         for lineage, step in self._peer.store.complete():
             held = self._peer.store.held((lineage, step))
             if held is not None and lineage == self._lineage:
                 self._published[step] = (held.digest, held.manifest_bytes)
+        if states:
+            await self._resume(learner, arguments, states[-1])
+        else:
+            await learner.call("start", arguments, deadline_seconds=TRAIN_DEADLINE_SECONDS)
+            await self._save(learner, 0)
+            await self._publish(learner, 0, reward=0.0)
         await self._load_pool()
+
+    async def _resume(self, learner: Child, arguments: dict[str, Any], state: int) -> None:
+        policies = {
+            str(step): str(self._disk.local_path(held.folder))
+            for step in self._published
+            if (held := self._peer.store.held((self._lineage, step))) is not None
+        }
+        resumed = await learner.call(
+            "resume",
+            {
+                **arguments,
+                "folder": str(self._disk.local_path(f"{STATES}/{state}")),
+                "policies": policies,
+            },
+            deadline_seconds=TRAIN_DEADLINE_SECONDS,
+        )
+        self._known = {bytes.fromhex(digest) for digest in resumed["consumed"]}
+        self._events.emit("trainer.resumed", step=state, consumed=len(self._known))
+        rows = self._database.read(
+            "SELECT reward FROM steps WHERE step = ? ORDER BY step", (state,)
+        )
+        await self._publish(learner, state, reward=rows[0][0] if rows else 0.0)
 
     def _states(self) -> list[int]:
         """Steps whose training state is on disk, whole."""
@@ -390,6 +391,7 @@ class TrainerRole:
                     "step": step,
                     "submissions": [
                         {
+                            "digest": accepted.digest.hex(),
                             "path": str(self._disk.local_path(accepted.path)),
                             "policy": accepted.verdict.policy,
                             "rewards": accepted.verdict.rewards,
@@ -399,8 +401,9 @@ class TrainerRole:
                 },
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
-            await self._save(learner, step + 1, batch, reward=result["reward"])
-            await self._record_consumed(step, batch, result)
+            outcomes = result.pop("outcomes")
+            await self._save(learner, step + 1)
+            await self._record_consumed(step, batch, outcomes, result["reward"])
             await self._publish(learner, step + 1, reward=result["reward"])
             self._events.emit(
                 "trainer.step_trained",
@@ -447,36 +450,29 @@ class TrainerRole:
             self._events.emit("trainer.stale_dropped", submissions=len(stale))
             await self._drop_consumed(stale)
 
-    async def _save(
-        self, learner: Child, step: int, batch: list[Accepted], *, reward: float
-    ) -> None:
+    async def _save(self, learner: Child, step: int) -> None:
         """Make the training state after `step` durable, the consumed submissions inside it."""
-        oldest = step - self._run.manifest.schedule.max_staleness - 1
-        self._consumed = [(policy, digest) for policy, digest in self._consumed if policy >= oldest]
-        self._consumed += [(a.verdict.policy, a.digest.hex()) for a in batch]
-        aside = f"{STATES}/{step}.writing"
-        await self._disk.remove(aside)
         await learner.call(
             "save",
-            {"folder": str(self._disk.local_path(aside))},
+            {"folder": str(self._disk.local_path(f"{STATES}/{step}"))},
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
-        facts = {"step": step, "reward": reward, "submissions": self._consumed}
-        await self._disk.write(f"{aside}/consumed.json", json.dumps(facts).encode())
-        await self._disk.remove(f"{STATES}/{step}")
-        await self._disk.rename(aside, f"{STATES}/{step}")
-        await self._disk.sync(STATES)
         for older in self._states()[:-STATES_KEPT]:
             await self._disk.remove(f"{STATES}/{older}")
 
     async def _record_consumed(
-        self, step: int, batch: list[Accepted], result: dict[str, Any]
+        self, step: int, batch: list[Accepted], outcomes: list[list[Any]], reward: float
     ) -> None:
         await self._trusted.append(
             [
-                Consumed(step=step, submission=accepted.digest, outcomes=outcomes)
-                for accepted, outcomes in zip(batch, result["outcomes"], strict=True)
+                Consumed(step=step, submission=accepted.digest, outcomes=each)
+                for accepted, each in zip(batch, outcomes, strict=True)
             ]
+        )
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO steps (step, reward) VALUES (?, ?)", (step + 1, reward)
+            )
         )
 
     async def _publish(self, learner: Child, step: int, *, reward: float) -> None:

@@ -1,0 +1,426 @@
+"""The learner: one policy, its optimiser, and the rollout step that improves it.
+
+Policy k is the weights after k rollout steps, so step s turns policy s into policy s + 1. A
+rollout of policy p that is trained on in step s has age s − p.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from peers.policy import model as policy_model
+from peers.trainer import objective as grpo_objective
+from peers.trainer.batch import Batch, Group, informative, make_batch
+from peers.trainer.durable import whole_folder
+from swarm.errors import UserError
+from swarm.messages import Objective, Schedule
+
+STATE_VERSION = 1
+PADDED_TOKENS_MAX = 1 << 14
+"""Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """What a run's manifest says about learning, and the seed of the trainer's own choices."""
+
+    objective: Objective
+    schedule: Schedule
+    temperature: float = 1.0
+    """Of the rollouts' sampling: log-probabilities are those of logits / temperature."""
+    seed: int = 0
+
+
+class Learner:
+    """Holds the policy in fp32, AdamW, and the last policies that rollouts may come from."""
+
+    def __init__(self, base: Path, settings: LearnerSettings, lineage: int = 0) -> None:
+        """Begin with the Hugging Face folder `base` as policy 0; raises `UserError`.
+
+        `base` is also the reference of the KL term and where `export` finds the tokenizer.
+        """
+        grpo_objective.check(settings.objective)
+        self.settings = settings
+        self.step = 0
+        """The next rollout step, which is also the number of the policy held."""
+        self.lineage = lineage
+        self.consumed: dict[int, list[str]] = {}
+        """Submissions trained on, by step. Steps further back than `max_staleness` are left out:
+        what they consumed is too old to be offered again."""
+        self.counters = {
+            "optimiser_steps": 0,
+            "skipped_steps": 0,
+            "groups": 0,
+            "groups_zero_advantage": 0,
+            "completions": 0,
+            "tokens": 0,
+        }
+        self._base = base
+        loaded = policy_model.load(base)
+        self._published_dtype: torch.dtype = loaded.dtype
+        # eval: dropout would make the ratio between two passes over the same weights differ from 1.
+        self.model: Any = loaded.float().eval()
+        self._scratch: Any = copy.deepcopy(self.model).requires_grad_(False)  # older policies
+        goal = settings.objective
+        self._optimiser = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=goal.learning_rate,
+            betas=(goal.beta1, goal.beta2),
+            weight_decay=goal.weight_decay,
+            fused=True,
+        )
+        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._policies: dict[int, Weights] = {}
+        self._reference = self._published() if goal.kl_coefficient else None
+        self._remember()
+
+    @property
+    def policies(self) -> list[int]:
+        """The policies whose rollouts can be trained on, ascending."""
+        return sorted(self._policies)
+
+    # --- learning ----------------------------------------------------------------------------
+
+    def train_step(
+        self, groups: Sequence[Group], step: int, submissions: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Take rollout step `step` on these groups and return its metrics.
+
+        `submissions` names what the groups came from; it is remembered as consumed. Groups whose
+        rewards are all equal are dropped; if that leaves none, the policy stays as it is and the
+        step counts all the same. An optimiser step with a non-finite loss or gradient is skipped
+        and counted. Raises `ValueError` if it is not this step's turn, a group is older than
+        `max_staleness`, or its policy is not held.
+        """
+        if step != self.step:
+            raise ValueError(f"step {step} was asked for, but the learner is at step {self.step}")
+        for policy in sorted({group.policy for group in groups}):
+            if not 0 <= step - policy <= self.settings.schedule.max_staleness:
+                raise ValueError(
+                    f"a rollout of policy {policy} has age {step - policy} at step {step}; "
+                    f"max_staleness is {self.settings.schedule.max_staleness}"
+                )
+            if policy not in self._policies:
+                raise ValueError(f"policy {policy} is not held; there are: {self.policies}")
+
+        kept = informative(groups)
+        metrics = _describe(groups, kept, step)
+        parts = self._cut(kept)
+        prepared = [self._prepare(part) for part in parts]  # all before the first weights move
+        for index, part in enumerate(prepared):
+            share = self._optimise(part, step * self.settings.objective.optimiser_steps + index)
+            for name, value in share.items():
+                metrics[name] = metrics.get(name, 0.0) + value / len(prepared)
+        differences = [part.engine_difference for part in prepared if part.engine_difference >= 0]
+        if differences:
+            metrics["engine_log_probability_difference"] = max(differences)
+
+        self.counters["groups"] += len(groups)
+        self.counters["groups_zero_advantage"] += len(groups) - len(kept)
+        self.counters["completions"] += int(metrics["completions"])
+        self.counters["tokens"] += int(metrics["tokens"])
+        self.consumed[step] = list(submissions)
+        self.step += 1
+        self._forget()
+        self._remember()
+        return metrics
+
+    def _cut(self, groups: list[Group]) -> list[list[Group]]:
+        """One part per optimiser step, as even as can be, in an order drawn from the seed."""
+        count = min(self.settings.objective.optimiser_steps, len(groups))
+        if count < 2:
+            return [groups] if groups else []
+        order = torch.randperm(len(groups), generator=self._generator).tolist()
+        return [[groups[index] for index in order[part::count]] for part in range(count)]
+
+    @torch.no_grad()
+    def _prepare(self, groups: list[Group]) -> _Prepared:
+        """The batch and what does not change while the optimiser steps: log μ, old, reference."""
+        batch = make_batch(groups, self.settings.objective.normalise_by_std)
+        log_generation = torch.empty(batch.token_count())
+        policy_of_token = batch.per_token(batch.policy)
+        for policy in sorted({group.policy for group in groups}):
+            log_generation[policy_of_token == policy] = self._log_probabilities(
+                self._policies[policy], batch.rows(batch.policy == policy)
+            )
+        log_old = log_generation
+        if self.settings.schedule.old == "step_start":
+            log_old = self._log_probabilities(self._policies[self.step], batch)
+        return _Prepared(
+            batch=batch,
+            log_generation=log_generation,
+            log_old=log_old,
+            log_reference=(
+                self._log_probabilities(self._reference, batch) if self._reference else None
+            ),
+            engine_difference=_engine_difference(groups, log_generation),
+        )
+
+    def _log_probabilities(self, weights: Weights, batch: Batch) -> Tensor:
+        """fp32 [n]: the batch's tokens under an older policy."""
+        _assign(self._scratch, weights)
+        return torch.cat(
+            [
+                forward(self._scratch, part, self.settings.temperature)[0]
+                for part in _micro_batches(batch)
+            ]
+        )
+
+    def _optimise(self, prepared: _Prepared, optimiser_step: int) -> dict[str, float]:
+        """One optimiser step on one batch."""
+        goal = self.settings.objective
+        token_count = prepared.batch.token_count()
+        sums: dict[str, Tensor] = {}
+        start = 0
+        self._optimiser.zero_grad()
+        for part in _micro_batches(prepared.batch):
+            here = slice(start, start := start + part.token_count())
+            log_pi, entropy = forward(
+                self.model, part, self.settings.temperature, bool(goal.entropy_coefficient)
+            )
+            loss, metrics = grpo_objective.grpo(
+                goal,
+                log_pi,
+                prepared.log_old[here],
+                part.per_token(part.advantage),
+                entropy,
+                token_count,
+                prepared.log_generation[here],
+                None if prepared.log_reference is None else prepared.log_reference[here],
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, torch.zeros(())) + value
+
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), goal.gradient_norm_max)
+        rate = self.learning_rate(optimiser_step)
+        finite = bool(torch.isfinite(norm)) and bool(torch.isfinite(sums["loss"]))
+        if finite:
+            self._optimiser.param_groups[0]["lr"] = rate
+            self._optimiser.step()
+        self.counters["optimiser_steps" if finite else "skipped_steps"] += 1
+        return {
+            **{name: float(value) for name, value in sums.items()},
+            "gradient_norm": float(norm),
+            "learning_rate": rate,
+            "skipped": float(not finite),
+        }
+
+    def learning_rate(self, optimiser_step: int) -> float:
+        """Of one optimiser step, from 0: linear warm-up, then linear decay to the final share.
+
+        A function of the step alone, so a skipped step shifts nothing and a resumed run agrees.
+        """
+        goal = self.settings.objective
+        total = self.settings.schedule.steps * goal.optimiser_steps
+        if optimiser_step < goal.warmup_steps:
+            return goal.learning_rate * (optimiser_step + 1) / goal.warmup_steps
+        done = (optimiser_step - goal.warmup_steps) / max(1, total - goal.warmup_steps)
+        return goal.learning_rate * (1 - (1 - goal.final_learning_rate_share) * min(1.0, done))
+
+    # --- older policies ----------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        self._policies[self.step] = self._published()
+        for policy in self.policies[: -(self.settings.schedule.max_staleness + 2)]:
+            del self._policies[policy]
+
+    def _forget(self) -> None:
+        oldest = self.step - self.settings.schedule.max_staleness
+        self.consumed = {step: names for step, names in self.consumed.items() if step >= oldest}
+
+    def _published(self) -> Weights:
+        """A copy of the weights as `export` writes them, which is what inference peers load."""
+        return {
+            name: parameter.detach().to(self._published_dtype, copy=True)
+            for name, parameter in self.model.named_parameters()
+        }
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write all that an exact resume needs, durably: safetensors and JSON, no pickle.
+
+        Older policies are not written: their published folders are handed to `load`.
+        """
+        names = [name for name, _ in self.model.named_parameters()]
+        state = self._optimiser.state_dict()["state"]  # {index of parameter: {key: tensor}}
+        tensors = {
+            f"optimiser.{names[index]}.{key}": value
+            for index, values in state.items()
+            for key, value in values.items()
+        }
+        tensors["generator"] = self._generator.get_state()
+        weights = {name: value.detach() for name, value in self.model.named_parameters()}
+        with whole_folder(folder) as aside:
+            safetensors.torch.save_file(weights, aside / "model.safetensors")
+            safetensors.torch.save_file(tensors, aside / "optimiser.safetensors")
+            (aside / "state.json").write_text(
+                json.dumps(
+                    {
+                        "version": STATE_VERSION,
+                        "step": self.step,
+                        "lineage": self.lineage,
+                        "consumed": {str(step): names for step, names in self.consumed.items()},
+                        "counters": self.counters,
+                    },
+                    indent=1,
+                )
+            )
+
+    def load(self, folder: Path, policies: Mapping[int, Path]) -> None:
+        """Continue exactly where `save` wrote `folder`; raises `UserError` if it does not fit.
+
+        `policies` gives the exported folders of policies before that step, as far as they are
+        still there; rollouts of a policy that is not held cannot be trained on.
+        """
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            weights = safetensors.torch.load_file(folder / "model.safetensors")
+            tensors = safetensors.torch.load_file(folder / "optimiser.safetensors")
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise UserError(f"trainer state {folder} cannot be read ({error})") from error
+        if state.get("version") != STATE_VERSION:
+            raise UserError(
+                f"trainer state {folder} has version {state.get('version')}; "
+                f"this program reads version {STATE_VERSION}"
+            )
+        self._check_fit(weights, folder)
+        _assign(self.model, weights)
+        self._generator.set_state(tensors.pop("generator"))
+        self._optimiser.load_state_dict(
+            {
+                "state": self._optimiser_state(tensors),
+                "param_groups": self._optimiser.state_dict()["param_groups"],
+            }
+        )
+        self.step = int(state["step"])
+        self.lineage = int(state["lineage"])
+        self.counters = {name: int(value) for name, value in state["counters"].items()}
+        self.consumed = {int(step): list(names) for step, names in state["consumed"].items()}
+        self._policies.clear()
+        oldest = self.step - self.settings.schedule.max_staleness - 1
+        for policy, published in sorted(policies.items()):
+            if oldest <= policy < self.step:
+                older = policy_model.read_weights(published)
+                self._check_fit(older, published)
+                self._policies[policy] = {
+                    name: older[name] for name, _ in self.model.named_parameters()
+                }
+        self._remember()
+
+    def _optimiser_state(self, tensors: Weights) -> dict[int, Weights]:
+        """`optimiser.<parameter>.<key>` → the nesting that torch expects."""
+        index = {name: place for place, (name, _) in enumerate(self.model.named_parameters())}
+        state: dict[int, Weights] = {}
+        for full_name, value in tensors.items():
+            name, _, key = full_name.removeprefix("optimiser.").rpartition(".")
+            state.setdefault(index[name], {})[key] = value
+        return state
+
+    def _check_fit(self, weights: Weights, folder: Path) -> None:
+        for name, parameter in self.model.named_parameters():
+            found = tuple(weights[name].shape) if name in weights else None
+            if found != tuple(parameter.shape):
+                raise UserError(
+                    f"{folder} holds another model than {self._base}: {name} has shape {found}, "
+                    f"not {tuple(parameter.shape)}"
+                )
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably."""
+        published = self.model
+        if published.dtype != self._published_dtype:
+            published = copy.deepcopy(self.model).to(self._published_dtype)
+        with whole_folder(folder) as aside:
+            policy_model.save(published, aside, tokenizer_from=self._base)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """One optimiser step's batch, with what older policies say about its n tokens, fp32 [n]."""
+
+    batch: Batch
+    log_generation: Tensor
+    log_old: Tensor
+    log_reference: Tensor | None
+    engine_difference: float
+    """Largest |log μ of the trainer − log μ the engine reported|; −1 where none was reported."""
+
+
+def forward(
+    model: Any, batch: Batch, temperature: float, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(log-probabilities, entropies) of the batch's completion tokens, fp32 [n], flat.
+
+    One pass over whole sequences, without an attention mask: padding comes last, so causal
+    attention keeps it away from every token that counts.
+    """
+    first = int(batch.completion.any(0).nonzero()[0])  # column of the earliest completion token
+    kept = batch.tokens.shape[1] - first  # logits at column i predict token i + 1
+    logits = model(batch.tokens[:, :-1], logits_to_keep=kept, use_cache=False).logits
+    chosen = batch.completion[:, first:]
+    log_all = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)  # [n, vocabulary]
+    log_pi = log_all.gather(-1, batch.tokens[batch.completion][:, None])[:, 0]
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy = -(log_all.exp() * log_all).sum(-1)
+    return log_pi, entropy
+
+
+def _micro_batches(batch: Batch) -> Iterator[Batch]:
+    """The batch in runs of rows that fit one forward pass."""
+    rows = max(1, PADDED_TOKENS_MAX // batch.tokens.shape[1])
+    if rows >= len(batch):
+        yield batch
+        return
+    for start in range(0, len(batch), rows):
+        yield batch.rows(torch.arange(start, min(start + rows, len(batch))))
+
+
+@torch.no_grad()
+def _assign(model: Any, weights: Weights) -> None:
+    """Copy weights into a model's parameters, in the parameters' dtype."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:
+    """What the step was given, before anything is computed."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    lengths = [len(completion) for group in groups for completion in group.completions]
+    return {
+        "groups": float(len(groups)),
+        "groups_zero_advantage": float(len(groups) - len(kept)),
+        "completions": float(len(rewards)),
+        "tokens": float(sum(lengths)),
+        "reward": sum(rewards) / max(1, len(rewards)),
+        "completion_length": sum(lengths) / max(1, len(lengths)),
+        "age": sum(step - group.policy for group in groups) / max(1, len(groups)),
+    }
+
+
+def _engine_difference(groups: Sequence[Group], log_generation: Tensor) -> float:
+    """See `_Prepared.engine_difference`."""
+    largest, start = -1.0, 0
+    for group in groups:
+        length = sum(map(len, group.completions))
+        mine, start = log_generation[start : start + length], start + length
+        if group.log_probabilities is None:
+            continue
+        reported = torch.tensor([value for row in group.log_probabilities for value in row])
+        if reported.shape != mine.shape:
+            raise ValueError(f"{len(reported)} log-probabilities for {length} tokens")
+        largest = max(largest, float((mine - reported).abs().max()))
+    return largest

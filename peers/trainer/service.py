@@ -1,0 +1,175 @@
+"""What the trainer's child process does when it is called: learn, save, publish, evaluate."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peers.environments import load as load_environment
+from peers.policy.demo import EOS_ID, make_policy
+from peers.policy.native import NativeEngine
+from peers.trainer.batch import Group, informative
+from peers.trainer.evaluation import mean_reward
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.sft import warm_up
+from swarm.messages import Objective, Sampling, Schedule
+from swarm.submissions import ReadLimits, Rollouts, read
+
+PROMPT_TOKENS_MAX = 1 << 20
+EVALUATION_PROMPTS = 512
+DEMO_SAMPLING = Sampling(
+    temperature=1.0, max_new_tokens=8, stop_ids=[EOS_ID], group_size=8, groups_per_submission=4
+)
+
+
+class TrainerService:
+    """Holds the learner. All paths are absolute folders and files on this machine."""
+
+    def __init__(self) -> None:
+        self._learner: Learner | None = None
+
+    def start(
+        self,
+        model: str,
+        objective: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+        sampling: Mapping[str, Any],
+        environment: str,
+        environment_version: str,
+        seed: int,
+    ) -> dict[str, Any]:
+        """Begin a run with the HF folder `model` as policy 0. Raises `UserError`."""
+        self._sampling = Sampling(**sampling)
+        self._schedule = Schedule(**schedule)
+        self._environment = load_environment(environment, environment_version)
+        self._base = Path(model)
+        settings = LearnerSettings(
+            Objective(**objective), self._schedule, self._sampling.temperature, seed
+        )
+        self._learner = Learner(self._base, settings)
+        return {"step": 0}
+
+    def resume(self, folder: str, policies: Mapping[str, str], **run: Any) -> dict[str, Any]:
+        """Go on from what `save` wrote; `policies` are published folders by step.
+
+        Other arguments as for `start`. Gives the `step` reached and the submissions `consumed`
+        (those young enough to be offered again).
+        """
+        self.start(**run)
+        learner = self._held()
+        learner.load(Path(folder), {int(step): Path(path) for step, path in policies.items()})
+        return {
+            "step": learner.step,
+            "consumed": [name for names in learner.consumed.values() for name in names],
+        }
+
+    def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Take one rollout step.
+
+        Each submission is `{digest (hex), path, policy, rewards [groups][G]}`; the rewards are
+        the validator's. Gives the learner's metrics, and `outcomes`: for each submission, for
+        each group, "consumed" or "zero-advantage".
+        """
+        learner = self._held()
+        started = time.perf_counter()
+        by_submission = [self._groups(submission) for submission in submissions]
+        groups = [group for some in by_submission for group in some]
+        metrics = learner.train_step(
+            groups, step, [str(submission["digest"]) for submission in submissions]
+        )
+        used = {id(group) for group in informative(groups)}
+        return {
+            **metrics,
+            "train_seconds": time.perf_counter() - started,
+            "outcomes": [
+                ["consumed" if id(group) in used else "zero-advantage" for group in some]
+                for some in by_submission
+            ],
+        }
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Write all that an exact resume needs, durably."""
+        self._held().save(Path(folder))
+        return {}
+
+    def export(self, folder: str) -> dict[str, Any]:
+        """Write the policy as a plain HF folder, durably."""
+        self._held().export(Path(folder))
+        return {}
+
+    def evaluate(self, prompts: int, split: str) -> dict[str, Any]:
+        """`sampled` and `greedy` accuracy of the policy on `prompts` tasks of a split."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._held().export(Path(folder) / "policy")
+            return _accuracies(
+                Path(folder) / "policy", self._environment, self._sampling, prompts, split
+            )
+
+    def prepare_base(self, folder: str, seed: int) -> dict[str, Any]:
+        """Make the demo's base policy in `folder`: random weights, a short SFT; and evaluate it.
+
+        Gives `sft_steps`, and `sampled` and `greedy` accuracy on 512 held-out prompts.
+        """
+        environment = load_environment("sort-digits", "1")
+        make_policy(Path(folder), seed)
+        steps = warm_up(Path(folder), environment, DEMO_SAMPLING, seed)
+        return {
+            "sft_steps": steps,
+            **_accuracies(Path(folder), environment, DEMO_SAMPLING, EVALUATION_PROMPTS, "held_out"),
+        }
+
+    def _held(self) -> Learner:
+        if self._learner is None:
+            raise ValueError("call start or resume first")
+        return self._learner
+
+    def _groups(self, submission: Mapping[str, Any]) -> list[Group]:
+        """The groups of an accepted file; a validator has checked it whole."""
+        rewards: list[list[float]] = submission["rewards"]
+        path = Path(submission["path"])
+        found = read(
+            path,
+            ReadLimits(
+                bytes_max=path.stat().st_size,
+                rows_max=sum(map(len, rewards)),
+                prompt_tokens_max=PROMPT_TOKENS_MAX,
+                completion_tokens_max=self._sampling.max_new_tokens,
+            ),
+        ).rollouts
+        return list(_cut(found, rewards, int(submission["policy"])))
+
+
+def _cut(rollouts: Rollouts, rewards: Sequence[Sequence[float]], policy: int) -> list[Group]:
+    groups = []
+    row = 0
+    for group_rewards in rewards:
+        rows = range(row, row + len(group_rewards))
+        groups.append(
+            Group(
+                prompt=rollouts.prompt(row),
+                completions=[rollouts.completion(each) for each in rows],
+                rewards=group_rewards,
+                policy=policy,
+                log_probabilities=[rollouts.row_log_probabilities(each) for each in rows],
+            )
+        )
+        row = rows.stop
+    return groups
+
+
+@torch.inference_mode()
+def _accuracies(
+    folder: Path, environment: Any, sampling: Sampling, prompts: int, split: Any
+) -> dict[str, float]:
+    engine = NativeEngine(folder)
+    return {
+        name: mean_reward(
+            engine, environment, folder, sampling, prompts=prompts, split=split, greedy=greedy
+        )
+        for name, greedy in (("sampled", False), ("greedy", True))
+    }
