@@ -140,17 +140,24 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Where a validator's statistical checks refuse (design §7)."""
+    """Where a validator's statistical checks refuse (design §7).
 
-    proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 90
+    The defaults fit runs in which everybody uses the native engine. Engines whose kernels round
+    differently need more room: TOPLOC's authors found 90 exponents enough for any of theirs.
+    """
+
+    proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 120
+    """Exponents of a proof's 128 that must agree. Measured on the demo's policy: honest fp32 128,
+    honest bf16 at least 122, weights altered by 2 % at most 119."""
     proof_mantissa_mean_max: float = 10.0
     proof_mantissa_median_max: float = 8.0
     proof_chunks_share_min: float = 1.0
     """Share of a submission's checked chunks that must pass."""
-    margin_mean_max: float = 0.05
-    """Pooled score: mean of min(margin, 1) over positions with p_max < 0.99."""
-    margin_max: float = 4.0
-    """Hard bound on any single margin, the ending included."""
+    margin_mean_max: float = 0.01
+    """Pooled score: mean of min(margin, 1) over positions with p_max < 0.99. Honest bf16 at most
+    0.0003, another policy five steps older 0.025 on average."""
+    margin_max: float = 2.0
+    """Hard bound on any single margin, the ending included. Honest bf16 at most 0.07."""
     honest_mismatch_rate: float = 0.01
     """Upper bound on an honest peer's share of tokens that are not the recomputed argmax."""
     eviction_p_value: float = 1e-9

@@ -320,6 +320,13 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
         )
         header = _check_metadata(file, len(raw), limits)
         table = file.read(use_threads=False)
+        table.validate(full=True)
+        if table.num_rows != file.metadata.num_rows:
+            raise ValueError("its columns have not as many rows as it says")
+        # Only now: pyarrow aborts when asked for a codec it does not know.
+        group = file.metadata.row_group(0)
+        if any(group.column(i).compression != "UNCOMPRESSED" for i in range(group.num_columns)):
+            raise BadSubmission("schema", 1, 0, "a column is compressed or not plainly encoded")
     except (pa.ArrowMemoryError, MemoryError) as error:
         raise BadSubmission(
             "schema", 1, 0, "reading the file takes more memory than allowed", proven=False
@@ -352,7 +359,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
     for index in range(metadata.num_columns):
         column = group.column(index)
         if (
-            column.compression != "UNCOMPRESSED"
+            column.total_compressed_size != column.total_uncompressed_size
             or column.has_dictionary_page
             or not set(column.encodings) <= {"PLAIN", "RLE"}
         ):

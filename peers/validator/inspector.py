@@ -1,7 +1,7 @@
 """Checks 2 to 5 of a submission (design §7), in a child process without torch.
 
-It opens the hostile file, so it runs with a memory limit and may be killed. Everything here is
-exact: whoever has the file, the step order and the manifest finds the same fault.
+Everything here is exact: whoever has the file, the step order and the manifest finds the same
+fault. The hostile file itself is opened in a process of its own (`peers.validator.parsing`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 from peers.environments import Environment, Renderer, Task
 from peers.environments import load as load_environment
 from peers.proofs.format import ProofFormatError, check_format, split
+from peers.validator.parsing import Reader
 from swarm.errors import UserError
 from swarm.seeds import submission_seed, task_seed
-from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts, read
+from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts
 
 
 @dataclass
@@ -40,6 +41,7 @@ class InspectorService:
     """Judges what needs no policy. Methods are called by the network process."""
 
     def __init__(self) -> None:
+        self._reader = Reader()
         self._renderer: Renderer | None = None
         self._environments: dict[tuple[str, str], Environment] = {}
 
@@ -80,8 +82,9 @@ class InspectorService:
             seed = submission_seed(run, nonce, worker, number)
             tasks = [grader.task(task_seed(seed, group)) for group in range(groups)]
             prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-            submission = read(
+            header, rollouts = self._reader.read(
                 Path(path),
+                Path(out_path),
                 ReadLimits(
                     bytes_max=bytes_max,
                     rows_max=groups * group_size,
@@ -93,7 +96,7 @@ class InspectorService:
             findings.expect("schema", 0, 0, "")
             _check_header(
                 findings,
-                submission.header,
+                header,
                 {
                     "run": run,
                     "lineage": lineage,
@@ -108,7 +111,6 @@ class InspectorService:
                     "stop_ids": list(stop_ids),
                 },
             )
-            rollouts = submission.rollouts
             _check_counts(findings, rollouts, groups, group_size)
             _check_prompts(findings, rollouts, prompts, tasks, group_size)
             _check_tokens(findings, rollouts, vocabulary)
@@ -125,7 +127,6 @@ class InspectorService:
                 "group_digests": [],
                 "tokens": 0,
             }
-        Path(out_path).write_bytes(rollouts.to_bytes())
         return {
             "checks": findings.checks,
             "failed": "",
@@ -135,6 +136,10 @@ class InspectorService:
             "group_digests": _group_digests(rollouts, group_size),
             "tokens": len(rollouts.completion_tokens),
         }
+
+    def close(self) -> None:
+        """End the process that reads files; the end of this process does so too."""
+        self._reader.close()
 
     def _environment(self, name: str, version: str) -> Environment:
         found = self._environments.get((name, version))

@@ -1,0 +1,142 @@
+"""Opening hostile files in a process that may die.
+
+pyarrow is safe from memory errors as far as its fuzzers see, but it aborts on some garbled footers
+(an unknown codec, a histogram of the wrong size). So the inspector has files read by a process of
+its own, with a memory and a time limit, and starts another when a file kills it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts, read
+
+MEMORY_BYTES_MAX = 1 << 30
+"""The largest file (64 MiB by default), its arrays and their canonical form, several times over."""
+
+SECONDS_MAX = 30
+"""Such a file takes less than one."""
+
+ANSWER_BYTES_MAX = 64 * 1024
+
+
+class _Request(msgspec.Struct):
+    path: str
+    out_path: str
+    limits: ReadLimits
+
+
+class _Fault(msgspec.Struct):
+    check: str
+    figure: float
+    threshold: float
+    detail: str
+    proven: bool
+
+
+class _Answer(msgspec.Struct):
+    """One of three."""
+
+    header: Header | None = None
+    fault: _Fault | None = None
+    trouble: str = ""
+    """Of this machine, not of the file."""
+
+
+class Reader:
+    """Reads submissions in another process."""
+
+    def __init__(
+        self, memory_bytes_max: int = MEMORY_BYTES_MAX, seconds_max: int = SECONDS_MAX
+    ) -> None:
+        self._limits = (str(memory_bytes_max), str(seconds_max))
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "peers.validator.parsing", *self._limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def read(self, path: Path, out_path: Path, limits: ReadLimits) -> tuple[Header, Rollouts]:
+        """A submission's header and rollouts; their canonical bytes are written to `out_path`.
+
+        Raises `BadSubmission` for what `swarm.submissions.read` refuses and for a file that kills
+        its reader, which counts as no proven fault; `OSError` when there is no file or no room.
+        """
+        request = _Request(str(path), str(out_path), limits)
+        if self._process.poll() is not None:
+            self.close()
+            self._process = self._start()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+        self._process.stdin.flush()
+        # No deadline here: the reader answers or is killed by its own alarm.
+        line = self._process.stdout.readline(ANSWER_BYTES_MAX)
+        if not line.endswith(b"\n"):
+            self.close()
+            self._process = self._start()  # while the verdict is on its way
+            raise BadSubmission(
+                "schema", 1, 0, "reading the file kills the reader or never ends", proven=False
+            )
+        answer = msgspec.json.decode(line, type=_Answer)
+        if answer.trouble:
+            raise OSError(answer.trouble)
+        if answer.fault is not None:
+            fault = answer.fault
+            raise BadSubmission(
+                fault.check, fault.figure, fault.threshold, fault.detail, proven=fault.proven
+            )
+        assert answer.header is not None
+        return answer.header, Rollouts.from_bytes(out_path.read_bytes())
+
+    def close(self) -> None:
+        """End the other process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _answer(request: _Request) -> _Answer:
+    try:
+        submission = read(Path(request.path), request.limits)
+        Path(request.out_path).write_bytes(submission.rollouts.to_bytes())
+    except BadSubmission as error:
+        return _Answer(
+            fault=_Fault(error.check, error.figure, error.threshold, error.detail, error.proven)
+        )
+    except OSError as error:
+        return _Answer(trouble=str(error))
+    return _Answer(header=submission.header)
+
+
+def main(memory_bytes_max: int, seconds_max: int) -> None:
+    """Answer requests on standard input until it ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never write to.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = memory_bytes_max if hard == resource.RLIM_INFINITY else min(memory_bytes_max, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
+    for line in sys.stdin.buffer:
+        signal.alarm(seconds_max)
+        answer = _answer(msgspec.json.decode(line, type=_Request))
+        signal.alarm(0)
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
