@@ -278,6 +278,15 @@ class TrustedPart:
                     if other != me:
                         nursery.start_soon(ask, PeerId(other))
         held = self._log.size()
+        for other, head in sorted(found.items()):
+            assert isinstance(head.message, LogHead)
+            size = head.message.size
+            if size <= held and self._log.root(size) != head.message.root:
+                raise Fork(
+                    f"this peer's own log is not the one it signed a head of {size} entries for, "
+                    f"which {other} holds; restore ledger.sqlite from a backup, or move it away "
+                    "to have it restored from other trusted peers"
+                )
         for other in sorted(found, key=lambda peer: (-_size(found[peer]), peer)):
             if _size(found[other]) <= self._log.size():
                 break

@@ -1,0 +1,182 @@
+"""What a run's state is: a pure function of the union of the trusted peers' logs.
+
+Give it any of the entries, in any order, some of them twice: the state is the same. So no trusted
+peer has to agree with another before it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Outcome, Reinstated
+from swarm.messages import Eviction, Reinstatement
+
+
+@dataclass(frozen=True)
+class Record:
+    """One entry, and where it stands."""
+
+    owner: str
+    """Whose log it is."""
+    index: int
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one submission earned its worker."""
+
+    worker: str
+    groups: int
+    samples: int
+
+
+@dataclass
+class Totals:
+    """One worker's record over the run."""
+
+    accepted: int = 0
+    refused: int = 0
+    quarantined: int = 0
+    groups: int = 0
+    """Credited, samples too."""
+    samples: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=dict)
+    """Accepted groups by what became of them."""
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """The run as the logs tell it. Every mapping is in sorted order of its keys."""
+
+    verdicts: Mapping[bytes, Judged]
+    """The final verdict on each submission."""
+    judges: Mapping[bytes, str]
+    """Whose verdict it is."""
+    credits: Mapping[bytes, Credit]
+    """By submission: those whose final verdict is accepted or quarantined."""
+    consumed: Mapping[bytes, list[Outcome]]
+    """What became of each group, by submission."""
+    evicted: Mapping[str, Eviction]
+    """Evictions in force, by peer."""
+    totals: Mapping[str, Totals]
+    """By worker."""
+
+
+def ledger_state(
+    records: Iterable[Record], *, run: str, validators: Sequence[str], trusted: Sequence[str]
+) -> LedgerState:
+    """The state that follows from `records` in a run with these validators, in rank order.
+
+    Only what a peer may say counts: verdicts of `validators`, everything else of `trusted` peers,
+    evictions and reinstatements with their signatures. Of several verdicts on a submission
+
+    - the first of each validator counts;
+    - an acceptance that was trained on stands, since that cannot be undone;
+    - else a proven fault beats every other verdict;
+    - else, and among equals, the validator first in rank decides.
+    """
+    rank = {validator: place for place, validator in enumerate(validators)}
+    believed = {(r.owner, r.index): r.entry for r in records if r.owner in trusted}
+    cases: dict[bytes, dict[str, Judged]] = {}
+    consumed: dict[bytes, list[Outcome]] = {}
+    evictions: dict[str, Envelope] = {}
+    reinstatements: dict[str, Envelope] = {}
+    for (owner, _), entry in sorted(believed.items(), key=lambda item: item[0]):
+        if isinstance(entry, Judged) and owner in rank:
+            cases.setdefault(entry.submission, {}).setdefault(owner, entry)
+        elif isinstance(entry, Consumed):
+            _merge(consumed, entry)
+        elif isinstance(entry, Evicted):
+            _newest(evictions, entry, run, owner, Eviction)
+        elif isinstance(entry, Reinstated):
+            _newest(reinstatements, entry, run, run.partition("/")[0], Reinstatement)
+
+    verdicts: dict[bytes, Judged] = {}
+    judges: dict[bytes, str] = {}
+    credits: dict[bytes, Credit] = {}
+    totals: dict[str, Totals] = {}
+    for submission, by_validator in sorted(cases.items()):
+        trained = any(outcome != "stale" for outcome in consumed.get(submission, ()))
+        judge = min(
+            by_validator,
+            key=lambda owner: (
+                not (trained and by_validator[owner].outcome == "accepted"),
+                not by_validator[owner].proven_fault,
+                rank[owner],
+            ),
+        )
+        final = verdicts[submission] = by_validator[judge]
+        judges[submission] = judge
+        total = totals.setdefault(final.worker, Totals())
+        setattr(total, final.outcome, getattr(total, final.outcome) + 1)
+        if final.outcome != "refused":
+            credits[submission] = Credit(final.worker, final.groups, final.samples)
+            total.groups += final.groups
+            total.samples += final.samples
+        for outcome in consumed.get(submission, ()):
+            total.outcomes[outcome] = total.outcomes.get(outcome, 0) + 1
+    return LedgerState(
+        verdicts=verdicts,
+        judges=judges,
+        credits=credits,
+        consumed=dict(sorted(consumed.items())),
+        evicted=_in_force(evictions, reinstatements),
+        totals=dict(sorted(totals.items())),
+    )
+
+
+_FINALITY: dict[Outcome, int] = {"carried": 0, "stale": 1, "zero-advantage": 2, "consumed": 3}
+
+
+def _merge(consumed: dict[bytes, list[Outcome]], entry: Consumed) -> None:
+    """A group may be carried first and consumed later: its most final outcome counts."""
+    held = consumed.get(entry.submission, [])
+    longest = max(len(held), len(entry.outcomes))
+    consumed[entry.submission] = [
+        max(
+            [*held[group : group + 1], *entry.outcomes[group : group + 1]],
+            key=_FINALITY.__getitem__,
+        )
+        for group in range(longest)
+    ]
+
+
+def _newest(
+    held: dict[str, Envelope],
+    entry: Evicted | Reinstated,
+    run: str,
+    signer: str,
+    message_type: type[Eviction] | type[Reinstatement],
+) -> None:
+    """Keep the newest signed word about each peer; what is not signed as it must be is nothing."""
+    try:
+        envelope = open_envelope(entry.envelope)
+    except Dropped:
+        return
+    message = envelope.message
+    if not isinstance(message, message_type) or message.peer != entry.peer:
+        return
+    if envelope.sender != signer or envelope.body.run != run:
+        return
+    old = held.get(entry.peer)
+    if old is None or _moment(old) < _moment(envelope):
+        held[entry.peer] = envelope
+
+
+def _moment(envelope: Envelope) -> tuple[int, bytes]:
+    return (envelope.body.issued_ms, envelope.digest)
+
+
+def _in_force(
+    evictions: Mapping[str, Envelope], reinstatements: Mapping[str, Envelope]
+) -> dict[str, Eviction]:
+    in_force: dict[str, Eviction] = {}
+    for peer, envelope in sorted(evictions.items()):
+        back = reinstatements.get(peer)
+        if back is None or back.body.issued_ms <= envelope.body.issued_ms:
+            assert isinstance(envelope.message, Eviction)
+            in_force[peer] = envelope.message
+    return in_force

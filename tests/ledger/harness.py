@@ -1,0 +1,156 @@
+"""Whole trusted peers in one process, in virtual time: real nodes over the memory network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from swarm.envelope import Sequencer
+from swarm.events import Event, Events
+from swarm.gossip import RUN, WORK
+from swarm.identity import Identity
+from swarm.kademlia.dht import Kademlia
+from swarm.messages import Verdict
+from swarm.node import Node, RunNode, StoredSequence
+from swarm.run import Run, record_validators
+from swarm.settings import PeerSettings
+from swarm.transport.memory import MemoryNetwork
+from swarm.trusted import TrustedPart
+from swarm.world.disk import LocalDatabase, LocalDisk
+from tests.network.harness import VirtualWorld, identity, manifest, sealed, sealed_manifest
+
+__all__ = ["Peer", "Swarm", "identity", "in_virtual_time", "manifest", "sealed", "verdict_at"]
+
+OWNER, TRAINER, ALICE, BOB, WORKER = (identity(number) for number in range(1, 6))
+
+
+class InlineDatabase(LocalDatabase):
+    """Transactions in place: virtual time must not jump while a thread works."""
+
+    async def transact(self, function):
+        await trio.lowlevel.checkpoint()
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = function(self._connection)
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+        return result
+
+
+class InlineDisk(LocalDisk):
+    def database(self, path: str) -> InlineDatabase:
+        return InlineDatabase(self.local_path(path))
+
+
+class Peer:
+    """A running peer of the run."""
+
+    def __init__(self, node: Node, run_node: RunNode, seen: list[Event]) -> None:
+        self.node = node
+        self.run_node = run_node
+        self.seen = seen
+
+    @property
+    def trusted(self) -> TrustedPart:
+        assert self.run_node._trusted is not None
+        return self.run_node._trusted
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait in virtual time; fails naming `what` after a minute of it."""
+        with trio.move_on_after(60):
+            while not holds():  # noqa: ASYNC110 (virtual time)
+                await trio.sleep(0.1)
+        assert holds(), what
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event.fields for event in self.seen if event.name == name]
+
+
+class Swarm:
+    """A run with a trainer and two validators; peers come and go, their homes stay."""
+
+    def __init__(self, folder: Path, trainers: Sequence[Identity] = (TRAINER,)) -> None:
+        self.folder = folder
+        self.network = MemoryNetwork(latency_seconds=0.005)
+        self.manifest = sealed_manifest(OWNER, manifest(trainers, [ALICE, BOB]))
+        self.run = Run(self.manifest).id
+        self._addresses: dict[str, Sequence[str]] = {}
+
+    @asynccontextmanager
+    async def peer(self, key: Identity) -> AsyncIterator[Peer]:
+        """A peer inside this block, connected to everybody who is there."""
+        home = self.folder / key.peer_id
+        world = VirtualWorld(int.from_bytes(key.seed, "big"))
+        disk = InlineDisk(home)
+        database = disk.database("peer.sqlite")
+        await database.transact(
+            lambda c: c.execute(
+                "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER)"
+            )
+        )
+        events = Events(world, key.peer_id)
+        seen: list[Event] = []
+        events.add_sink(seen.append)
+        async with (
+            self.network.transport(key, world=world, disk=disk) as transport,
+            trio.open_nursery() as nursery,
+        ):
+            dht = Kademlia(transport, world, record_validators(world.wall_time))
+            await nursery.start(dht.run)
+            node = Node(
+                identity=key,
+                world=world,
+                disk=disk,
+                compute=None,
+                transport=transport,
+                dht=dht,
+                events=events,
+                settings=PeerSettings(role=["observer"]),
+                database=database,
+                sequencer=Sequencer(StoredSequence(database), world.wall_time),
+            )
+            for peer in sorted(self._addresses):
+                await transport.connect(peer, self._addresses[peer])
+            self._addresses[key.peer_id] = transport.addresses()
+            run_node = RunNode(node, Run(self.manifest), (RUN, WORK))
+            try:
+                async with run_node.joined():
+                    yield Peer(node, run_node, seen)
+            finally:
+                del self._addresses[key.peer_id]
+                database.close()
+            nursery.cancel_scope.cancel()
+
+
+def verdict_at(number: int, worker: Identity = WORKER, **changes: Any) -> Callable[[int], Verdict]:
+    """What a validator gives `append_verdict`: submission `number` of a worker, accepted."""
+
+    def make(index: int) -> Verdict:
+        return Verdict(
+            **{
+                "submission": number.to_bytes(32, "big"),
+                "size_bytes": 1000,
+                "worker": worker.peer_id,
+                "lineage": 0,
+                "step": 0,
+                "policy": 0,
+                "number": number,
+                "outcome": "accepted",
+                "rewards": [[1.0, 0.0], [0.0, 0.0]],
+                "log_index": index,
+                **changes,
+            }
+        )
+
+    return make
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

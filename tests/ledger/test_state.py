@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.identity import Identity
+from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Reinstated
+from swarm.ledger.state import LedgerState, Record, ledger_state
+from swarm.messages import Eviction, Reinstatement
+from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
+
+RUN = f"{OWNER.peer_id}/test"
+VALIDATORS = [ALICE.peer_id, BOB.peer_id]
+TRUSTED = [TRAINER.peer_id, *VALIDATORS]
+
+
+def state(logs: dict[str, list[Entry]], seed: int = 0) -> LedgerState:
+    records = [
+        Record(owner, index, entry)
+        for owner, entries in logs.items()
+        for index, entry in enumerate(entries)
+    ]
+    shuffled = records + records[: seed % 5]
+    random.Random(seed).shuffle(shuffled)
+    return ledger_state(shuffled, run=RUN, validators=VALIDATORS, trusted=TRUSTED)
+
+
+def judged(number: int, outcome: str = "accepted", **changes: Any) -> Judged:
+    refused = outcome == "refused"
+    return Judged(
+        **{
+            "submission": number.to_bytes(32, "big"),
+            "worker": WORKER.peer_id,
+            "lineage": 0,
+            "step": 0,
+            "policy": 0,
+            "number": number,
+            "outcome": outcome,
+            "groups": 0 if refused else 2,
+            "samples": 0 if refused else 16,
+            "rewards_digest": bytes(32),
+            "size_bytes": 100,
+            **changes,
+        }
+    )
+
+
+def consumed(number: int, *outcomes: Any, step: int = 0) -> Consumed:
+    return Consumed(step=step, submission=number.to_bytes(32, "big"), outcomes=list(outcomes))
+
+
+def evicted(by: Identity, peer: str, at: float) -> Evicted:
+    envelope = sealed(by, Eviction(peer=peer, reason="r"), RUN, at=at)
+    return Evicted(peer=peer, reason="r", envelope=envelope.raw)
+
+
+def reinstated(by: Identity, peer: str, at: float) -> Reinstated:
+    envelope = sealed(by, Reinstatement(peer=peer), RUN, at=at)
+    return Reinstated(peer=peer, envelope=envelope.raw)
+
+
+FIRST = (1).to_bytes(32, "big")
+FAULT = judged(1, "refused", failed="tokens", proven_fault=True)
+
+
+def test_the_first_in_rank_decides() -> None:
+    found = state({BOB.peer_id: [judged(1)], ALICE.peer_id: [judged(1, "refused")]})
+    assert found.judges[FIRST] == ALICE.peer_id
+    assert found.verdicts[FIRST].outcome == "refused"
+    assert not found.credits
+    assert found.totals[WORKER.peer_id].refused == 1
+
+
+def test_a_proven_fault_beats_an_acceptance() -> None:
+    found = state({ALICE.peer_id: [judged(1)], BOB.peer_id: [FAULT]})
+    assert found.verdicts[FIRST] == FAULT
+    assert not found.credits
+
+
+def test_what_was_trained_on_stays_accepted_and_credited() -> None:
+    logs = {
+        ALICE.peer_id: [FAULT],
+        BOB.peer_id: [judged(1)],
+        TRAINER.peer_id: [consumed(1, "consumed", "zero-advantage")],
+    }
+    found = state(logs)
+    assert found.judges[FIRST] == BOB.peer_id
+    assert found.credits[FIRST].groups == 2
+    assert found.totals[WORKER.peer_id].outcomes == {"consumed": 1, "zero-advantage": 1}
+
+
+def test_a_fault_still_counts_when_the_submission_only_went_stale() -> None:
+    logs = {
+        ALICE.peer_id: [judged(1)],
+        BOB.peer_id: [FAULT],
+        TRAINER.peer_id: [consumed(1, "stale", "stale")],
+    }
+    assert state(logs).verdicts[FIRST] == FAULT
+
+
+def test_all_four_outcomes_and_quarantine_are_credited() -> None:
+    outcomes = ["consumed", "zero-advantage", "stale", "carried"]
+    logs: dict[str, list[Entry]] = {
+        ALICE.peer_id: [judged(number) for number in range(4)] + [judged(4, "quarantined")],
+        TRAINER.peer_id: [consumed(n, outcome, outcome) for n, outcome in enumerate(outcomes)],
+    }
+    total = state(logs).totals[WORKER.peer_id]
+    assert (total.accepted, total.quarantined, total.groups, total.samples) == (4, 1, 10, 80)
+
+
+def test_a_submission_is_credited_once() -> None:
+    found = state({ALICE.peer_id: [judged(1), judged(1)], BOB.peer_id: [judged(1)]})
+    assert found.totals[WORKER.peer_id].groups == 2
+
+
+def test_a_carried_group_is_consumed_in_the_end() -> None:
+    logs = {
+        ALICE.peer_id: [judged(1)],
+        TRAINER.peer_id: [consumed(1, "carried", "consumed"), consumed(1, "consumed", "consumed")],
+    }
+    assert state(logs).consumed[FIRST] == ["consumed", "consumed"]
+
+
+def test_only_who_may_say_it_is_heard() -> None:
+    found = state(
+        {
+            WORKER.peer_id: [judged(1), evicted(WORKER, BOB.peer_id, 1)],
+            TRAINER.peer_id: [judged(2), evicted(ALICE, WORKER.peer_id, 1)],
+            ALICE.peer_id: [Evicted(peer=WORKER.peer_id, reason="", envelope=b"garbage")],
+        }
+    )
+    assert not found.verdicts
+    assert not found.evicted
+
+
+def test_the_owners_later_word_takes_a_peer_back() -> None:
+    peer = WORKER.peer_id
+    logs: dict[str, list[Entry]] = {ALICE.peer_id: [evicted(ALICE, peer, 10)]}
+    assert state(logs).evicted[peer].reason == "r"
+    logs[BOB.peer_id] = [reinstated(ALICE, peer, 20)]
+    assert peer in state(logs).evicted, "only the owner reinstates"
+    logs[BOB.peer_id] = [reinstated(OWNER, peer, 5)]
+    assert peer in state(logs).evicted, "an earlier word does not overrule a later eviction"
+    logs[BOB.peer_id] = [reinstated(OWNER, peer, 20)]
+    assert peer not in state(logs).evicted
+    logs[TRAINER.peer_id] = [evicted(TRAINER, peer, 30)]
+    assert peer in state(logs).evicted
+
+
+ENTRIES = st.one_of(
+    st.builds(
+        judged,
+        st.integers(0, 3),
+        st.sampled_from(["accepted", "refused", "quarantined"]),
+        proven_fault=st.booleans(),
+    ),
+    st.builds(
+        lambda number, outcomes: consumed(number, *outcomes),
+        st.integers(0, 3),
+        st.lists(st.sampled_from(["consumed", "stale", "carried"]), max_size=3),
+    ),
+    st.builds(evicted, st.just(ALICE), st.just(WORKER.peer_id), st.integers(0, 3)),
+    st.builds(reinstated, st.just(OWNER), st.just(WORKER.peer_id), st.integers(0, 3)),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(TRUSTED), st.lists(ENTRIES, max_size=6)), st.integers(1, 10**6)
+)
+def test_any_interleaving_gives_the_same_state(logs: dict[str, list[Entry]], seed: int) -> None:
+    calm, shuffled = state(logs, 0), state(logs, seed)
+    assert calm == shuffled
+    assert list(calm.credits) == list(shuffled.credits)
+    assert list(calm.totals) == list(shuffled.totals)
+    for submission in calm.credits:
+        assert calm.verdicts[submission].outcome != "refused"

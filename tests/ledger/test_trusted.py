@@ -1,0 +1,244 @@
+"""Trusted peers over the memory network: receipts, mirrors, crashes, lost disks, evictions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm.errors import PeerError, UserError
+from swarm.ledger.entries import Admitted, CheckpointPublished, Evicted, Judged, decode
+from swarm.ledger.log import Log
+from swarm.ledger.mirror import Fork, LogMirror
+from swarm.ledger.wire import fetch_ledger, receipts_of
+from swarm.messages import LogHead, Reinstatement
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    WORKER,
+    InlineDisk,
+    Peer,
+    Swarm,
+    identity,
+    in_virtual_time,
+    sealed,
+    verdict_at,
+)
+
+
+def entries_of(peer: Peer, owner: str) -> list[object]:
+    log = peer.trusted.log_of(owner)
+    assert log is not None
+    return [decode(raw) for raw in log.entries(0, 10_000)]
+
+
+def test_a_worker_can_prove_that_its_receipts_are_in_the_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
+            for number in range(70):
+                await alice.trusted.append_verdict(verdict_at(number))
+                await alice.trusted.append_verdict(verdict_at(1000 + number, BOB))
+            receipts = await receipts_of(worker.node, ALICE.peer_id, WORKER.peer_id)
+            assert [receipt.verdict.number for receipt in receipts] == list(range(70))
+            assert all(receipt.problem() is None for receipt in receipts)
+            assert all(receipt.verdict.worker == WORKER.peer_id for receipt in receipts)
+            fetched = await fetch_ledger(worker.node, ALICE.peer_id)
+            judged = [entry for entry in fetched.entries if isinstance(entry, Judged)]
+            assert len(judged) == 140
+            assert judged[0].groups == 2
+            assert judged[0].samples == 4
+            assert isinstance(fetched.head.message, LogHead)
+            assert fetched.head.message.size == len(fetched.entries)
+            with pytest.raises(PeerError, match="does not speak"):
+                await fetch_ledger(alice.node, WORKER.peer_id)
+
+    in_virtual_time(main)
+
+
+def test_verdicts_in_parallel_stand_at_the_index_they_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(alice.trusted.append_verdict, verdict_at(number))
+                nursery.start_soon(
+                    alice.trusted.append,
+                    [CheckpointPublished(lineage=0, step=number, manifest=bytes(32))],
+                )
+            await alice.until(lambda: len(alice.trusted.verdicts()) == 20, "20 verdicts")
+            entries = entries_of(alice, ALICE.peer_id)
+            for envelope in alice.trusted.verdicts():
+                entry = entries[envelope.message.log_index]
+                assert isinstance(entry, Judged)
+                assert entry.submission == envelope.message.submission
+
+    in_virtual_time(main)
+
+
+def test_trusted_peers_mirror_each_other_and_know_who_is_proven(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            for number in range(8):
+                assert not bob.trusted.proven(WORKER.peer_id)
+                await alice.trusted.append_verdict(verdict_at(number))
+            await bob.until(lambda: bob.trusted.proven(WORKER.peer_id), "bob knows the record")
+            assert entries_of(bob, ALICE.peer_id) == entries_of(alice, ALICE.peer_id)
+            assert not bob.events("ledger.forked")
+
+    in_virtual_time(main)
+
+
+def test_a_restarted_validator_goes_on_with_its_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(BOB) as bob:
+            async with swarm.peer(ALICE) as alice:
+                await alice.trusted.append_verdict(verdict_at(0))
+                await alice.trusted.evict(WORKER.peer_id, "x" * 900, b"", 1.0, 0.0)
+                await bob.until(
+                    lambda: len(entries_of(bob, ALICE.peer_id)) == 2, "bob mirrors alice"
+                )
+            async with swarm.peer(ALICE) as alice:
+                assert alice.run_node.run.evicted(WORKER.peer_id) is not None
+                assert [e.message.number for e in alice.trusted.verdicts()] == [0]
+                envelope = await alice.trusted.append_verdict(verdict_at(1, outcome="refused"))
+                assert envelope.message.log_index == 2
+                await bob.until(lambda: len(entries_of(bob, ALICE.peer_id)) == 3, "bob mirrors on")
+                assert not bob.events("ledger.forked")
+
+    in_virtual_time(main)
+
+
+def test_a_validator_that_lost_its_disk_takes_its_log_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(BOB) as bob:
+            async with swarm.peer(ALICE) as alice:
+                for number in range(600):
+                    await alice.trusted.append_verdict(verdict_at(number))
+                await bob.until(
+                    lambda: len(entries_of(bob, ALICE.peer_id)) == 600, "bob mirrors alice"
+                )
+            shutil.rmtree(tmp_path / ALICE.peer_id)
+            async with swarm.peer(ALICE) as alice:
+                envelope = await alice.trusted.append_verdict(verdict_at(600))
+                assert envelope.message.log_index == 600
+                assert alice.events("ledger.restored") == [{"entries": 600}]
+                await bob.until(
+                    lambda: len(entries_of(bob, ALICE.peer_id)) == 601, "bob mirrors on"
+                )
+                assert not bob.events("ledger.forked")
+
+    in_virtual_time(main)
+
+
+async def rewrite_log(swarm: Swarm, entries: int) -> None:
+    """Put another log in place of Alice's."""
+    home = swarm.folder / ALICE.peer_id
+    for file in home.glob("ledger.sqlite*"):
+        file.unlink()
+    database = InlineDisk(home).database("ledger.sqlite")
+    await LogMirror.create_tables(database)
+    await Log(database, ALICE.peer_id).append(
+        [Admitted(peer=BOB.peer_id, roles=["relay"]) for _ in range(entries)]
+    )
+    database.close()
+
+
+def test_a_rewritten_log_is_noticed_by_its_mirrors(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(BOB) as bob, swarm.peer(ALICE) as alice:
+            for number in range(3):
+                await alice.trusted.append_verdict(verdict_at(number))
+            before = entries_of(alice, ALICE.peer_id)
+            await bob.until(lambda: len(entries_of(bob, ALICE.peer_id)) == 3, "bob mirrors alice")
+        await rewrite_log(swarm, 5)
+        async with swarm.peer(ALICE), swarm.peer(BOB) as bob:
+            await bob.until(lambda: bool(bob.events("ledger.forked")), "bob sees the fork")
+            fork = bob.events("ledger.forked")[0]
+            assert fork["owner"] == ALICE.peer_id
+            assert "forked" in fork["reason"]
+            assert entries_of(bob, ALICE.peer_id) == before
+
+    in_virtual_time(main)
+
+
+def test_a_peer_whose_own_log_was_rewritten_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(BOB) as bob:
+            async with swarm.peer(ALICE) as alice:
+                for number in range(3):
+                    await alice.trusted.append_verdict(verdict_at(number))
+                await bob.until(
+                    lambda: len(entries_of(bob, ALICE.peer_id)) == 3, "bob mirrors alice"
+                )
+            for size in (2, 3, 5):
+                await rewrite_log(swarm, size)
+                with pytest.RaisesGroup(Fork, flatten_subgroups=True):
+                    async with swarm.peer(ALICE):
+                        await trio.sleep(30)
+
+    in_virtual_time(main)
+
+
+def test_evictions_spread_and_only_the_owner_takes_them_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            evil = identity(77)
+            await alice.trusted.evict(evil.peer_id, "copied rollouts", b"\x01" * 32, 3.0, 0.0)
+            await bob.until(
+                lambda: bob.run_node.run.evicted(evil.peer_id) is not None, "bob hears of it"
+            )
+            entry = entries_of(alice, ALICE.peer_id)[-1]
+            assert isinstance(entry, Evicted)
+            assert entry.peer == evil.peer_id
+            await trio.sleep(1)
+            pardon = sealed(
+                OWNER,
+                Reinstatement(peer=evil.peer_id, reason="a mistake"),
+                swarm.run,
+                at=trio.current_time(),
+            )
+            bob.run_node.gossip.publish(pardon)
+            await alice.until(
+                lambda: alice.run_node.run.evicted(evil.peer_id) is None, "alice hears of it"
+            )
+        async with swarm.peer(ALICE) as alice:
+            assert alice.run_node.run.evicted(evil.peer_id) is None
+
+    in_virtual_time(main)
+
+
+def test_admissions_are_logged(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER):
+            assert Admitted(peer=WORKER.peer_id, roles=["observer"]) in entries_of(
+                alice, ALICE.peer_id
+            )
+
+    in_virtual_time(main)
+
+
+def test_a_peer_the_manifest_does_not_name_has_no_trusted_part(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
+            assert alice.run_node.trusted_part("validator") is alice.trusted
+            with pytest.raises(UserError, match=f"{WORKER.peer_id} as a validator"):
+                worker.run_node.trusted_part("validator")
+            with pytest.raises(UserError, match=f"{ALICE.peer_id} as a trainer"):
+                alice.run_node.trusted_part("trainer")
+        async with swarm.peer(TRAINER) as trainer:
+            assert trainer.run_node.trusted_part("trainer") is trainer.trusted
+
+    in_virtual_time(main)
