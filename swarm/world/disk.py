@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import shutil
 import sqlite3
@@ -62,7 +63,9 @@ class LocalSink:
                 f"{self._path}: more than the {self.size_bytes} bytes announced arrived"
             )
         if self._descriptor is None:
-            self._descriptor = self._disk.open_for_writing(self._path)
+            self._descriptor = self._disk.open_for_writing(
+                self._path, self._offset + self.size_bytes
+            )
         view = memoryview(data)
         self._hasher.update(view)
         while view:
@@ -99,6 +102,7 @@ class LocalDatabase:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
@@ -115,10 +119,16 @@ class LocalDatabase:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 result = function(self._connection)
-            except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:  # on a full disk SQLite rolls back by itself
+                    self._connection.execute("ROLLBACK")
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                    raise DiskFullError(
+                        f"{self._path} cannot grow, the disk is full; free some space, or choose "
+                        "a --home on a larger disk"
+                    ) from error
                 raise
-            self._connection.execute("COMMIT")
             return result
 
         # A thread, because COMMIT waits for the disk; shielded, because a transaction that has
@@ -140,6 +150,8 @@ class LocalDisk:
         self._root = root.absolute()
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._quota_bytes = quota_bytes
+        self._asides = itertools.count()
+        """Two writes of one file at once must not share what they write aside."""
 
     def local_path(self, path: str) -> Path:
         """The file or folder on this machine; raises `ValueError` for a path out of the home."""
@@ -165,14 +177,19 @@ class LocalDisk:
         local = self.local_path(path)
         self._check_room(path, len(data))
 
+        aside = local.with_name(f"{local.name}.{next(self._asides)}.aside")
+
         def write() -> None:
-            local.parent.mkdir(parents=True, exist_ok=True)
-            aside = local.with_name(local.name + ".aside")
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.rename(local)
+            _make_folder(local.parent)
+            try:
+                with aside.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                aside.rename(local)
+            except BaseException:
+                aside.unlink(missing_ok=True)
+                raise
             _sync_folder(local.parent)
 
         try:
@@ -181,10 +198,7 @@ class LocalDisk:
             raise self.full_error(error, path, len(data)) from error
 
     async def allocate(self, path: str, size_bytes: int) -> None:
-        local = self.local_path(path)
-        held = local.stat().st_size if local.exists() else 0
-        self._check_room(path, size_bytes - held)
-        descriptor = self.open_for_writing(path)
+        descriptor = self.open_for_writing(path, size_bytes)
         try:
             os.ftruncate(descriptor, size_bytes)
         except OSError as error:
@@ -193,14 +207,16 @@ class LocalDisk:
             os.close(descriptor)
 
     def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
-        self._check_room(path, 0)
+        self.local_path(path)  # refuse a bad path now, not at the first byte
         return LocalSink(self, path, offset, size_bytes)
 
-    def open_for_writing(self, path: str) -> int:
-        """A descriptor of the file, made with its folders if it is not there."""
+    def open_for_writing(self, path: str, size_bytes: int) -> int:
+        """A descriptor of a file that is to have `size_bytes`, made if it is not there."""
         local = self.local_path(path)
+        held = local.stat().st_size if local.exists() else 0
+        self._check_room(path, size_bytes - held)
         try:
-            local.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(local.parent)
             return os.open(local, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self.full_error(error, path, 0) from error
@@ -245,7 +261,7 @@ class LocalDisk:
 
     async def rename(self, old: str, new: str) -> None:
         target = self.local_path(new)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         self.local_path(old).rename(target)
 
     async def remove(self, path: str) -> None:
@@ -267,7 +283,7 @@ class LocalDisk:
 
     def database(self, path: str) -> Database:
         local = self.local_path(path)
-        local.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(local.parent)
         return LocalDatabase(local)
 
     # --- room --------------------------------------------------------------------------------
@@ -320,6 +336,16 @@ def _blocks(local: Path, offset: int, size_bytes: int) -> Any:
                 return
             left -= len(block)
             yield block
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it; a power cut afterwards does not take them away."""
+    if folder.is_dir():
+        return
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        _sync_folder(place.parent)
 
 
 def _sync_file(path: Path) -> None:

@@ -1,0 +1,173 @@
+"""What a ledger server and its client do with peers that lie, flood or fall silent."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from swarm import defaults
+from swarm.errors import DeadlineError, PeerError
+from swarm.identity import Identity
+from swarm.ledger import wire
+from swarm.ledger.entries import Evicted
+from swarm.ledger.wire import PROTOCOL, fetch_ledger, open_ledger, receipts_of
+from swarm.messages import LogHead
+from swarm.transport import Stream
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    WORKER,
+    Swarm,
+    identity,
+    in_virtual_time,
+    sealed,
+    verdict_at,
+)
+
+ROOT = bytes(32)
+
+
+async def say(swarm: Swarm, reply: Callable[[bytes], Awaitable[bytes]], ask: str) -> None:
+    """Have the worker ask `ask` of a server (Carol) that answers with `reply`."""
+    carol = identity(50)
+
+    async def serve(stream: Stream) -> None:
+        while (raw := await stream.receive()) is not None:
+            await stream.send(await reply(raw))
+
+    async with swarm.peer(ALICE), swarm.peer(carol) as server, swarm.peer(WORKER) as worker:
+        server.node.transport.serve(PROTOCOL, serve)
+        if ask == "fetch":
+            await fetch_ledger(worker.node, carol.peer_id)
+        else:
+            await receipts_of(worker.node, carol.peer_id, WORKER.peer_id)
+
+
+def answers(*replies: object) -> Callable[[bytes], Awaitable[bytes]]:
+    left = [
+        reply if isinstance(reply, bytes) else msgspec.msgpack.encode(reply) for reply in replies
+    ]
+
+    async def reply(_raw: bytes) -> bytes:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return reply
+
+
+def head(size: int, key: Identity | None = None) -> wire.Head:
+    return wire.Head(sealed(key or identity(50), LogHead(size=size, root=ROOT), "r").raw)
+
+
+@pytest.mark.parametrize(
+    ("replies", "complaint"),
+    [
+        ((b"\xc1",), "malformed"),
+        ((wire.Proof([]),), "another kind"),
+        ((wire.Refusal("no"),), "refused a ledger request: no"),
+        ((wire.Head(b""),), "keeps no ledger"),
+        ((wire.Head(b"x" * 100),), "invalid log head"),
+        ((head(3, BOB),), "something else than the head"),
+        ((head(2**40),), "too many"),
+        ((head(3), wire.Entries([])), "sent 0 log entries"),
+        ((head(1), wire.Entries([b"a", b"b"])), "sent 2 log entries"),
+        ((head(1), wire.Entries([b"junk"])), "malformed log entry"),
+    ],
+)
+def test_a_client_believes_no_liar(tmp_path: Path, replies: tuple, complaint: str) -> None:
+    with pytest.raises(PeerError, match=complaint):
+        in_virtual_time(lambda: unwrapped(say(Swarm(tmp_path), answers(*replies), "fetch")))
+
+
+def test_a_client_does_not_wait_for_ever(tmp_path: Path) -> None:
+    async def reply(_raw: bytes) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    with pytest.raises(DeadlineError, match="within 10 s"):
+        in_virtual_time(lambda: unwrapped(say(Swarm(tmp_path), reply, "fetch")))
+
+
+def test_receipts_that_never_advance_end(tmp_path: Path) -> None:
+    item = wire.LoggedVerdict(0, b"", head(1).envelope)
+    with pytest.raises(PeerError, match="bad receipt for entry 0"):
+        in_virtual_time(
+            lambda: unwrapped(
+                say(Swarm(tmp_path), answers(head(2), wire.Verdicts([item]), wire.Proof([])), "r")
+            )
+        )
+    late = wire.LoggedVerdict(5, b"", b"")
+    in_virtual_time(
+        lambda: unwrapped(say(Swarm(tmp_path / "2"), answers(head(2), wire.Verdicts([late])), "r"))
+    )
+
+
+async def unwrapped(coroutine: Awaitable[None]) -> None:
+    """The single error inside the nurseries' groups."""
+    try:
+        await coroutine
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            (error,) = error.exceptions
+        raise error from None
+
+
+def test_a_receipt_that_was_tampered_with_proves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            for number in range(3):
+                await alice.trusted.append_verdict(verdict_at(number))
+                await bob.trusted.append_verdict(verdict_at(number))
+            good, other, _ = await receipts_of(alice.node, ALICE.peer_id, WORKER.peer_id)
+            theirs = (await receipts_of(alice.node, BOB.peer_id, WORKER.peer_id))[0]
+        assert good.problem() is None
+        assert "different peers" in (dataclasses.replace(good, head=theirs.head).problem() or "")
+        assert "something else" in (dataclasses.replace(good, entry=other.entry).problem() or "")
+        assert "malformed" in (dataclasses.replace(good, entry=b"\x00").problem() or "")
+        assert "names log index" in (dataclasses.replace(good, index=other.index).problem() or "")
+        assert "proof" in (dataclasses.replace(good, proof=other.proof).problem() or "")
+        swapped = dataclasses.replace(good, head=good.envelope)
+        assert "not a verdict with a log head" in (swapped.problem() or "")
+
+    in_virtual_time(main)
+
+
+def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
+            await alice.trusted.append(
+                [Evicted(peer=BOB.peer_id, reason="", envelope=bytes(60_000)) for _ in range(30)]
+            )
+            async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
+                assert len(await client.entries(ALICE.peer_id, 0, 2)) == 2
+                many = await client.entries(ALICE.peer_id, 0, 1_000_000)
+                assert 1 < len(many) < 30
+                assert sum(map(len, many)) <= defaults.LEDGER_ANSWER_BYTES_MAX
+                assert await client.head("nobody") is None
+                for ask, complaint in (
+                    (lambda: client.entries("nobody", 0, 1), "no log of nobody"),
+                    (lambda: client.entries(ALICE.peer_id, 10**6, 1), "sent 0"),
+                    (lambda: client.inclusion(ALICE.peer_id, 0, 10**6), "entries, not"),
+                    (lambda: client.inclusion(ALICE.peer_id, 9, 3), "no leaf 9"),
+                    (lambda: client.consistency(ALICE.peer_id, 9, 3), "does not extend"),
+                ):
+                    with pytest.raises(PeerError, match=complaint):
+                        await ask()
+            stream = await worker.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
+            for nonsense in (b"\x00", msgspec.msgpack.encode(["entries", "x", 0, 10**9])):
+                await stream.send(nonsense)
+                reply = msgspec.msgpack.decode(await stream.receive())
+                assert reply[0] == "refused"
+            # A client that falls silent is let go.
+            with trio.fail_after(2 * defaults.LEDGER_REQUEST_SECONDS):
+                assert await stream.receive() is None
+            await stream.reset()
+
+    in_virtual_time(main)
