@@ -1,0 +1,157 @@
+"""What the inference peer's child process makes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import blake3
+import pytest
+import torch
+
+from peers.environments import Renderer, load
+from peers.inference.engine_service import EngineService
+from peers.policy import demo
+from peers.proofs.format import PROOF_BYTES, check_format, split
+from swarm import seeds
+from swarm.errors import UserError
+from swarm.identity import Identity
+from swarm.submissions import ReadLimits, Submission, read
+
+torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
+
+LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    demo.make_policy(folder, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(policy: Path) -> Iterator[EngineService]:
+    service = EngineService()
+    service.load(str(policy), 4)
+    yield service
+
+
+def facts(path: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "run": "owner/run",
+        "lineage": 0,
+        "step": 6,
+        "policy": 4,
+        "nonce": bytes(32),
+        "worker": Identity(bytes(32)).peer_id,
+        "number": 2,
+        "groups": 3,
+        "group_size": 4,
+        "environment": "sort-digits",
+        "environment_version": "1",
+        "temperature": 1.0,
+        "max_new_tokens": 40,
+        "stop_ids": [2],
+        "path": str(path),
+    } | changes
+
+
+def made(service: EngineService, path: Path, **changes: Any) -> tuple[dict[str, Any], Submission]:
+    result = service.generate(**facts(path, **changes))
+    return result, read(path, LIMITS)
+
+
+def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_path: Path) -> None:
+    result, submission = made(service, tmp_path / "file")
+    raw = (tmp_path / "file").read_bytes()
+    assert result["digest"] == blake3.blake3(raw).digest()
+    assert result["size_bytes"] == len(raw)
+    rollouts = submission.rollouts
+    assert result["groups"] == 3
+    assert result["tokens"] == len(rollouts.completion_tokens)
+    assert rollouts.group.tolist() == [row // 4 for row in range(12)]
+    assert rollouts.sample.tolist() == [row % 4 for row in range(12)]
+    header = submission.header
+    assert (header.step, header.policy, header.number, header.engine) == (6, 4, 2, "native")
+    assert (header.temperature, header.max_new_tokens, header.stop_ids) == (1.0, 40, [2])
+    environment, renderer = load("sort-digits", "1"), Renderer(policy)
+    seed = seeds.submission_seed(header.run, bytes(32), header.worker, header.number)
+    for row in range(12):
+        task = environment.task(seeds.task_seed(seed, row // 4))
+        assert rollouts.prompt(row) == renderer.encode_prompt(task.prompt)
+        length = len(rollouts.completion(row))
+        check_format(split(rollouts.proof(row)), length)
+        assert (rollouts.completion(row)[-1] == 2) or length == 40
+    finished = sum(rollouts.completion(row)[-1] == 2 for row in range(12)) / 12
+    assert result["finished_share"] == finished
+    assert (rollouts.log_probabilities < 0).all()
+    assert len(rollouts.proofs) > 12 * PROOF_BYTES  # completions of 40 tokens have two proofs
+
+
+def test_the_same_order_gives_the_same_file(service: EngineService, tmp_path: Path) -> None:
+    first, _ = made(service, tmp_path / "a")
+    again, _ = made(service, tmp_path / "b")
+    other, _ = made(service, tmp_path / "c", number=3)
+    assert first["digest"] == again["digest"] != other["digest"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"number": 3}, {"nonce": bytes([1] * 32)}, {"worker": Identity(b"1" * 32).peer_id}]
+)
+def test_nothing_of_it_is_the_workers_choice(
+    service: EngineService, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    _, mine = made(service, tmp_path / "a", max_new_tokens=4)
+    _, other = made(service, tmp_path / "b", max_new_tokens=4, **change)
+    assert mine.rollouts.prompt(0) != other.rollouts.prompt(0)
+    assert mine.rollouts.completion(0) != other.rollouts.completion(0)
+
+
+def test_only_the_loaded_policy_generates(policy: Path, tmp_path: Path) -> None:
+    service = EngineService()
+    with pytest.raises(ValueError, match="policy 4 is wanted"):
+        service.generate(**facts(tmp_path / "file"))
+    service.load(str(policy), 4)
+    with pytest.raises(ValueError, match="policy 5 is wanted"):
+        service.generate(**facts(tmp_path / "file", policy=5))
+    with pytest.raises(UserError):
+        service.load(str(tmp_path), 5)
+    with pytest.raises(ValueError, match="policy 4 is wanted"):  # a failed load leaves none
+        service.generate(**facts(tmp_path / "file"))
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_swapped_policy_generates_otherwise(policy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    demo.make_policy(other, seed=2)
+    service = EngineService()
+    service.load(str(policy), 4)
+    _, before = made(service, tmp_path / "a")
+    service.load(str(other), 5)
+    _, after = made(service, tmp_path / "b", policy=5)
+    assert before.rollouts.completion(0) != after.rollouts.completion(0)
+    service.load(str(policy), 4)
+    _, back = made(service, tmp_path / "c")
+    assert back.rollouts.to_bytes() == before.rollouts.to_bytes()
+
+
+def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(policy, copy)
+    honest, cheat = EngineService(), EngineService(alter_weights=0.5)
+    honest.load(str(copy), 4)
+    cheat.load(str(copy), 4)
+    _, mine = made(honest, tmp_path / "a")
+    _, altered = made(cheat, tmp_path / "b")
+    assert mine.rollouts.prompt(0) == altered.rollouts.prompt(0)
+    assert mine.rollouts.proof(0) != altered.rollouts.proof(0)
+    for path in policy.iterdir():
+        assert (copy / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not installed"):
+        service.generate(**facts(tmp_path / "file", environment="chess"))

@@ -1,0 +1,237 @@
+"""From the engine to the verdict: honest work is accepted, each way of cheating refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from peers.inference.engine_service import EngineService
+from peers.policy import demo
+from peers.policy.native import NativeEngine
+from peers.policy.sampling import gumbel_noise
+from peers.proofs import toploc
+from peers.validator.prefill import PrefillService
+from peers.validator.statistics import binomial_tail
+from swarm.seeds import noise_key
+from swarm.submissions import Header, Rollouts
+from tests.validator.conftest import STOP_IDS, THRESHOLDS, Stage
+
+Choose = Callable[[Tensor, Tensor], int]
+"""(logits / T [vocabulary], noise [rows, vocabulary] of this position) → the token to take."""
+
+
+def forge(stage: Stage, rollouts: Rollouts, choose: Callable[[int], Choose]) -> Rollouts:
+    """Rollouts of a cheat who has the right policy and proves honestly what he generated, but
+    draws row r's tokens by `choose(r)`."""
+    engine, key = NativeEngine(stage.policy), noise_key(stage.seed())
+    all_rows = torch.arange(len(rollouts))
+    completions, proofs = [], []
+    for row in range(len(rollouts)):
+        prompt, tokens = rollouts.prompt(row), list[int]()
+        while len(tokens) < 8 and not (tokens and tokens[-1] in STOP_IDS):
+            logits = engine.prefill([prompt], [[*tokens, 0]]).logits[0][-1]
+            noise = gumbel_noise(key, all_rows, torch.tensor(len(tokens)), engine.vocabulary_size)
+            tokens.append(choose(row)(logits, noise))
+        prefill = engine.prefill([prompt], [tokens])
+        chunks = toploc.chunk_rows(prefill.prompt_hidden[0], prefill.hidden[0])
+        completions.append(tokens)
+        proofs.append(b"".join(toploc.build(chunks)))
+    return Rollouts.from_lists(
+        group=rollouts.group.tolist(),
+        sample=rollouts.sample.tolist(),
+        target_length=rollouts.target_length.tolist(),
+        prompts=[rollouts.prompt(row) for row in range(len(rollouts))],
+        completions=completions,
+        log_probabilities=[[-1.0] * len(tokens) for tokens in completions],
+        proofs=proofs,
+    )
+
+
+def judge(stage: Stage, header: Header, rollouts: Rollouts) -> dict[str, object]:
+    inspected = stage.inspect(header, rollouts)
+    assert inspected["failed"] == ""
+    return stage.judge()
+
+
+def test_honest_work_is_accepted_without_a_mismatch(stage: Stage) -> None:
+    for number in range(5):
+        header, rollouts = stage.generate(number=number)
+        assert stage.inspect(header, rollouts, number=number)["failed"] == ""
+        judged = stage.judge(number=number)
+        assert judged["failed"] == ""
+        assert judged["chunks_passed"] == judged["chunks"] == 16
+        assert judged["mismatches"] == 0
+        assert judged["positions"] == judged["tokens"] == len(rollouts.completion_tokens)
+        assert judged["margin_max"] < 1e-4
+        assert all(passed for _, _, _, passed in judged["checks"])
+
+
+def test_a_subset_of_the_rows_is_judged_by_its_own_noise(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    assert stage.inspect(header, rollouts)["failed"] == ""
+    judged = stage.judge(rows=[3, 14])
+    assert judged["failed"] == ""
+    assert judged["tokens"] == len(rollouts.completion(3)) + len(rollouts.completion(14))
+
+
+def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
+    """So what the next tests find is what they changed."""
+    header, rollouts = stage.generate()
+
+    def honest(row: int) -> Choose:
+        return lambda logits, noise: int((logits + noise[row]).argmax())
+
+    forged = forge(stage, rollouts, honest)
+    assert [forged.completion(row) for row in range(16)] == [
+        rollouts.completion(row) for row in range(16)
+    ]
+    assert judge(stage, header, forged)["failed"] == ""
+
+
+@pytest.mark.parametrize("size", [0.02, 0.05, 0.2])
+def test_altered_weights_are_refused_at_once(stage: Stage, size: float) -> None:
+    cheat = EngineService(alter_weights=size)
+    cheat.load(str(stage.policy), 1)
+    path = stage.folder / "cheated"
+    for number in range(3):
+        cheat.generate(path=str(path), **stage.facts(number=number))
+        inspected = stage.inspect_bytes(path.read_bytes(), number=number)
+        assert inspected["failed"] == ""
+        judged = stage.judge(number=number)
+        assert judged["failed"] == "proofs"
+        assert not judged["proven_fault"]
+        assert "activations" in judged["detail"]
+
+
+def test_another_policys_rollouts_are_refused(stage: Stage, tmp_path: Path) -> None:
+    demo.make_policy(tmp_path, seed=2)
+    other = EngineService()
+    other.load(str(tmp_path), 1)
+    path = stage.folder / "other"
+    other.generate(path=str(path), **stage.facts())
+    assert stage.inspect_bytes(path.read_bytes())["failed"] == ""
+    assert stage.judge()["failed"] == "proofs"
+
+
+def test_greedy_decoding_is_refused(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    forged = forge(stage, rollouts, lambda _: lambda logits, _noise: int(logits.argmax()))
+    judged = judge(stage, header, forged)
+    assert judged["chunks_passed"] == judged["chunks"]
+    assert judged["failed"] == "sampling"
+
+
+def test_best_of_n_by_other_noise_is_refused(stage: Stage) -> None:
+    """Samples of a group exchanged: what a cheat does who sorts or selects them by reward."""
+    header, rollouts = stage.generate()
+
+    def exchanged(row: int) -> Choose:
+        source = {0: 1, 1: 0}.get(row, row)
+        return lambda logits, noise: int((logits + noise[source]).argmax())
+
+    forged = forge(stage, rollouts, exchanged)
+    assert forged.completion(0) == rollouts.completion(1)
+    judged = judge(stage, header, forged)
+    assert judged["chunks_passed"] == judged["chunks"]
+    assert judged["failed"] == "sampling"
+
+
+def test_suppressed_stop_tokens_are_refused(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+
+    def endless(row: int) -> Choose:
+        def choose(logits: Tensor, noise: Tensor) -> int:
+            perturbed = logits + noise[row]
+            perturbed[STOP_IDS] = -torch.inf
+            return int(perturbed.argmax())
+
+        return choose
+
+    forged = forge(stage, rollouts, endless)
+    assert len(forged.completion_tokens) == 8 * 16
+    judged = judge(stage, header, forged)
+    assert judged["chunks_passed"] == judged["chunks"]
+    assert judged["failed"] == "sampling"
+    stopped = sum(rollouts.completion(row)[-1] in STOP_IDS for row in range(16))
+    assert judged["mismatches"] >= stopped > 0  # one or more for each ending that was suppressed
+
+
+def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
+    """No activation depends on the last token, so only sampling can show it."""
+    header, rollouts = stage.generate()
+    lengths = rollouts.completion_offsets[1:] - rollouts.completion_offsets[:-1]
+    row = int((lengths == 8).argmax())
+    last = rollouts.completion_offsets[row + 1] - 1
+    judged = {}
+    for token in range(4, 40):  # none of them stops
+        tokens = rollouts.completion_tokens.copy()
+        if tokens[last] in STOP_IDS or tokens[last] == token:
+            continue
+        tokens[last] = token
+        swapped = Rollouts(**{**vars(rollouts), "completion_tokens": tokens})
+        judged[token] = judge(stage, header, swapped)
+        assert judged[token]["chunks_passed"] == judged[token]["chunks"]
+        assert judged[token]["mismatches"] == 1
+    refused = [found for found in judged.values() if found["failed"]]
+    assert len(refused) > len(judged) * 0.6  # the rest cannot be told from rounding, one by one
+    assert any(found["failed"] == "sampling_bound" for found in refused) or all(
+        found["failed"] == "sampling" for found in refused
+    )
+
+
+def test_a_swapped_token_inside_breaks_the_proof(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    tokens = rollouts.completion_tokens.copy()
+    row = int(((rollouts.completion_offsets[1:] - rollouts.completion_offsets[:-1]) == 8).argmax())
+    first = rollouts.completion_offsets[row]
+    tokens[first] = 30 if tokens[first] != 30 else 31
+    swapped = Rollouts(**{**vars(rollouts), "completion_tokens": tokens})
+    assert judge(stage, header, swapped)["failed"] == "proofs"
+
+
+def test_random_proofs_are_refused(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    zero = toploc.PRIME.to_bytes(2, "big") + bytes(256)
+    forged = Rollouts(
+        **{
+            **vars(rollouts),
+            "proofs": torch.frombuffer(bytearray(zero * 16), dtype=torch.uint8).numpy(),
+        }
+    )
+    judged = judge(stage, header, forged)
+    assert (judged["failed"], judged["chunks_passed"]) == ("proofs", 0)
+
+
+def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None:
+    cheat = EngineService(alter_weights=0.2)
+    cheat.load(str(stage.policy), 1)
+    path = stage.folder / "cheated"
+    mismatches = positions = 0
+    for number in range(8):
+        cheat.generate(path=str(path), **stage.facts(number=number))
+        stage.inspect_bytes(path.read_bytes(), number=number)
+        judged = stage.judge(number=number)
+        mismatches += judged["mismatches"]
+        positions += judged["positions"]
+    rate, threshold = THRESHOLDS["honest_mismatch_rate"], THRESHOLDS["eviction_p_value"]
+    assert binomial_tail(mismatches, positions, rate) < threshold
+
+
+def test_prefill_keeps_the_last_policies(policy: Path) -> None:
+    prefill = PrefillService(policies_kept=2)
+    assert prefill.load(1, str(policy)) == {"policies": [1]}
+    assert prefill.load(2, str(policy)) == {"policies": [1, 2]}
+    assert prefill.load(3, str(policy)) == {"policies": [2, 3]}
+    with pytest.raises(ValueError, match="policy 1 is not loaded"):
+        prefill.judge("", 1, bytes(32), 1.0, THRESHOLDS)
+
+
+def test_figures_can_travel(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    stage.inspect(header, rollouts)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stage.judge()))["failed"] == ""

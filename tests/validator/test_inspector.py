@@ -1,0 +1,264 @@
+"""Exact checks: what the inspector finds without a policy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from swarm.errors import UserError
+from swarm.submissions import Header, Rollouts
+from tests.validator.conftest import STOP_IDS, Stage
+
+Lists = dict[str, Any]
+
+
+def lists_of(rollouts: Rollouts) -> Lists:
+    rows = range(len(rollouts))
+    return {
+        "group": rollouts.group.tolist(),
+        "sample": rollouts.sample.tolist(),
+        "target_length": rollouts.target_length.tolist(),
+        "prompts": [rollouts.prompt(row) for row in rows],
+        "completions": [rollouts.completion(row) for row in rows],
+        "log_probabilities": [rollouts.row_log_probabilities(row) for row in rows],
+        "proofs": [rollouts.proof(row) for row in rows],
+    }
+
+
+def changed(rollouts: Rollouts, change: Callable[[Lists], None]) -> Rollouts:
+    lists = lists_of(rollouts)
+    change(lists)
+    lists["log_probabilities"] = [[-1.0] * len(row) for row in lists["completions"]]
+    return Rollouts.from_lists(**lists)
+
+
+def test_an_honest_submission_passes(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    found = stage.inspect(header, rollouts)
+    assert found["failed"] == ""
+    assert [name for name, _, _, passed in found["checks"] if passed] == [
+        "schema",
+        "header",
+        "counts",
+        "prompts",
+        "tokens",
+        "ending",
+        "proof_format",
+    ]
+    assert not found["proven_fault"]
+    assert [len(group) for group in found["rewards"]] == [4] * 4
+    assert len(set(found["group_digests"])) == 4
+    assert found["tokens"] == len(rollouts.completion_tokens)
+    canonical = Rollouts.from_bytes((stage.folder / "canonical").read_bytes())
+    assert canonical.to_bytes() == rollouts.to_bytes()
+    lengths = np.diff(rollouts.completion_offsets)
+    assert lengths.min() < 8  # some stopped, some reached the limit: both endings are honest
+    assert lengths.max() == 8
+
+
+def test_rewards_are_the_environments_own(stage: Stage) -> None:
+    header, rollouts = stage.generate(stop_ids=[2])
+
+    def answer(lists: Lists) -> None:
+        digits = sorted(lists["prompts"][5][1:7])
+        lists["completions"][5] = [*digits, 2]
+        lists["completions"][6] = [*digits, 7, 7]  # did not stop in time
+
+    found = stage.inspect(header, changed(rollouts, answer), stop_ids=[2])
+    assert found["failed"] == ""
+    assert found["rewards"][1] == [0.0, 1.0, 0.0, 0.0]
+    assert sum(map(sum, found["rewards"])) == 1.0
+
+
+def _token_outside(lists: Lists) -> None:
+    lists["completions"][0][0] = 64
+
+
+def _token_negative(lists: Lists) -> None:
+    lists["completions"][0][0] = -1
+
+
+def _goes_on(lists: Lists) -> None:
+    lists["completions"][2] = [5, STOP_IDS[1], 5, 5, 5, 5, 5, 5]
+
+
+def _two_stops(lists: Lists) -> None:
+    lists["completions"][2] = [5, STOP_IDS[1], STOP_IDS[0]]
+
+
+def _stops_early(lists: Lists) -> None:
+    lists["completions"][2] = [5, 5, 5]
+
+
+def _too_long(lists: Lists) -> None:
+    lists["completions"][2] = [5] * 9
+
+
+def _stop_beyond_the_limit(lists: Lists) -> None:
+    lists["completions"][2] = [5] * 8 + STOP_IDS[:1]
+
+
+def _other_prompt(lists: Lists) -> None:
+    lists["prompts"][7][2] = 4 if lists["prompts"][7][2] != 4 else 5
+
+
+def _longer_prompt(lists: Lists) -> None:
+    lists["prompts"][7].append(4)
+
+
+def _target_length(lists: Lists) -> None:
+    lists["target_length"][1] = 4
+
+
+def _no_proof(lists: Lists) -> None:
+    lists["proofs"][3] = b""
+
+
+def _more_proofs(lists: Lists) -> None:
+    lists["proofs"][3] *= 2
+
+
+def _half_a_proof(lists: Lists) -> None:
+    lists["proofs"][3] = lists["proofs"][3][:-1]
+
+
+def _modulus_zero(lists: Lists) -> None:
+    lists["proofs"][3] = bytes(2) + lists["proofs"][3][2:]
+
+
+def _coefficient_too_large(lists: Lists) -> None:
+    lists["proofs"][3] = lists["proofs"][3][:-2] + b"\xff\xff"
+
+
+def _samples_swapped(lists: Lists) -> None:
+    lists["sample"][:2] = [1, 0]
+
+
+def _group_repeated(lists: Lists) -> None:
+    lists["group"][12:] = [2] * 4
+
+
+def _row_missing(lists: Lists) -> None:
+    for column in lists.values():
+        column.pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (_token_outside, "tokens"),
+        (_token_negative, "tokens"),
+        (_goes_on, "ending"),
+        (_two_stops, "ending"),
+        (_stops_early, "ending"),
+        (_too_long, "ending"),
+        (_stop_beyond_the_limit, "ending"),
+        (_other_prompt, "prompts"),
+        (_longer_prompt, "prompts"),
+        (_target_length, "prompts"),
+        (_no_proof, "proof_format"),
+        (_more_proofs, "proof_format"),
+        (_half_a_proof, "proof_format"),
+        (_modulus_zero, "proof_format"),
+        (_coefficient_too_large, "proof_format"),
+        (_samples_swapped, "counts"),
+        (_group_repeated, "counts"),
+        (_row_missing, "counts"),
+    ],
+)
+def test_an_exact_fault_is_named_and_proven(
+    stage: Stage, change: Callable[[Lists], None], check: str
+) -> None:
+    header, rollouts = stage.generate()
+    found = stage.inspect(header, changed(rollouts, change))
+    assert found["failed"] == check
+    assert found["proven_fault"]
+    assert found["detail"]
+    assert found["rewards"] == []
+    name, figure, threshold, passed = found["checks"][-1]
+    assert (name, passed) == (check, False)
+    assert figure != threshold
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"policy": 2},
+        {"step": 4},
+        {"lineage": 1},
+        {"number": 1},
+        {"run": "owner/other"},
+        {"temperature": 0.7},
+        {"max_new_tokens": 9},
+        {"stop_ids": [2]},
+        {"environment_version": "2"},
+    ],
+)
+def test_a_header_that_lies_is_a_proven_fault(stage: Stage, lie: dict[str, Any]) -> None:
+    header, rollouts = stage.generate()
+    found = stage.inspect(msgspec.structs.replace(header, **lie), rollouts)
+    assert (found["failed"], found["proven_fault"]) == ("header", True)
+    assert next(iter(lie)) in found["detail"]
+
+
+def test_another_seeds_submission_has_the_wrong_prompts(stage: Stage) -> None:
+    header, rollouts = stage.generate(number=1)
+    assert stage.inspect(header, rollouts, number=1)["failed"] == ""
+    pretending = msgspec.structs.replace(header, number=0)
+    assert stage.inspect(pretending, rollouts, number=0)["failed"] == "prompts"
+
+
+def test_fewer_groups_announced_are_a_prefix_of_the_seeds(stage: Stage) -> None:
+    header, rollouts = stage.generate(groups=2)
+    _, whole = stage.generate(groups=4)
+    assert rollouts.prompt(7) == whole.prompt(7)
+    assert stage.inspect(header, rollouts, groups=2)["failed"] == ""
+
+
+def test_bytes_that_are_no_parquet_are_a_proven_fault(stage: Stage) -> None:
+    found = stage.inspect_bytes(b"PAR1" * 100)
+    assert (found["failed"], found["proven_fault"]) == ("schema", True)
+
+
+def test_equal_groups_have_equal_digests_whoever_made_them(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    found = stage.inspect(header, rollouts)
+    assert stage.inspect(header, rollouts)["group_digests"] == found["group_digests"]
+
+    def one_token(lists: Lists) -> None:
+        completion = next(row for row in lists["completions"][:4] if len(row) > 1)
+        completion[0] = 5 if completion[0] != 5 else 6
+
+    other = stage.inspect(header, changed(rollouts, one_token))["group_digests"]
+    assert other[0] != found["group_digests"][0]
+    assert other[1:] == found["group_digests"][1:]
+
+
+def test_what_this_machine_lacks_is_no_fault_of_the_worker(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    with pytest.raises(UserError, match="not installed"):
+        stage.inspect(header, rollouts, environment="chess")
+    with pytest.raises(OSError, match="missing"):
+        stage.inspector.inspect(
+            path=str(stage.folder / "missing"),
+            out_path=str(stage.folder / "canonical"),
+            tokenizer_folder=str(stage.policy),
+            bytes_max=1 << 20,
+            **stage.facts(),
+        )
+
+
+def test_the_inspector_needs_no_torch() -> None:
+    code = "import sys, peers.validator.inspector; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_header_names_every_field_of_the_facts(stage: Stage) -> None:
+    facts = set(stage.facts()) - {"nonce", "groups", "group_size"}
+    assert facts | {"format", "engine"} == {field.name for field in msgspec.structs.fields(Header)}
