@@ -350,10 +350,15 @@ class Registrar:
         ]
 
     def _notice_silence(self) -> None:
-        for entry in self._own_view()[1:]:
-            if self._standing.get(entry.peer) != entry.standing:
-                self._standing[entry.peer] = entry.standing
-                self._events.emit(f"membership.peer_{entry.standing}", remote=entry.peer)
+        """Say which peers fell silent or came back: towards every trusted peer, not only this
+        one, since a member that found another in charge sends its heartbeats there."""
+        freshest = {entry.peer: entry for entry in self.present()}
+        for peer in sorted(self._heard):
+            entry = freshest[peer]
+            if self._standing.get(peer) != entry.standing:
+                self._standing[peer] = entry.standing
+                word = "returned" if entry.standing == "live" else entry.standing
+                self._events.emit(f"membership.peer_{word}", remote=peer)
             if entry.age_seconds > 10 * defaults.GONE_SECONDS:
-                del self._heard[entry.peer]
-                del self._standing[entry.peer]
+                del self._heard[peer]
+                del self._standing[peer]
