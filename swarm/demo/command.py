@@ -533,10 +533,11 @@ class _Plain:
             trained = state.trained[step]
             self._last_step = step
             left = state.seconds_left()
+            speed = state.tokens_per_second(trained.at)
             lines.append(
                 f"step {step + 1}/{state.steps_wanted} reward {trained.reward:.3f} "
                 f"gradient norm {trained.gradient_norm:.3g} groups {trained.groups} "
-                f"{state.tokens_per_second():,.0f} tokens/s accepted {state.counts['accepted']}"
+                f"{speed:,.0f} tokens/s accepted {state.counts['accepted']}"
                 + (f" · {readable_seconds(left)} left" if left is not None else "")
             )
         return lines

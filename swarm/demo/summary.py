@@ -12,8 +12,8 @@ from rich.text import Text
 from swarm.demo.state import SwarmState
 from swarm.demo.view import readable_bytes, readable_seconds
 
-REWARD_SMOOTHING = 0.9
-"""Weight of the past in the smooth line of the picture."""
+SMOOTHING_STEPS = 15
+"""Steps, half before and half after, whose mean is the smooth line of the picture."""
 
 
 def seconds_by_phase(state: SwarmState, now: float) -> dict[str, float]:
@@ -69,10 +69,9 @@ def draw_rewards(summary: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rewards: list[float] = summary["rewards"]
-    smooth: list[float] = []
-    for reward in rewards:
-        before = smooth[-1] if smooth else reward
-        smooth.append(REWARD_SMOOTHING * before + (1 - REWARD_SMOOTHING) * reward)
+    half = SMOOTHING_STEPS // 2
+    windows = [rewards[max(0, at - half) : at + half + 1] for at in range(len(rewards))]
+    smooth = [sum(window) / len(window) for window in windows]
     drawing = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = drawing.add_subplot()
     steps = range(1, len(rewards) + 1)

@@ -155,7 +155,7 @@ def _header(state: SwarmState, now: float, width: int) -> list[Text]:
     line.append(" " * max(2, width - len(line.plain) - len(right.plain) - 1))
     line.append_text(right)
 
-    speed = Text(f" {state.tokens_per_second():,.0f} tokens/s ", style="bold")
+    speed = Text(f" {state.tokens_per_second(now):,.0f} tokens/s ", style="bold")
     share = done / wanted if wanted else 0.0
     percent = f" {share:4.0%} "
     room = max(4, width - 2 - len(percent) - len(speed.plain))

@@ -102,6 +102,8 @@ def trained(state: SwarmState, steps: int, seed: int = 0) -> SwarmState:
             seconds=0.3,
             idle_seconds=0.1,
         )
+        for name in ("inference-1", "inference-2"):
+            say(state, name, "inference.submission_made", at, step=step, tokens=750)
         for name in ("inference-1", "inference-2", "trainer"):
             say(
                 state,

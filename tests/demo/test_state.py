@@ -24,7 +24,7 @@ def test_steps_rewards_and_time_left() -> None:
     assert state.step == 40
     assert [step for step, _ in state.rewards()] == list(range(40))
     assert state.seconds_left() == pytest.approx(60 * SECONDS_PER_STEP)
-    assert state.tokens_per_second() == 6000.0
+    assert state.tokens_per_second(TRAINING_SINCE + 40 * SECONDS_PER_STEP) == 3000.0
     assert state.phase == "training"
     assert state.marks == {"preparing": 0.0, "joining": 8.0, "training": TRAINING_SINCE}
 
