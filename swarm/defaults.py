@@ -440,6 +440,12 @@ CHILD_LAST_LINES = 20
 CHILD_GRACE_SECONDS = 2.0
 """A child has this long to end by itself before it is killed."""
 
+CHILD_KILLED_SECONDS = 30.0
+"""A killed child may take this long to give back its memory, a GPU's above all."""
+
+CHILD_LINES_PER_SECOND_MAX = 20
+"""Lines of a child's stderr passed on as events; of more, only the last are kept."""
+
 # --- validation ------------------------------------------------------------------------------
 
 DUPLICATE_GROUPS_MAX = 1 << 17

@@ -1,7 +1,13 @@
-"""Child processes on this machine: started, supervised, and never outliving their owner."""
+"""Child processes on this machine: started, supervised, and never outliving their owner.
+
+A child is reached over one socket and watched through a pidfd. It runs in a session of its own, so
+Ctrl-C in a terminal reaches its owner only, who ends it by closing the socket. The kernel kills it
+when its owner dies.
+"""
 
 from __future__ import annotations
 
+import abc
 import os
 import signal
 import socket
@@ -16,24 +22,21 @@ import msgspec
 import trio
 
 from swarm import defaults
-from swarm.errors import SwarmError
+from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.world import Child, ChildDied, ChildError
-from swarm.world.child import Assignment, encode
+from swarm.world.child import ONE_THREAD, Assignment, encode
 from swarm.world.fork_server import ENVIRONMENT
 
-_decoder = msgspec.msgpack.Decoder(tuple[bool, Any])
+_decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, Any] | tuple[str, str]])
+"""What a child may answer, which may have been taken over by a file that it parsed."""
 
 
-class _Process:
+class _Process(abc.ABC):
     """A started process: killed through a pidfd, so never another that got its number."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._pidfd = -1
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd = pidfd
 
     def kill(self) -> None:
         if self._pidfd >= 0:
@@ -41,12 +44,11 @@ class _Process:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self) -> None:
-        if self._pidfd >= 0:
-            await trio.lowlevel.wait_readable(self._pidfd)
+        await trio.lowlevel.wait_readable(self._pidfd)
 
+    @abc.abstractmethod
     async def how_it_ended(self) -> str:
-        """In words; only after `wait`."""
-        raise NotImplementedError
+        """In words; once, after `wait`."""
 
     def close(self) -> None:
         if self._pidfd >= 0:
@@ -56,40 +58,43 @@ class _Process:
 
 class _Spawned(_Process):
     def __init__(self, connection: socket.socket, stderr: int) -> None:
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONUNBUFFERED": "1",
-            **os.environ,
-        }
         # Not trio's open_process: it starts children from a worker thread, and when that thread
         # ends the kernel takes it for the parent's death (PR_SET_PDEATHSIG).
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "swarm.world.child", str(connection.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "swarm.world.child",
+                str(connection.fileno()),
+                str(os.getpid()),
+            ],
             pass_fds=[connection.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
-            env=environment,
+            env=ONE_THREAD | {"PYTHONUNBUFFERED": "1"} | os.environ,
             start_new_session=True,
         )
-        super().__init__(self._popen.pid)
+        super().__init__(os.pidfd_open(self._popen.pid))
 
     async def how_it_ended(self) -> str:
         return _ending(self._popen.wait())
 
 
 class _Forked(_Process):
-    def __init__(self, server: socket.socket, pid: int) -> None:
+    """A child of the fork server, which kills it when `server` is closed."""
+
+    def __init__(self, server: socket.socket, pidfd: int) -> None:
         self._server = server
-        super().__init__(pid)
+        super().__init__(pidfd)
 
     async def how_it_ended(self) -> str:
         with trio.move_on_after(defaults.CHILD_GRACE_SECONDS):
             await trio.lowlevel.wait_readable(self._server)
-            return _ending(os.waitstatus_to_exitcode(int(self._server.recv(16) or b"0")))
-        return "ended"
+            with suppress(ConnectionError):
+                if status := self._server.recv(16):
+                    return _ending(os.waitstatus_to_exitcode(int(status)))
+        return "ended with its fork server"
 
     def close(self) -> None:
         super().close()
@@ -97,9 +102,12 @@ class _Forked(_Process):
 
 
 def _ending(code: int) -> str:
-    if code < 0:
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with status {code}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
 
 
 class LocalChild:
@@ -115,22 +123,38 @@ class LocalChild:
         self._buffer = bytearray()
         self._turn = trio.Lock()
         self._last_lines: deque[str] = deque(maxlen=defaults.CHILD_LAST_LINES)
+        self._said_second, self._said_count = 0, 0
         self._stderr_ended = trio.Event()
-        self._dead: str | None = None
+        self._why = ""
+        """Why it was killed, if it was."""
+        self._how = "does not end though it was killed"
+        self._gone = trio.Event()
+        self._supervision = trio.CancelScope(shield=True)
+        self._ending = False
+        """Its owner wants no more of it: its end is no news."""
+
+    # --- calls -------------------------------------------------------------------------------
 
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
     ) -> dict[str, Any]:
+        """See `swarm.world.Child.call`. A cancelled call kills the child."""
         frame = encode([method, dict(arguments or {})])
         return await self._exchange(method, frame, deadline_seconds)
 
     async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
+        """Tell the child what to be; raises as `call` does."""
         await self._exchange("start", encode(assignment), deadline_seconds)
 
     async def _exchange(self, what: str, frame: bytes, deadline_seconds: float) -> dict[str, Any]:
+        if len(frame) > defaults.CHILD_FRAME_BYTES_MAX:
+            raise ValueError(
+                f"{what!r} of child {self.name} was called with {len(frame)} bytes; at most "
+                f"{defaults.CHILD_FRAME_BYTES_MAX} are allowed"
+            )
         async with self._turn:
-            if self._dead is not None:
-                raise ChildDied(self._dead)
+            if self._why or self._gone.is_set():
+                raise await self._died()
             answered = False
             try:
                 with trio.fail_after(deadline_seconds):
@@ -138,26 +162,28 @@ class LocalChild:
                     good, answer = _decoder.decode(await self._receive_frame())
                 answered = True
             except trio.TooSlowError:
-                self._process.kill()
-                raise await self._died(
-                    f"did not answer {what!r} within {deadline_seconds:g} s and was killed"
-                ) from None
+                self._kill(f"did not answer {what!r} within {deadline_seconds:g} s and was killed")
+                raise await self._died() from None
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-                raise await self._died("") from None
+                raise await self._died() from None
+            except DECODE_ERRORS as error:
+                self._kill(f"answered {what!r} with what is no answer ({error}) and was killed")
+                raise await self._died() from None
             finally:
-                if not answered:  # cancelled too: a later answer would be out of step
-                    self._process.kill()
-                    self._dead = self._dead or f"child {self.name} was given up during {what!r}"
-        if not good:
-            kind, message = answer
-            raise ChildError(f"{self.name}: {message}", kind)
-        return answer  # type: ignore[no-any-return]
+                if not answered and not self._gone.is_set():
+                    # Cancelled: its answer would be taken for that to the next call.
+                    self._ending = True
+                    self._kill(f"was given up during {what!r}")
+        if good and isinstance(answer, dict):
+            return answer
+        kind, message = answer if isinstance(answer, tuple) else ("Error", "")
+        raise ChildError(f"{self.name}: {message}", kind)
 
     async def _receive_frame(self) -> bytes:
         await self._fill(4)
         size = int.from_bytes(self._buffer[:4], "big")
         if size > defaults.CHILD_FRAME_BYTES_MAX:
-            raise EOFError
+            raise msgspec.DecodeError(f"{size} bytes announced")
         await self._fill(4 + size)
         frame = bytes(self._buffer[4 : 4 + size])
         del self._buffer[: 4 + size]
@@ -170,43 +196,88 @@ class LocalChild:
                 raise EOFError
             self._buffer += block
 
-    async def _died(self, why: str) -> ChildDied:
-        with trio.CancelScope(shield=True):
-            with trio.move_on_after(defaults.CHILD_GRACE_SECONDS) as grace:
-                await self._process.wait()
-            if grace.cancelled_caught:
-                self._process.kill()
-                await self._process.wait()
-            ended = why or await self._process.how_it_ended()
-            with trio.move_on_after(defaults.CHILD_GRACE_SECONDS):
-                await self._stderr_ended.wait()
-        words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
-        self._dead = f"child {self.name} {ended}{words}"
-        if self._events is not None:
-            self._events.emit(
-                "compute.child_died", name=self.name, how=ended, last=list(self._last_lines)
-            )
-        return ChildDied(self._dead)
+    # --- the end -----------------------------------------------------------------------------
 
-    async def read_stderr(self, stderr: int) -> None:
-        """Keep the child's last lines."""
+    def _kill(self, why: str) -> None:
+        self._why = self._why or why
+        self._process.kill()
+
+    async def _died(self) -> ChildDied:
+        """The error that tells how this child ended, once it has."""
+        with trio.CancelScope(shield=True):
+            await self._wait_gone()
+        words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
+        return ChildDied(f"child {self.name} {self._how}{words}")
+
+    async def _wait_gone(self) -> None:
+        """Until the process has ended: by itself within the grace, else killed."""
+        with trio.move_on_after(defaults.CHILD_GRACE_SECONDS):
+            await self._gone.wait()
+        self._process.kill()
+        with trio.move_on_after(defaults.CHILD_KILLED_SECONDS):
+            await self._gone.wait()
+
+    async def end(self) -> None:
+        """Close the socket, which ends the child; kill it if it does not."""
+        self._ending = True
+        with trio.CancelScope(shield=True):
+            await self._connection.aclose()
+            await self._wait_gone()
+            self._supervision.cancel()
+            self._process.close()
+
+    async def supervise(self, stderr: int) -> None:
+        """Hear what the child says, and how it ends: told as an event at once."""
+        with self._supervision:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_stderr, stderr)
+                await self._process.wait()
+                with trio.move_on_after(defaults.CHILD_GRACE_SECONDS):  # its own child may hold it
+                    await self._stderr_ended.wait()
+                nursery.cancel_scope.cancel()
+            ended = await self._process.how_it_ended()
+            self._how = self._why or ended
+            self._gone.set()
+            if self._events is not None and not self._ending:
+                self._events.emit(
+                    "compute.child_died", name=self.name, how=self._how, last=[*self._last_lines]
+                )
+
+    async def _read_stderr(self, stderr: int) -> None:
         rest = b""
-        try:
-            async with trio.lowlevel.FdStream(stderr) as stream:
-                async for block in stream:
-                    *lines, rest = (rest + block).split(b"\n")
-                    rest = rest[-4096:]
-                    for line in lines:
-                        self._last_lines.append(line.decode("utf-8", "replace")[:400])
-        finally:
-            self._stderr_ended.set()
+        async with trio.lowlevel.FdStream(stderr) as stream:
+            async for block in stream:
+                *lines, rest = (rest + block).split(b"\n")
+                rest = rest[-4096:]
+                for line in lines:
+                    self._hear(line)
+        if rest:
+            self._hear(rest)
+        self._stderr_ended.set()
+
+    def _hear(self, raw: bytes) -> None:
+        """Keep a line, and pass it on unless there are too many."""
+        text = raw[:400].decode("utf-8", "replace")
+        # A hostile file may speak through an error message: nothing that steers a terminal.
+        line = "".join(c if c.isprintable() else " " for c in text).rstrip()
+        self._last_lines.append(line)
+        second = int(trio.current_time())
+        if second != self._said_second:
+            self._said_second, self._said_count = second, 0
+        self._said_count += 1
+        if self._events is not None and self._said_count <= defaults.CHILD_LINES_PER_SECOND_MAX:
+            self._events.emit("compute.child_said", name=self.name, line=line)
 
 
 class LocalCompute:
-    """Implements `swarm.world.Compute`: by the fork server if there is one, else by subprocess."""
+    """Implements `swarm.world.Compute`: by the fork server if one listens, else by subprocess."""
 
     def __init__(self, *, events: Events | None = None, fork_server: str | None = None) -> None:
-        """`fork_server`: path of its socket; by default what SWARM_FORK_SERVER names."""
+        """`fork_server`: path of its socket; by default what SWARM_FORK_SERVER names.
+
+        Emits `compute.child_said` (a line of stderr), `compute.child_died` and
+        `compute.fork_server_missing`.
+        """
         self._events = events
         self._fork_server = fork_server or os.environ.get(ENVIRONMENT)
 
@@ -220,12 +291,20 @@ class LocalCompute:
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
     ) -> AsyncIterator[Child]:
-        """See `swarm.world.Compute.child`."""
+        """See `swarm.world.Compute.child`; `ChildError` when `Class(**arguments)` raised."""
+        assignment = Assignment(
+            service,
+            dict(arguments or {}),
+            memory_limit_bytes,
+            list(sys.path),
+            os.getcwd(),  # noqa: PTH109
+            dict(os.environb),
+        )
         ours, theirs = socket.socketpair()
         stderr_read, stderr_write = os.pipe()
         with theirs:
             try:
-                process = await self._start(theirs, stderr_write)
+                process = await self._start(name, theirs, stderr_write, start_deadline_seconds)
             except BaseException:
                 ours.close()
                 os.close(stderr_read)
@@ -237,52 +316,54 @@ class LocalCompute:
         child = LocalChild(name, process, stream, self._events)
         failed: BaseException | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(child.read_stderr, stderr_read)
+            nursery.start_soon(child.supervise, stderr_read)
             try:
-                assignment = Assignment(
-                    service, dict(arguments or {}), memory_limit_bytes, list(sys.path)
-                )
                 await child.assign(assignment, start_deadline_seconds)
                 yield child
             except Exception as error:  # re-raised below, outside the nursery's group
                 failed = error
             finally:
-                await self._end(stream, process)
-                nursery.cancel_scope.cancel()
+                await child.end()
         if failed is not None:
             raise failed
 
-    async def _end(self, stream: trio.SocketStream, process: _Process) -> None:
-        """Close the socket, which ends the child; kill it if it does not."""
-        with trio.CancelScope(shield=True):
-            await stream.aclose()
-            with trio.move_on_after(defaults.CHILD_GRACE_SECONDS) as grace:
-                await process.wait()
-            if grace.cancelled_caught:
-                process.kill()
-                await process.wait()
-            await process.how_it_ended()
-            process.close()
+    async def _start(
+        self, name: str, connection: socket.socket, stderr: int, deadline_seconds: float
+    ) -> _Process:
+        try:
+            server = self._reach_fork_server()
+            if server is None:
+                return _Spawned(connection, stderr)
+        except OSError as error:
+            raise ChildDied(f"child {name} could not be started: {error}") from error
+        try:
+            socket.send_fds(server, [b"fork"], [connection.fileno(), stderr])
+            with trio.fail_after(deadline_seconds):
+                await trio.lowlevel.wait_readable(server)
+            _, (pidfd,), _, _ = socket.recv_fds(server, 16, 1)
+        except BaseException as error:
+            server.close()
+            if not isinstance(error, (OSError, ValueError, trio.TooSlowError)):
+                raise
+            raise ChildDied(
+                f"child {name} could not be started: the fork server at {self._fork_server} did "
+                f"not answer within {deadline_seconds:g} s ({error!r})"
+            ) from error
+        return _Forked(server, pidfd)
 
-    async def _start(self, connection: socket.socket, stderr: int) -> _Process:
+    def _reach_fork_server(self) -> socket.socket | None:
+        """A connection to it, or None when children must start without it."""
         if self._fork_server is None:
-            return _Spawned(connection, stderr)
+            return None
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server.setblocking(False)  # a full backlog fails at once
         try:
             server.connect(self._fork_server)
-            socket.send_fds(server, [b"fork"], [connection.fileno(), stderr])
-            server.setblocking(False)
-            with trio.fail_after(defaults.CHILD_GRACE_SECONDS * 5):
-                await trio.lowlevel.wait_readable(server)
-            pid = int(server.recv(16))
-        except (OSError, ValueError, trio.TooSlowError) as error:
+        except OSError as error:
             server.close()
-            raise _StartError(
-                f"the fork server at {self._fork_server} does not answer ({error!r}); unset "
-                f"{ENVIRONMENT} to start children without it"
-            ) from error
-        return _Forked(server, pid)
-
-
-class _StartError(SwarmError):
-    """The fork server could not be used."""
+            if self._events is not None:
+                self._events.emit(
+                    "compute.fork_server_missing", path=self._fork_server, reason=str(error)
+                )
+            return None
+        return server

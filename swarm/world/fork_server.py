@@ -3,9 +3,9 @@
 `python -m swarm.world.fork_server --socket PATH --preload torch,transformers` imports once, then
 forks a child per connection: importing torch and transformers costs 2.5 CPU seconds and 300 MB a
 process, a fork 20 ms and what it writes. An owner connects, passes its ends of the child's socket
-and stderr (SCM_RIGHTS), gets the child's process id, and, when the child has ended, its wait
-status. When the owner goes, its child is killed. Peers use it when the environment variable
-SWARM_FORK_SERVER names its socket.
+and stderr (SCM_RIGHTS), gets a pidfd of the child, and, when the child has ended, its wait status.
+When the owner goes, its child is killed. Peers use it when the environment variable
+SWARM_FORK_SERVER names its socket, and start children without it while nobody listens there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import selectors
 import signal
 import socket
 import sys
-import threading
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from swarm.world.child import die_with_parent, serve
+from swarm.world.child import ONE_THREAD, die_with_parent, serve
 
 ENVIRONMENT = "SWARM_FORK_SERVER"
 
@@ -33,6 +33,7 @@ class ForkServer:
     def __init__(self, path: Path) -> None:
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, socket.socket] = {}
+        self._pid = os.getpid()
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_write, False)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,30 +73,37 @@ class ForkServer:
         for descriptor in descriptors:
             os.close(descriptor)
         self._children[pid] = owner
+        pidfd = os.pidfd_open(pid)  # before it is reaped: never another that got its number
         with suppress(OSError):
-            owner.send(str(pid).encode())
+            socket.send_fds(owner, [b"forked"], [pidfd])
+        os.close(pidfd)
 
     def _become_child(self, connection: int, stderr: int) -> None:
         """Never returns."""
         status = 1
         try:
-            die_with_parent()
+            die_with_parent(self._pid)
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, socket.socket):
+                    key.fileobj.close()
             self._selector.close()
-            self._listener.close()
-            for owner in self._children.values():
-                owner.close()
+            os.close(self._wakeup_read)
+            os.close(self._wakeup_write)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.dup2(stderr, 1)
             os.dup2(stderr, 2)
             os.close(stderr)
-            gc.unfreeze()
             serve(socket.socket(fileno=connection))
             status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -130,14 +138,18 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--preload", default="", help="modules to import, separated by commas")
     arguments = parser.parse_args()
-    die_with_parent()
+    die_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for variable, value in ONE_THREAD.items():  # before the imports that read it
+        os.environ.setdefault(variable, value)
     arguments.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in filter(None, arguments.preload.split(",")):
         importlib.import_module(name)
-    if threading.active_count() != 1:
-        raise SystemExit("a preloaded module started a thread; a fork would copy its locks")
+    if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208 (native threads too)
+        raise SystemExit(
+            f"preloading {arguments.preload} started a thread, whose locks a fork would copy "
+            "as they stand; preload something else"
+        )
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the shared pages
     server = ForkServer(arguments.socket)
