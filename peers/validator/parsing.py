@@ -77,12 +77,7 @@ class Reader:
         if self._process.poll() is not None:
             self.close()
             self._process = self._start()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
-        self._process.stdin.flush()
-        # No deadline here: the reader answers or is killed by its own alarm.
-        line = self._process.stdout.readline(ANSWER_BYTES_MAX)
+        line = self._exchange(msgspec.json.encode(request) + b"\n")
         if not line.endswith(b"\n"):
             self.close()
             self._process = self._start()  # while the verdict is on its way
@@ -99,6 +94,19 @@ class Reader:
             )
         assert answer.header is not None
         return answer.header, Rollouts.from_bytes(out_path.read_bytes())
+
+    def _exchange(self, request: bytes) -> bytes:
+        """The reader's answer; less than a line when it died.
+
+        No deadline is needed: the reader answers, or its own alarm kills it.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            os.write(self._process.stdin.fileno(), request)  # short: fits the pipe
+        except BrokenPipeError:
+            return b""
+        return self._process.stdout.readline(ANSWER_BYTES_MAX)
 
     def close(self) -> None:
         """End the other process."""

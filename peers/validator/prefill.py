@@ -71,7 +71,8 @@ class PrefillService:
     ) -> dict[str, Any]:
         """Judge canonical rollouts (`InspectorService.inspect`), all or those in `rows`.
 
-        `thresholds` are those of `swarm.messages.Thresholds`. Gives `checks` [[name, figure,
+        `thresholds` are those of `swarm.messages.Thresholds`; other settings of the sampling than
+        the temperature were checked before and play no part here. Gives `checks` [[name, figure,
         threshold, passed], …], `failed`, `detail`, and the figures behind them. Raises
         `ValueError` when the policy is not loaded.
         """

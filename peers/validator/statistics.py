@@ -72,11 +72,6 @@ class WorkerRecord:
         return binomial_tail(self.mismatches, self.positions, honest_rate)
 
 
-def prefill_share(record: WorkerRecord, proven_after: int, new: float, proven: float) -> float:
-    """Share of a worker's submissions to recompute, by its record."""
-    return proven if record.accepted >= proven_after else new
-
-
 def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
     """Whether a submission, by its digest, is drawn for recomputation.
 

@@ -14,7 +14,6 @@ from peers.validator.statistics import (
     Pace,
     WorkerRecord,
     binomial_tail,
-    prefill_share,
     prefill_wanted,
 )
 
@@ -62,11 +61,6 @@ def test_a_record_pools_what_it_saw() -> None:
     for _ in range(3):
         cheat.observe(18, 224)
     assert cheat.p_value(0.01) < 1e-9
-
-
-def test_the_share_falls_with_a_record() -> None:
-    assert prefill_share(WorkerRecord(accepted=7), 8, 1.0, 0.25) == 1.0
-    assert prefill_share(WorkerRecord(accepted=8), 8, 1.0, 0.25) == 0.25
 
 
 def test_the_draw_follows_the_secret_and_the_share() -> None:
