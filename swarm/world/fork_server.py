@@ -98,6 +98,7 @@ class ForkServer:
             os.dup2(stderr, 1)
             os.dup2(stderr, 2)
             os.close(stderr)
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             serve(socket.socket(fileno=connection))
             status = 0
         except SystemExit as end:

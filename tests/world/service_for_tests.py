@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
 
 class Service:
@@ -31,6 +35,46 @@ class Service:
     def die(self) -> dict[str, str]:
         print("these are my last words", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def mutter_and_die(self) -> dict[str, str]:
+        print("said on stdout")
+        print("\x1b[2Jan unfinished line", end="", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def say(self, lines: int) -> dict[str, str]:
+        for line in range(lines):
+            print(f"line {line}", file=sys.stderr)
+        return {}
+
+    def surroundings(self) -> dict[str, Any]:
+        return {
+            "folder": str(Path.cwd()),
+            "for_tests": os.environ.get("SWARM_FOR_TESTS"),
+            "openmp_threads": os.environ["OMP_NUM_THREADS"],
+            "session_leader": os.getsid(0) == os.getpid(),
+            "threads": len(list(Path("/proc/self/task").iterdir())),
+        }
+
+    def draw(self) -> dict[str, float]:
+        import numpy
+
+        return {"random": random.random(), "numpy": float(numpy.random.random())}
+
+    def outstay(self) -> dict[str, str]:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return {}
+
+    def answer_with(self, raw: bytes) -> dict[str, str]:
+        """What code that has taken over a parser could write to its owner."""
+        (connection,) = [
+            int(link.name)
+            for link in Path("/proc/self/fd").iterdir()
+            if link.is_symlink() and str(link.readlink()).startswith("socket:")
+        ]
+        os.write(connection, raw)
+        time.sleep(600)
         return {}
 
 

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import trio
+import trio.testing
+
+from swarm.world.machine import Machine
+
+
+def test_a_correction_moves_the_wall_time_and_adds_up_but_not_the_deadlines() -> None:
+    machine = Machine()
+    assert abs(machine.wall_time() - time.time()) < 1
+    machine.correct_clock(100.0)
+    machine.correct_clock(-40.0)
+    assert abs(machine.wall_time() - time.time() - 60) < 1
+
+    async def main() -> None:
+        assert machine.now() == trio.current_time()
+        before = machine.now()
+        machine.correct_clock(1000.0)
+        await trio.sleep(5)
+        assert machine.now() == before + 5
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_two_machines_draw_different_numbers() -> None:
+    assert Machine().random.getrandbits(64) != Machine().random.getrandbits(64)
+
+
+def test_blocking_work_leaves_the_loop_free_and_hands_back_its_errors() -> None:
+    def fail() -> None:
+        raise OSError("on purpose")
+
+    async def main() -> None:
+        machine = Machine()
+        go_on = threading.Event()
+
+        async def release() -> None:
+            go_on.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(release)
+            assert await machine.run_blocking(lambda: go_on.wait(30))
+        with pytest.raises(OSError, match="on purpose"):
+            await machine.run_blocking(fail)
+
+    trio.run(main)
