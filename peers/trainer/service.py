@@ -145,6 +145,9 @@ class TrainerService:
 
 
 def _cut(rollouts: Rollouts, rewards: Sequence[Sequence[float]], policy: int) -> list[Group]:
+    """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
+    if len(rollouts) != sum(map(len, rewards)):
+        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} completions")
     groups = []
     row = 0
     for group_rewards in rewards:

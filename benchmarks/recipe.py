@@ -1,0 +1,160 @@
+"""The demo's recipe in one process, without a network: do policy, sampler and learner learn?
+
+    python -m benchmarks.recipe --seeds 2
+
+Prints one JSON object: accuracies on 512 held-out prompts before and after, and where the time
+goes. Sort six digits, 250 GRPO steps of 32 × 8 completions, every policy two steps stale when it
+generates, old = generation, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from peers.environments import Renderer
+from peers.environments import load as load_environment
+from peers.policy.native import NativeEngine
+from peers.trainer.batch import Group
+from peers.trainer.evaluation import mean_reward
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
+from swarm.messages import Objective, Schedule
+from swarm.seeds import digest, noise_key, submission_seed, task_seed
+
+OBJECTIVE = Objective(
+    epsilon=0.2,
+    delta=4.0,
+    kl_coefficient=0.0,
+    entropy_coefficient=0.0,
+    gradient_norm_max=0.1,
+    learning_rate=6e-4,
+    beta1=0.9,
+    beta2=0.99,
+    warmup_steps=10,
+    final_learning_rate_share=0.1,
+)
+GROUPS = 32
+ASYNCHRONY = 2
+
+
+def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int) -> list[Group]:
+    """One step's groups, sampled and rewarded as worker and validator do it."""
+    environment = load_environment("sort-digits", "1")
+    size = DEMO_SAMPLING.group_size
+    tasks = [environment.task(task_seed(seed, group)) for group in range(GROUPS)]
+    prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
+    made = engine.generate(
+        [prompt for prompt in prompts for _ in range(size)],
+        range(GROUPS * size),
+        noise_key(seed),
+        DEMO_SAMPLING.temperature,
+        DEMO_SAMPLING.stop_ids,
+        DEMO_SAMPLING.max_new_tokens,
+    )
+    groups = []
+    for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
+        here = slice(index * size, (index + 1) * size)
+        texts = [
+            renderer.decode_completion(tokens, DEMO_SAMPLING.stop_ids)
+            for tokens in made.tokens[here]
+        ]
+        groups.append(
+            Group(
+                prompt=prompt,
+                completions=made.tokens[here],
+                rewards=[environment.reward(task, text, finished) for text, finished in texts],
+                policy=policy,
+                log_probabilities=[row.tolist() for row in made.log_probabilities[here]],
+            )
+        )
+    return groups
+
+
+def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
+    """The whole recipe; accuracies, and seconds by part."""
+    schedule = Schedule(
+        steps=steps,
+        groups_per_step=GROUPS,
+        asynchrony=ASYNCHRONY,
+        old="step_start" if old == "step_start" else "generation",
+    )
+    seconds = {"prepare": 0.0, "generate": 0.0, "train": 0.0, "publish": 0.0, "evaluate": 0.0}
+    clock = time.perf_counter()
+
+    def spent(part: str) -> None:
+        nonlocal clock
+        seconds[part] += (now := time.perf_counter()) - clock
+        clock = now
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        before = TrainerService().prepare_base(str(folder / "0"), seed)
+        spent("prepare")
+        learner = Learner(
+            folder / "0", LearnerSettings(OBJECTIVE, schedule, DEMO_SAMPLING.temperature, seed)
+        )
+        engine = NativeEngine(folder / "0")
+        renderer = Renderer(folder / "0")
+        difference = zero_advantage = 0.0
+        for step in range(steps):
+            policy = max(0, step - ASYNCHRONY)
+            engine.load_weights(folder / str(policy))
+            nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
+            groups = rollouts(engine, renderer, submission_seed("recipe", nonce, "me", 0), policy)
+            spent("generate")
+            metrics = learner.train_step(groups, step)
+            difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
+            zero_advantage += metrics["groups_zero_advantage"] / (GROUPS * steps)
+            spent("train")
+            learner.export(folder / str(step + 1))
+            if policy > 1:  # 0 is the learner's base
+                shutil.rmtree(folder / str(policy - 1))
+            spent("publish")
+        engine.load_weights(folder / str(steps))
+        sampled, greedy = (
+            mean_reward(
+                engine,
+                load_environment("sort-digits", "1"),
+                folder / str(steps),
+                DEMO_SAMPLING,
+                prompts=EVALUATION_PROMPTS,
+                greedy=greedy,
+            )
+            for greedy in (False, True)
+        )
+        spent("evaluate")
+    return {
+        "seed": seed,
+        "sft_steps": before["sft_steps"],
+        "sampled_accuracy_before": before["sampled"],
+        "sampled_accuracy_after": sampled,
+        "greedy_accuracy_before": before["greedy"],
+        "greedy_accuracy_after": greedy,
+        "zero_advantage_share": zero_advantage,
+        "engine_log_probability_difference": difference,
+        "train_ms_per_step": 1000 * seconds["train"] / steps,
+        **{f"{part}_seconds": value for part, value in seconds.items()},
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--old", choices=["generation", "step_start"], default="generation")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = [run(seed, arguments.steps, arguments.old) for seed in range(arguments.seeds)]
+    print(json.dumps({"steps": arguments.steps, "old": arguments.old, "runs": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from peers.policy.model import load as load_model
+from peers.policy.model import read_weights
+from peers.policy.native import NativeEngine
+from peers.trainer import learner as learner_module
+from peers.trainer.batch import Group, informative, make_batch
+from peers.trainer.learner import Learner, LearnerSettings, forward
+from swarm.errors import UserError
+from swarm.messages import Objective, Schedule
+
+SETTINGS = LearnerSettings(
+    objective=Objective(
+        kl_coefficient=0,
+        entropy_coefficient=0,
+        learning_rate=1e-3,
+        warmup_steps=3,
+        final_learning_rate_share=0.1,
+    ),
+    schedule=Schedule(steps=8, groups_per_step=4, asynchrony=2, max_staleness=2),
+)
+
+
+def settings(**objective: Any) -> LearnerSettings:
+    return dataclasses.replace(
+        SETTINGS, objective=msgspec.structs.replace(SETTINGS.objective, **objective)
+    )
+
+
+def random_groups(seed: int, policy: int, count: int = 4, size: int = 4) -> list[Group]:
+    """Groups of uneven lengths with random rewards; the last one has nothing to teach."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, shape: int = 1) -> list[int]:
+        return torch.randint(low, high, (shape,), generator=generator).tolist()
+
+    groups = []
+    for index in range(count):
+        lengths = draw(1, 8, size)
+        rewards = [float(reward) for reward in draw(0, 2, size)]
+        rewards[:2] = [0.0, 1.0]
+        groups.append(
+            Group(
+                prompt=draw(4, 14, draw(2, 7)[0]),
+                completions=[draw(2, 14, length) for length in lengths],
+                rewards=[1.0] * size if index == count - 1 else rewards,
+                policy=policy,
+            )
+        )
+    return groups
+
+
+def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in learner.model.named_parameters()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.allclose(left[n], right[n], atol=2e-5) for n in left)
+
+
+# --- batch -----------------------------------------------------------------------------------
+
+
+@hypothesis_settings(deadline=None)  # shared cores
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 5))
+def test_batch_holds_every_token_once(seed: int, count: int, size: int) -> None:
+    groups = random_groups(seed, policy=1, count=count, size=size)
+    batch = make_batch(groups, normalise_by_std=True)
+    expected = [token for group in groups for row in group.completions for token in row]
+    assert batch.tokens[batch.completion].tolist() == expected
+    assert batch.token_count() == len(expected)
+    rows = [(group.prompt, row) for group in groups for row in group.completions]
+    for row, (prompt, completion) in enumerate(rows):
+        end = len(prompt) + len(completion)
+        assert batch.tokens[row, :end].tolist() == [*prompt, *completion]
+        assert not batch.tokens[row, end:].any()
+    assert batch.lengths().tolist() == [len(p) + len(c) for p, c in rows]
+    picked = torch.arange(0, len(batch), 2)
+    assert batch.rows(picked).tokens[batch.rows(picked).completion].tolist() == [
+        token for index in picked.tolist() for token in rows[index][1]
+    ]
+
+
+def test_only_groups_with_different_rewards_are_informative() -> None:
+    groups = random_groups(0, policy=0)
+    assert informative(groups) == groups[:-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rewards": [1.0]}, "1 rewards for 4"),
+        ({"rewards": [1.0, 0.0, float("nan"), 0.0]}, "not finite"),
+        ({"prompt": []}, "empty prompt"),
+        ({"completions": [[1], [], [1], [1]]}, "empty completion"),
+    ],
+)
+def test_malformed_groups_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(random_groups(0, policy=0)[0], **change)
+
+
+# --- log-probabilities -----------------------------------------------------------------------
+
+
+def test_forward_equals_each_sequence_alone_and_the_engine(base: Path) -> None:
+    groups = random_groups(1, policy=0)
+    model = load_model(base).float().eval()
+    log_pi, entropy = forward(model, make_batch(groups, True), temperature=0.7)
+    rows = [(group.prompt, list(row)) for group in groups for row in group.completions]
+    prefill = NativeEngine(base).prefill([p for p, _ in rows], [c for _, c in rows])
+    start = 0
+    for (prompt, completion), engine_logits in zip(rows, prefill.logits, strict=True):
+        here = slice(start, start := start + len(completion))
+        logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        for alone in (logits, engine_logits):
+            log_all = torch.log_softmax(alone / 0.7, dim=-1)
+            expected = log_all[range(len(completion)), completion]
+            torch.testing.assert_close(log_pi[here], expected, atol=2e-5, rtol=0)
+            expected_entropy = torch.distributions.Categorical(logits=log_all).entropy()
+            torch.testing.assert_close(entropy[here], expected_entropy, atol=2e-5, rtol=0)
+    assert start == len(log_pi)
+
+
+# --- learning --------------------------------------------------------------------------------
+
+
+def test_the_ratio_is_taken_against_the_policy_that_generated(base: Path) -> None:
+    """On-policy the ratio is exactly 1; two steps stale it is not, and both are one step's work."""
+    learner = Learner(base, SETTINGS)
+    first = learner.train_step(random_groups(1, policy=0), 0)
+    assert first["ratio"] == pytest.approx(1, abs=1e-6)
+    assert first["kl_generation"] == pytest.approx(0, abs=1e-9)
+    learner.train_step(random_groups(2, policy=0), 1)
+    stale = learner.train_step(random_groups(1, policy=0), 2)
+    assert stale["kl_generation"] > 1e-5
+    assert stale["age"] == 2
+    step_start = dataclasses.replace(
+        SETTINGS, schedule=msgspec.structs.replace(SETTINGS.schedule, old="step_start")
+    )
+    other = Learner(base, step_start)
+    other.train_step(random_groups(1, policy=0), 0)
+    late = other.train_step(random_groups(2, policy=0), 1)
+    assert late["ratio"] == pytest.approx(1, abs=1e-6)
+    assert late["kl_generation"] > 1e-6
+
+
+def test_mixed_policies_in_one_batch_each_get_their_own_log_mu(base: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    learner.train_step(random_groups(1, policy=0), 0)
+    groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
+    mixed = learner._prepare(groups).log_generation
+    one = [learner._prepare(random_groups(seed, policy=p)) for seed, p in ((2, 0), (3, 1))]
+    expected = torch.cat([prepared.log_generation for prepared in one])
+    torch.testing.assert_close(mixed, expected, atol=2e-6, rtol=0)
+
+
+def test_learning_raises_the_probability_of_rewarded_completions(base: Path) -> None:
+    groups = random_groups(5, policy=0, count=2)[:1]
+    learner = Learner(base, settings(warmup_steps=0))
+    batch = make_batch(groups, True)
+    before = forward(learner.model, batch, 1.0)[0].detach()
+    learner.train_step(groups, 0)
+    after = forward(learner.model, batch, 1.0)[0].detach()
+    good = batch.per_token(batch.advantage) > 0
+    assert float((after - before)[good].mean()) > 0 > float((after - before)[~good].mean())
+
+
+def test_micro_batches_change_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for tokens_max in (1 << 14, 40):
+        monkeypatch.setattr(learner_module, "PADDED_TOKENS_MAX", tokens_max)
+        learner = Learner(base, settings(kl_coefficient=0.1, entropy_coefficient=0.01))
+        metrics = [learner.train_step(random_groups(step, policy=0), step) for step in range(2)]
+        results.append((weights_of(learner), metrics))
+    (whole, whole_metrics), (parts, parts_metrics) = results
+    assert close(whole, parts)
+    for left, right in zip(whole_metrics, parts_metrics, strict=True):
+        assert left == pytest.approx(right, abs=1e-4)
+
+
+def test_several_optimiser_steps_cut_the_groups(base: Path) -> None:
+    learner = Learner(base, settings(optimiser_steps=3))
+    metrics = learner.train_step(random_groups(1, policy=0, count=6), 0)
+    assert learner.counters["optimiser_steps"] == 3
+    assert metrics["kl_generation"] > 0  # the later parts are no longer on-policy
+
+
+def test_nothing_to_learn_from_still_counts_as_a_step(base: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    before = weights_of(learner)
+    metrics = learner.train_step(random_groups(1, policy=0)[-1:], 0, ["a"])
+    assert same(before, weights_of(learner))
+    assert metrics["groups_zero_advantage"] == 1
+    assert (learner.step, learner.consumed) == (1, {0: ["a"]})
+    assert learner.counters["optimiser_steps"] == 0
+
+
+def test_a_non_finite_step_is_skipped_and_counted(base: Path) -> None:
+    learner = Learner(base, settings(normalise_by_std=False))
+    before = weights_of(learner)
+    groups = [dataclasses.replace(random_groups(1, policy=0)[0], rewards=[3e38, -3e38, 0.0, 1.0])]
+    metrics = learner.train_step(groups, 0)
+    assert metrics["skipped"] == 1
+    assert learner.counters["skipped_steps"] == 1
+    assert same(before, weights_of(learner))
+    assert learner.train_step(random_groups(2, policy=0), 1)["skipped"] == 0
+    assert all(bool(value.isfinite().all()) for value in weights_of(learner).values())
+
+
+def test_engine_log_probabilities_are_compared_and_nothing_else(base: Path) -> None:
+    """A worker that reports nonsense changes a figure, not the weights."""
+    groups = random_groups(1, policy=0)
+    rows = [(g.prompt, c) for g in groups for c in g.completions]
+    prefill = NativeEngine(base).prefill([p for p, _ in rows], [c for _, c in rows])
+    reported = iter(
+        torch.log_softmax(logits, -1)[range(len(completion)), list(completion)].tolist()
+        for (_, completion), logits in zip(rows, prefill.logits, strict=True)
+    )
+    honest = [
+        dataclasses.replace(group, log_probabilities=[next(reported) for _ in group.completions])
+        for group in groups
+    ]
+    lying = [
+        dataclasses.replace(group, log_probabilities=[[-9.0] * len(c) for c in group.completions])
+        for group in groups
+    ]
+    results = []
+    for given_groups in (groups, honest, lying):
+        learner = Learner(base, SETTINGS)
+        metrics = learner.train_step(given_groups, 0)
+        results.append((weights_of(learner), metrics.get("engine_log_probability_difference")))
+    assert results[0][1] is None
+    assert results[1][1] is not None and results[1][1] < 1e-5
+    assert results[2][1] is not None and results[2][1] > 1
+    assert same(results[0][0], results[1][0]) and same(results[0][0], results[2][0])
+
+
+def test_wrong_turn_wrong_age_and_unknown_policy_are_refused(base: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    with pytest.raises(ValueError, match="step 1 was asked for, but the learner is at step 0"):
+        learner.train_step(random_groups(1, policy=0), 1)
+    with pytest.raises(ValueError, match="age -1"):
+        learner.train_step(random_groups(1, policy=1), 0)
+    for step in range(3):
+        learner.train_step(random_groups(1, policy=0), step)
+    with pytest.raises(ValueError, match="age 3"):
+        learner.train_step(random_groups(1, policy=0), 3)
+    assert learner.policies == [0, 1, 2, 3]
+    learner.train_step(random_groups(1, policy=3), 3)
+    assert learner.policies == [1, 2, 3, 4]
+
+
+def test_learning_rate_warms_up_and_decays_linearly(base: Path) -> None:
+    rates = [Learner(base, SETTINGS).learning_rate(step) for step in range(9)]
+    expected = [1 / 3, 2 / 3, 1, 1, 0.82, 0.64, 0.46, 0.28, 0.1]
+    assert [rate / 1e-3 for rate in rates] == pytest.approx(expected)
+    constant = Learner(base, settings(final_learning_rate_share=1.0))
+    assert constant.learning_rate(3) == constant.learning_rate(100) == 1e-3
+
+
+# --- checkpoints -----------------------------------------------------------------------------
+
+
+def run_steps(learner: Learner, steps: Sequence[int]) -> list[dict[str, float]]:
+    return [
+        learner.train_step(
+            random_groups(10 + step, policy=max(0, step - 2), count=5), step, [f"submission-{step}"]
+        )
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("optimiser_steps", [1, 3])
+def test_a_resumed_run_is_bitwise_the_same(
+    base: Path, tmp_path: Path, optimiser_steps: int
+) -> None:
+    chosen = settings(
+        optimiser_steps=optimiser_steps, kl_coefficient=0.01, entropy_coefficient=0.001
+    )
+    through = Learner(base, chosen)
+    expected = run_steps(through, range(5))
+
+    first = Learner(base, chosen, lineage=4)
+    folders: dict[int, Path] = {}
+    for step in range(3):
+        folders[step] = tmp_path / f"policy-{step}"
+        first.export(folders[step])
+        run_steps(first, [step])
+    first.save(tmp_path / "state")
+    torch.manual_seed(99)
+    second = Learner(base, chosen)
+    second.load(tmp_path / "state", folders)
+    assert second.policies == [0, 1, 2, 3]
+    assert (second.lineage, second.step) == (4, 3)
+    assert second.consumed == {1: ["submission-1"], 2: ["submission-2"]}
+    assert run_steps(second, range(3, 5)) == expected[3:]
+    assert same(weights_of(through), weights_of(second))
+    assert second.counters == through.counters
+    names = {path.suffix for path in (tmp_path / "state").iterdir()}
+    assert names == {".safetensors", ".json"}
+
+
+def test_policies_that_are_gone_are_refused_after_resume(base: Path, tmp_path: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    run_steps(learner, [0, 1])
+    learner.save(tmp_path / "state")
+    resumed = Learner(base, SETTINGS)
+    resumed.load(tmp_path / "state", {})
+    with pytest.raises(ValueError, match="policy 0 is not held"):
+        run_steps(resumed, [2])
+
+
+def test_export_is_what_engines_and_transformers_load(base: Path, tmp_path: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    run_steps(learner, [0])
+    learner.export(tmp_path / "policy")
+    loaded = load_model(tmp_path / "policy")
+    assert same(weights_of(learner), {n: p.detach() for n, p in loaded.named_parameters()})
+    assert (tmp_path / "policy" / "tokenizer.json").read_bytes() == (
+        base / "tokenizer.json"
+    ).read_bytes()
+    NativeEngine(base).load_weights(tmp_path / "policy")
+
+
+def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path: Path) -> None:
+    """Peers generate with the rounded weights, so log μ is taken with the rounded weights too."""
+    load_model(base).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    shutil.copyfile(base / "tokenizer.json", tmp_path / "base" / "tokenizer.json")
+    learner = Learner(tmp_path / "base", SETTINGS)
+    learner.train_step(random_groups(1, policy=0), 0)
+    learner.export(tmp_path / "policy")
+    published = read_weights(tmp_path / "policy")
+    assert {value.dtype for value in published.values()} == {torch.bfloat16}
+    assert same(learner._policies[1], published)
+    assert {value.dtype for value in weights_of(learner).values()} == {torch.float32}
+    assert load_model(tmp_path / "policy").dtype == torch.bfloat16
+
+
+def test_saving_again_replaces_and_a_failure_leaves_the_old(base: Path, tmp_path: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    learner.save(tmp_path / "state")
+    run_steps(learner, [0])
+    learner.save(tmp_path / "state")
+    assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 1
+    learner.counters["broken"] = object()  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        learner.save(tmp_path / "state")
+    assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_states_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    with pytest.raises(UserError, match="cannot be read"):
+        learner.load(tmp_path / "nothing", {})
+    learner.save(tmp_path / "state")
+    path = tmp_path / "state" / "state.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    with pytest.raises(UserError, match="version 7"):
+        learner.load(tmp_path / "state", {})

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from peers.environments import Renderer
+from peers.environments import load as load_environment
+from peers.environments.base import Task, split_of
+from peers.environments.sort_digits import SortDigits
+from peers.policy.demo import BOS_ID
+from peers.policy.model import read_weights
+from peers.policy.native import NativeEngine
+from peers.trainer.evaluation import mean_reward
+from peers.trainer.service import DEMO_SAMPLING, TrainerService
+from peers.trainer.sft import Warmup, warm_up
+from swarm.messages import Objective, Schedule
+from swarm.submissions import Header, Rollouts, write
+
+REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+
+
+def run_arguments(base: Path) -> dict[str, Any]:
+    objective = Objective(kl_coefficient=0, entropy_coefficient=0, learning_rate=1e-3)
+    return {
+        "model": str(base),
+        "objective": msgspec.structs.asdict(objective),
+        "schedule": msgspec.structs.asdict(Schedule(steps=4, groups_per_step=2)),
+        "sampling": msgspec.structs.asdict(DEMO_SAMPLING),
+        "environment": "sort-digits",
+        "environment_version": "1",
+        "seed": 0,
+    }
+
+
+def submission(base: Path, path: Path, policy: int) -> dict[str, Any]:
+    """A file of 2 groups × 3, sampled by the engine, as a worker writes it."""
+    prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
+    rows = [prompt for prompt in prompts for _ in range(3)]
+    made = NativeEngine(base).generate(rows, range(6), (policy, 1), 1.0, DEMO_SAMPLING.stop_ids, 8)
+    rollouts = Rollouts.from_lists(
+        group=[0, 0, 0, 1, 1, 1],
+        sample=[0, 1, 2, 0, 1, 2],
+        target_length=[0] * 6,
+        prompts=rows,
+        completions=made.tokens,
+        log_probabilities=[row.tolist() for row in made.log_probabilities],
+        proofs=[bytes(258)] * 6,
+    )
+    header = Header(
+        run="owner/demo",
+        lineage=0,
+        step=policy,
+        policy=policy,
+        worker="Q" * 46,
+        number=0,
+        environment="sort-digits",
+        environment_version="1",
+        temperature=1.0,
+        max_new_tokens=8,
+        stop_ids=DEMO_SAMPLING.stop_ids,
+        engine="native",
+    )
+    digest, _ = write(path, rollouts, header)
+    return {"digest": digest.hex(), "path": str(path), "policy": policy, "rewards": REWARDS}
+
+
+def crossed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value after its way over a child's pipe."""
+    result: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    return result
+
+
+def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: Path) -> None:
+    service = TrainerService()
+    assert service.start(**crossed(run_arguments(base))) == {"step": 0}
+    given = submission(base, tmp_path / "a", policy=0)
+    first = crossed(service.train(**crossed({"step": 0, "submissions": [given]})))
+    assert first["outcomes"] == [["consumed", "zero-advantage"]]
+    assert first["reward"] == pytest.approx(4 / 6)
+    assert first["engine_log_probability_difference"] < 1e-4
+    assert service.export(str(tmp_path / "policy-1")) == {}
+    assert service.save(str(tmp_path / "state")) == {}
+
+    restarted = TrainerService()
+    again = restarted.resume(
+        **crossed(
+            {
+                **run_arguments(base),
+                "folder": str(tmp_path / "state"),
+                "policies": {"0": str(base)},
+            }
+        )
+    )
+    assert again == {"step": 1, "consumed": [given["digest"]]}
+    second = submission(base, tmp_path / "b", policy=0)
+    for each in (service, restarted):
+        each.train(step=1, submissions=[second])
+    service.export(str(tmp_path / "through"))
+    restarted.export(str(tmp_path / "resumed"))
+    weights = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "resumed")
+    ]
+    assert weights[0] == weights[1]
+    assert weights[0] != (tmp_path / "policy-1" / "model.safetensors").read_bytes()
+    assert crossed(restarted.evaluate(prompts=8, split="held_out")) == {"sampled": 0, "greedy": 0}
+
+
+def test_rewards_of_other_rows_are_refused(base: Path, tmp_path: Path) -> None:
+    service = TrainerService()
+    service.start(**run_arguments(base))
+    wrong = {**submission(base, tmp_path / "a", policy=0), "rewards": [*REWARDS, [0.0]]}
+    with pytest.raises(ValueError, match="7 rewards for 6 completions"):
+        service.train(step=0, submissions=[wrong])
+
+
+def test_nothing_before_start() -> None:
+    with pytest.raises(ValueError, match="start or resume"):
+        TrainerService().train(step=0, submissions=[])
+
+
+class Recording(SortDigits):
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def task(self, seed: bytes, split: Any = "train") -> Task:
+        task = super().task(seed, split)
+        self.prompts.append(task.prompt)
+        return task
+
+
+def test_warm_up_draws_only_training_prompts_and_is_repeatable(base: Path, tmp_path: Path) -> None:
+    recipe = Warmup(batch=16, steps_max=6, warmup_steps=2, check_from=2, check_every=2)
+    results = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in base.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        environment = Recording()
+        seen: list[tuple[int, float, float]] = []
+        taken = warm_up(
+            folder,
+            environment,
+            DEMO_SAMPLING,
+            5,
+            recipe,
+            lambda *values, to=seen: to.append(values),
+        )
+        assert taken == 6
+        assert [step for step, _, _ in seen] == [2, 4, 6]
+        assert seen[-1][1] < seen[0][1]
+        assert len(environment.prompts) == 6 * 16 + 3 * recipe.check_prompts
+        assert {split_of(prompt) for prompt in environment.prompts} == {"train"}
+        results.append(read_weights(folder))
+    assert all(results[0][name].equal(results[1][name]) for name in results[0])
+
+
+def test_evaluation_asks_the_same_held_out_prompts_of_every_policy(base: Path) -> None:
+    engine = NativeEngine(base)
+    asked = []
+    for greedy in (False, True):
+        environment = Recording()
+        mean_reward(engine, environment, base, DEMO_SAMPLING, prompts=40, greedy=greedy)
+        asked.append(environment.prompts)
+    assert asked[0] == asked[1]
+    assert len(set(asked[0])) == 40
+    assert {split_of(prompt) for prompt in asked[0]} == {"held_out"}
+
+
+def test_evaluation_counts_right_answers(base: Path) -> None:
+    """An environment that calls every second answer right gives one half."""
+
+    class EverySecond(Recording):
+        count = 0
+
+        def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+            self.count += 1
+            return float(self.count % 2)
+
+    share = mean_reward(NativeEngine(base), EverySecond(), base, DEMO_SAMPLING, prompts=130)
+    assert share == 0.5
+
+
+def test_renderer_and_demo_sampling_agree_on_the_stop_token(base: Path) -> None:
+    renderer = Renderer(base)
+    task = load_environment("sort-digits", "1").task(bytes(32))
+    tokens = [*renderer.encode_completion(task.answer), *DEMO_SAMPLING.stop_ids]
+    assert renderer.decode_completion(tokens, DEMO_SAMPLING.stop_ids) == (task.answer, True)
+    assert len(tokens) < DEMO_SAMPLING.max_new_tokens
