@@ -85,14 +85,8 @@ class _Recipe:
     environment = ("sort-digits", "1")
     model = "demo/qwen2-0.23m"
     service = "peers.trainer.service:TrainerService"
-    preload = (
-        "torch",
-        "transformers",
-        "transformers.models.qwen2.modeling_qwen2",
-        "peers.trainer.service",
-        "peers.inference.engine_service",
-        "peers.validator.prefill",
-    )
+    preload = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
+    """Nothing that imports pyarrow: its allocator starts a thread, and a fork server has none."""
 
     @staticmethod
     def write_tokenizer(folder: Path) -> list[int]:
