@@ -334,7 +334,7 @@ def status(
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who takes part in a run, and how far it is."""
+    """Who takes part in a run, and how far it is. ✓ marks the peers that the owner trusts."""
 
     def work() -> None:
         observation, run_name = trio.run(_observe, bootstrap, run)
@@ -388,20 +388,20 @@ def _show_status(observation: _Observation, run: str) -> None:
     console.print(line, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bright_black")
     for column in ("peer", "roles", "standing"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("policy", "step", "sent", "received"):
-        table.add_column(column, justify="right")
-    table.add_column("doing")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("doing", no_wrap=True, overflow="ellipsis")
     trusted = observation.peer.run.manifest
     for identifier, entry in sorted(
         observation.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
     ):
         beat = entry.heartbeat
         roles = ", ".join(beat.roles)
-        mark = " (trusted)" if identifier in trusted.trusted_ids() else ""
+        mark = " ✓" if identifier in trusted.trusted_ids() else ""
         style = ROLE_STYLES.get(beat.roles[0] if beat.roles else "", "white")
         table.add_row(
-            f"…{identifier[-10:]}",
+            f"…{identifier[-6:]}",
             f"[{style}]{roles}[/{style}]{mark}",
             f"[{STATE_STYLES.get(entry.standing, 'white')}]{entry.standing}[/]",
             str(beat.policy) if beat.policy >= 0 else "–",

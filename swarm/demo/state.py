@@ -229,19 +229,20 @@ class SwarmState:
     def _on_peer_status(self, event: Fields, peer: PeerState | None, now: float) -> None:
         if peer is None:
             return
-        peer.doing = text(event, "doing")
-        peer.policy = int(number(event, "policy", -1))
-        peer.step = int(number(event, "step", -1))
-        peer.tokens_per_second = number(event, "tokens_per_second")
+        if peer.state != "evicted":
+            peer.doing = text(event, "doing")
+            peer.policy = int(number(event, "policy", -1))
+            peer.step = int(number(event, "step", -1))
+            peer.tokens_per_second = number(event, "tokens_per_second")
         peer.moved(int(number(event, "bytes_sent")), int(number(event, "bytes_received")))
 
     def _on_membership_peer_admitted(
         self, event: Fields, peer: PeerState | None, now: float
     ) -> None:
         remote = text(event, "remote")
-        if remote and remote not in self.peers:
-            roles = event.get("roles")
-            role = str(roles[0]) if isinstance(roles, Sequence) and roles else "guest"
+        roles = event.get("roles")
+        role = str(roles[0]) if isinstance(roles, Sequence) and roles else "guest"
+        if remote and remote not in self.peers and role != "observer":
             guests = sum(not known.own for known in self.peers.values())
             guest = self.add_peer(f"guest-{guests + 1}", role[:20], remote, own=False)
             self.note(f"{guest.name} joined as {guest.role} ({remote})", now)

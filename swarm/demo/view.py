@@ -202,8 +202,10 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
     line.append(f"{peer.state:<10} ", style=STATE_STYLES.get(peer.state, "white"))
     line.append(f"{peer.policy if peer.policy >= 0 else '–':>6} ")
     line.append(f"{peer.step if peer.step >= 0 else '–':>5} ")
-    line.append(f"{readable_bytes(peer.sent):>8} ", style=DIM if not peer.sent else "")
-    line.append(f"{readable_bytes(peer.received):>8} ", style=DIM if not peer.received else "")
+    for moved in (peer.sent, peer.received):
+        # What a guest moves it tells only the peer it sends its heartbeats to.
+        shown = readable_bytes(moved) if peer.own else "–"
+        line.append(f"{shown:>8} ", style="" if moved else DIM)
     if width >= 90:
         line.append(f"{speed:>8} ")
     if peer.restarts:
