@@ -29,6 +29,7 @@ ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow starts one as it is imported
 }
 """Environment of a child unless its owner's says otherwise: peers share cores, and two OpenMP
 threads on contended cores are ten times slower than one."""
