@@ -74,7 +74,7 @@ def ledger_state(
     evictions and reinstatements with their signatures. Of several verdicts on a submission
 
     - the first of each validator counts;
-    - an acceptance that was trained on stands, since that cannot be undone;
+    - an acceptance of which a step took a group stands, since that cannot be undone;
     - else a proven fault beats every other verdict;
     - else, and among equals, the validator first in rank decides.
     """
@@ -99,7 +99,7 @@ def ledger_state(
     credits: dict[bytes, Credit] = {}
     totals: dict[str, Totals] = {}
     for submission, by_validator in sorted(cases.items()):
-        trained = any(outcome != "stale" for outcome in consumed.get(submission, ()))
+        trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
         judge = min(
             by_validator,
             key=lambda owner: (
@@ -127,6 +127,9 @@ def ledger_state(
         totals=dict(sorted(totals.items())),
     )
 
+
+_TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})
+"""Outcomes of a step that took the group; stale ones were never taken, carried ones not yet."""
 
 _FINALITY: dict[Outcome, int] = {"carried": 0, "stale": 1, "zero-advantage": 2, "consumed": 3}
 

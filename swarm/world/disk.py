@@ -26,6 +26,8 @@ from swarm.world import Database, Piece, Sink
 
 T = TypeVar("T")
 
+_ASIDE = ".aside"
+
 
 async def _run(function: Callable[[], T], size_bytes: int) -> T:
     """Run in place when small, in a thread otherwise."""
@@ -177,7 +179,7 @@ class LocalDisk:
         local = self.local_path(path)
         self._check_room(path, len(data))
 
-        aside = local.with_name(f"{local.name}.{next(self._asides)}.aside")
+        aside = local.with_name(f"{local.name}.{next(self._asides)}{_ASIDE}")
 
         def write() -> None:
             _make_folder(local.parent)
@@ -279,7 +281,10 @@ class LocalDisk:
 
     def list(self, path: str) -> list[str]:
         local = self.local_path(path)
-        return sorted(entry.name for entry in local.iterdir()) if local.is_dir() else []
+        if not local.is_dir():
+            return []
+        # A power cut may have left what was being written aside: nobody's file.
+        return sorted(entry.name for entry in local.iterdir() if entry.suffix != _ASIDE)
 
     def database(self, path: str) -> Database:
         local = self.local_path(path)

@@ -92,13 +92,15 @@ def test_what_was_trained_on_stays_accepted_and_credited() -> None:
     assert found.totals[WORKER.peer_id].outcomes == {"consumed": 1, "zero-advantage": 1}
 
 
-def test_a_fault_still_counts_when_the_submission_only_went_stale() -> None:
-    logs = {
+def test_a_fault_still_counts_until_a_step_takes_a_group() -> None:
+    logs: dict[str, list[Entry]] = {
         ALICE.peer_id: [judged(1)],
         BOB.peer_id: [FAULT],
-        TRAINER.peer_id: [consumed(1, "stale", "stale")],
+        TRAINER.peer_id: [consumed(1, "stale", "carried")],
     }
     assert state(logs).verdicts[FIRST] == FAULT
+    logs[TRAINER.peer_id].append(consumed(1, "stale", "consumed", step=1))
+    assert state(logs).verdicts[FIRST] == judged(1)
 
 
 def test_all_four_outcomes_and_quarantine_are_credited() -> None:

@@ -129,6 +129,16 @@ def test_writes_at_the_same_time_end_with_one_of_them_whole(tmp_path: Path) -> N
     assert files(tmp_path) == {"file"}
 
 
+def test_what_a_power_cut_left_aside_is_not_listed(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+        await disk.write("folder/file", b"whole")
+        (tmp_path / "folder" / "other.0.aside").write_bytes(b"half")
+        assert disk.list("folder") == ["file"]
+
+    trio.run(main)
+
+
 def test_hashes_are_those_of_the_bytes(tmp_path: Path) -> None:
     async def main() -> None:
         disk = LocalDisk(tmp_path)
