@@ -1,0 +1,81 @@
+"""What the README tells a lab to type works, and what the pages point to is there."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from peers.policy.demo import EOS_ID, save_tokenizer
+from swarm.cli import app
+from swarm.errors import UserError
+from swarm.messages import RunManifest
+from swarm.run import load_manifest, manifest_from_toml
+from swarm.settings import load_settings
+from tests.docs.pages import ROOT, text
+
+PAGES = sorted(
+    [Path("README.md"), *(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]
+)
+HASHES = {"tokenizer_hash": bytes(32), "environment.probe_hash": bytes(32)}
+
+
+def toml_examples() -> list[str]:
+    blocks = re.findall(r"^ *```toml\n(.*?)^ *```", text("README.md"), re.M | re.S)
+    return [textwrap.dedent(block) for block in blocks]
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(toml_examples()[0], encoding="utf-8")
+    return path
+
+
+def test_the_run_describes_the_demo_recipe(run_file: Path) -> None:
+    manifest = manifest_from_toml(run_file, HASHES)
+    assert manifest.sampling.stop_ids == [EOS_ID]
+    assert manifest.objective.learning_rate == 6e-4
+    assert len(manifest.trusted_ids()) == 2
+
+
+def test_a_misspelt_key_of_the_run_is_refused(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("max_new_tokens", "max_tokens"))
+    with pytest.raises(UserError, match="unknown key 'max_tokens'"):
+        manifest_from_toml(run_file, HASHES)
+
+
+def test_the_command_signs_it(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_tokenizer(tmp_path / "first" / "base")
+    result = CliRunner().invoke(app, ["run", "create", "run.toml", "--out", "run.manifest"])
+    assert result.exit_code == 0, result.output
+    signed = load_manifest(tmp_path / "run.manifest").message
+    assert isinstance(signed, RunManifest)
+    assert signed.name == "sorting"
+
+
+def test_the_trainers_settings_are_read(tmp_path: Path) -> None:
+    config = tmp_path / "trainer.toml"
+    config.write_text(toml_examples()[1], encoding="utf-8")
+    assert load_settings(config, {}).options == {"trainer.model": "first/base"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(str(page))):
+        parts = urlsplit(target)
+        if parts.scheme:
+            continue
+        found = (ROOT / page).parent / parts.path if parts.path else ROOT / page
+        assert found.exists(), f"{page} points to {target}"
+        if parts.fragment:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert parts.fragment in anchors, f"{page} points to {target}"
