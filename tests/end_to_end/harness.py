@@ -1,0 +1,349 @@
+"""A swarm of real peers, each `python -m swarm.peer` in a process of its own, on loopback.
+
+Tests wait for the events that the peers print, each wait with a deadline that names what was
+waited for. Every process is the head of its own group, killed when the test is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from swarm.demo.command import demo_manifest, free_ports, probe, sign_manifest, write_config
+from swarm.demo.processes import lines_of
+from swarm.identity import Identity, load_or_create
+from swarm.messages import Limits, RunManifest, TrustedKey
+from swarm.watch import Watched
+from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
+
+REPOSITORY = Path(__file__).parents[2]
+ENVIRONMENT = ("sort-digits", "1")
+START_SECONDS = 60.0
+"""For a peer to say its first words while all others start as well."""
+STEP_SECONDS = 60.0
+"""For one step of the tiny run, on a busy machine and with a restart in it: many times what it
+takes."""
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Person:
+    """A process and what it says, as somebody at a terminal would see it. Started again by hand."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    output: list[str] = field(default_factory=list)
+    """Lines of standard output, of all its lives."""
+    complaints: list[str] = field(default_factory=list)
+    """Lines of standard error, of all its lives."""
+    status: Watched[int | None] = field(default_factory=lambda: Watched(None))
+    """Exit status of the last life, once it has ended and all its words are in."""
+    said: Watched[int] = field(default_factory=lambda: Watched(0))
+    pid: int = 0
+
+    def start(self, nursery: trio.Nursery, *arguments: str) -> None:
+        """Begin a life, with `arguments` after the usual ones."""
+        output, output_end = os.pipe()
+        complaints, complaints_end = os.pipe()
+        child = subprocess.Popen(
+            [*self.command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output_end,
+            stderr=complaints_end,
+            start_new_session=True,
+            cwd=REPOSITORY,
+            env={**os.environ, **self.environment},
+        )
+        os.close(output_end)
+        os.close(complaints_end)
+        self.pid = child.pid
+        self.status.set(None)
+        nursery.start_soon(self._live, child, output, complaints)
+
+    async def _live(self, child: subprocess.Popen[bytes], output: int, complaints: int) -> None:
+        watch = os.pidfd_open(child.pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, output, self._hear)
+                nursery.start_soon(self._listen, complaints, self._hear_complaint)
+                await trio.lowlevel.wait_readable(watch)
+                self.left_behind = processes_in_group(child.pid) - {child.pid}
+                _kill_group(child.pid, signal.SIGKILL)  # what it left may hold the pipes open
+            self.status.set(child.wait())
+            self.said.touch()
+        finally:
+            _kill_group(child.pid, signal.SIGKILL)
+            child.wait()
+            os.close(watch)
+
+    left_behind: set[int] = field(default_factory=set)
+    """Processes of its group that outlived its last life (and were killed then)."""
+
+    @staticmethod
+    async def _listen(pipe: int, hear: Callable[[str], None]) -> None:
+        async with trio.lowlevel.FdStream(pipe) as stream:
+            async for line in lines_of(stream):
+                hear(line)
+
+    def _hear(self, line: str) -> None:
+        self.output.append(line)
+        self.said.touch()
+
+    def _hear_complaint(self, line: str) -> None:
+        self.complaints.append(line)
+        self.said.touch()
+
+    def send(self, which: signal.Signals) -> None:
+        """Send a signal to the process alone, as a terminal's Ctrl-C to a single program."""
+        os.kill(self.pid, which)
+
+    async def complains(self, text: str, seconds: float) -> str:
+        """The first line of standard error with `text` in it."""
+
+        def found() -> str | None:
+            return next((line for line in self.complaints if text in line), None)
+
+        return await self._wait(found, f"say {text!r}", seconds)
+
+    async def ended(self, seconds: float) -> int:
+        """The exit status, negative for a signal."""
+        return await self._wait(lambda: self.status.value, "end", seconds, may_end=True)
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole group, as when the machine dies."""
+        _kill_group(self.pid, signal.SIGKILL)
+        assert await self.ended(10) == -signal.SIGKILL
+
+    async def _wait(
+        self, found: Callable[[], Any], what: str, seconds: float, *, may_end: bool = False
+    ) -> Any:
+        with trio.move_on_after(seconds):
+            while True:
+                result = found()
+                if result is not None:
+                    return result
+                if self.status.value is not None and not may_end:
+                    raise AssertionError(
+                        f"{self.name} ended with status {self.status.value} before it did "
+                        f"{what}:\n{self._last_words()}"
+                    )
+                await self.said.wait_change()
+        raise AssertionError(f"{self.name} did not {what} in {seconds:g} s:\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        return "\n".join([*self.output[-15:], *self.complaints[-15:]])
+
+
+@dataclass
+class Peer(Person):
+    """A peer of the swarm that prints its events as JSON; keeps home and ports over restarts."""
+
+    role: str = ""
+    identity: Identity = field(default_factory=lambda: Identity(bytes(32)))
+    home: Path = Path()
+    port: int = 0
+    events: list[Event] = field(default_factory=list)
+    """Of all its lives."""
+
+    @property
+    def multiaddr(self) -> str:
+        return f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self.identity.peer_id}"
+
+    def _hear(self, line: str) -> None:
+        if line.startswith("{"):
+            with suppress(ValueError):  # a line that SIGKILL cut short
+                self.events.append(json.loads(line))
+        super()._hear(line)
+
+    def heard(self, name: str, since: int = 0, **fields: Any) -> list[Event]:
+        """The events of this name with these fields, from the `since`-th event on."""
+        return [
+            event
+            for event in self.events[since:]
+            if event["event"] == name and all(event.get(k) == v for k, v in fields.items())
+        ]
+
+    async def says(
+        self, name: str, *, seconds: float = STEP_SECONDS, since: int = 0, **fields: Any
+    ) -> Event:
+        """The first such event, said already or yet to come."""
+
+        def found() -> Event | None:
+            return next(iter(self.heard(name, since, **fields)), None)
+
+        return await self._wait(found, f"say {name} {fields or ''}", seconds)
+
+
+def processes_in_group(group: int) -> set[int]:
+    """Processes (zombies aside) of a process group."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(pgrp) == group and state != "Z":
+                    found.add(int(entry.name))
+    return found
+
+
+def _kill_group(group: int, which: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, which)
+
+
+# --- the swarm ---------------------------------------------------------------------------------
+
+
+def tiny_manifest(
+    base: Path,
+    *,
+    trainer: str,
+    validators: Sequence[str],
+    steps: int,
+    limits: Limits,
+) -> RunManifest:
+    """The demo's run made small: 8 groups of 4 a step, 2 groups a submission."""
+    from peers.policy.demo import EOS_ID
+
+    manifest = demo_manifest(
+        name="tiny",
+        steps=steps,
+        stop_ids=[EOS_ID],
+        hashes=probe(base, *ENVIRONMENT),
+        trainer=trainer,
+        validator=validators[0],
+    )
+    replace = msgspec.structs.replace
+    return replace(
+        manifest,
+        sampling=replace(manifest.sampling, group_size=4, groups_per_submission=2),
+        schedule=replace(manifest.schedule, groups_per_step=8),
+        validators=[TrustedKey(peer=validator) for validator in validators],
+        limits=limits,
+    )
+
+
+class Swarm:
+    """Peers by name: bootstrap, relay, trainer, validator(-1, -2…), inference-1, inference-2…"""
+
+    def __init__(
+        self,
+        folder: Path,
+        base: Path,
+        nursery: trio.Nursery,
+        *,
+        fork_server: Path,
+        names: Sequence[str],
+        steps: int,
+        limits: Limits | None = None,
+        options: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
+        trainer_module: Sequence[str] = ("swarm.peer",),
+    ) -> None:
+        self._nursery = nursery
+        self.folder = folder
+        ports = iter(free_ports(2 * len(names)))
+        self.peers: dict[str, Peer] = {}
+        for name in names:
+            home = folder / name
+            home.mkdir(mode=0o700, parents=True)
+            port, bulk_port = next(ports), next(ports)
+            role = name.partition("-")[0]
+            command = [sys.executable, "-m", "swarm.peer", "--role", role, "--home", str(home)]
+            command += ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--bulk-port", str(bulk_port)]
+            command += ["--json-logs"]
+            self.peers[name] = Peer(
+                name,
+                command,
+                {FORK_SERVER: str(fork_server)},
+                role=role,
+                identity=load_or_create(home / "identity.key"),
+                home=home,
+                port=port,
+            )
+        owner = Identity(bytes([7]) * 32)
+        self.validators = [p.identity.peer_id for p in self.peers.values() if p.role == "validator"]
+        manifest = tiny_manifest(
+            base,
+            trainer=self["trainer"].identity.peer_id,
+            validators=self.validators,
+            steps=steps,
+            limits=limits or Limits(),
+        )
+        envelope = sign_manifest(owner, manifest, time.time())
+        self.run = envelope.body.run
+        self.manifest = manifest
+        path = folder / "run.manifest"
+        path.write_bytes(envelope.raw)
+        bootstrap = self["bootstrap"].multiaddr
+        for name, peer in self.peers.items():
+            if name == "bootstrap":
+                peer.command = [*peer.command, "--manifest", str(path)]
+                continue
+            settings = dict((options or {}).get(name, {}))
+            if peer.role == "trainer":
+                settings["trainer.model"] = str(base)
+            write_config(peer.home / "settings.toml", settings)
+            peer.command = [*peer.command, "--bootstrap", bootstrap]
+            peer.command = [*peer.command, "--config", str(peer.home / "settings.toml")]
+
+    def __getitem__(self, name: str) -> Peer:
+        return self.peers[name]
+
+    def of_role(self, role: str) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.role == role]
+
+    async def start(self, *names: str) -> None:
+        """Start these peers (all, if none is named): the bootstrap first, since others need it."""
+        wanted = names or tuple(self.peers)
+        if "bootstrap" in wanted:
+            self["bootstrap"].start(self._nursery)
+            await self["bootstrap"].says("peer.listening", seconds=START_SECONDS)
+        for name in wanted:
+            if name != "bootstrap":
+                self[name].start(self._nursery)
+
+    async def restart(self, name: str) -> None:
+        """Start a dead peer again, with the same home and ports."""
+        peer = self[name]
+        peer.start(self._nursery, *(["--resume"] if peer.role == "trainer" else []))
+
+    async def complete(self, seconds: float) -> Path:
+        """Wait for the end of the run; the folder of the final policy."""
+        event = await self["trainer"].says("trainer.run_complete", seconds=seconds)
+        assert event["steps"] == self.manifest.schedule.steps
+        return Path(event["folder"])
+
+    def person(self, name: str, *arguments: str, home: Path) -> Person:
+        """Somebody who types `python -m swarm.peer …` on a machine of his own: no JSON, no fork
+        server, everything in his home folder."""
+        person = Person(
+            name,
+            [sys.executable, "-m", "swarm.peer", *arguments],
+            {"HOME": str(home), FORK_SERVER: ""},
+        )
+        person.start(self._nursery)
+        return person
+
+
+@asynccontextmanager
+async def swarm(
+    folder: Path, base: Path, fork_server: Path, **settings: Any
+) -> AsyncIterator[Swarm]:
+    """A swarm whose processes end with the block."""
+    async with trio.open_nursery() as nursery:
+        yield Swarm(folder, base, nursery, fork_server=fork_server, **settings)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,136 @@
+"""What the trusted peers' logs say of a run, and whether the trainer's own state agrees."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.ledger.entries import CheckpointPublished, Consumed, Judged, decode
+from swarm.ledger.state import LedgerState, Record, ledger_state
+from tests.end_to_end.harness import Swarm
+
+IN_FLIGHT_SECONDS = 3.0
+"""A verdict this young when the last policy was published may not have reached the pool."""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    records: list[Record]
+    state: LedgerState
+    accepted: set[bytes]
+    trained: set[bytes]
+    """Submissions that stand in the log as consumed or zero-advantage."""
+    stale: set[bytes]
+    pool: set[bytes]
+    """Accepted submissions that the trainer holds and has not used."""
+
+
+def read_accounts(swarm: Swarm) -> Accounts:
+    """The union of the trusted peers' own logs, from their disks."""
+    trainer = swarm["trainer"]
+    trusted = [trainer, *swarm.of_role("validator")]
+    records = [
+        Record(peer.identity.peer_id, position, decode(raw))
+        for peer in trusted
+        for position, raw in _rows(
+            peer.home / "ledger.sqlite",
+            "SELECT position, entry FROM entries WHERE owner = ? ORDER BY position",
+            peer.identity.peer_id,
+        )
+    ]
+    state = ledger_state(
+        records,
+        run=swarm.run,
+        validators=swarm.validators,
+        trusted=[peer.identity.peer_id for peer in trusted],
+    )
+    trained, stale = set(), set()
+    for submission, outcomes in state.consumed.items():
+        (stale if set(outcomes) == {"stale"} else trained).add(submission)
+    pool = _rows(trainer.home / "trainer.sqlite", "SELECT digest FROM accepted ORDER BY digest")
+    return Accounts(
+        records=records,
+        state=state,
+        accepted={
+            record.entry.submission
+            for record in records
+            if isinstance(record.entry, Judged) and record.entry.outcome == "accepted"
+        },
+        trained=trained,
+        stale=stale,
+        pool={row[0] for row in pool} - trained - stale,
+    )
+
+
+def _rows(database: Path, sql: str, *parameters: str) -> list[tuple]:
+    connection = sqlite3.connect(database)
+    try:
+        return connection.execute(sql, parameters).fetchall()
+    finally:
+        connection.close()
+
+
+def check_accounts(swarm: Swarm) -> Accounts:
+    """Nothing lost, nothing trained on twice, no policy published in two forms (design §9)."""
+    accounts = read_accounts(swarm)
+    own = [
+        record.entry
+        for record in accounts.records
+        if record.owner == swarm["trainer"].identity.peer_id
+    ]
+    consumed = [entry for entry in own if isinstance(entry, Consumed)]
+
+    # Each once; only what was accepted; each group of it.
+    times = Counter(entry.submission for entry in consumed)
+    assert set(times.values()) == {1}, "a submission stands in the trainer's log twice"
+    assert times.keys() <= accounts.accepted, "a submission was used that nobody accepted"
+    for submission, outcomes in accounts.state.consumed.items():
+        assert len(outcomes) == accounts.state.verdicts[submission].groups
+        assert not set(outcomes) - {"consumed", "zero-advantage", "stale"}
+
+    # Nothing lost, but for verdicts that came when nothing more was wanted.
+    missing = accounts.accepted - accounts.trained - accounts.stale - accounts.pool
+    late = _judged_late(swarm)
+    lost = {_place(accounts.state.verdicts[submission]) for submission in missing} - late
+    assert not lost, f"accepted, and neither used nor held: {sorted(lost)}"
+
+    # The learner remembers what the log says, for the steps that it still remembers.
+    by_step: dict[int, set[bytes]] = defaultdict(set)
+    for entry in consumed:
+        if set(entry.outcomes) != {"stale"}:
+            by_step[entry.step].add(entry.submission)
+    steps = swarm.manifest.schedule.steps
+    assert sorted(by_step) == list(range(steps))
+    state = json.loads((swarm["trainer"].home / f"trainer/states/{steps}/state.json").read_text())
+    assert state["step"] == steps
+    for step, names in state["consumed"].items():
+        assert len(set(names)) == len(names)
+        assert {bytes.fromhex(name) for name in names} == by_step[int(step)]
+
+    # One manifest for each policy, each in the log.
+    published = Counter(
+        (entry.lineage, entry.step) for entry in own if isinstance(entry, CheckpointPublished)
+    )
+    assert published == {(0, step): 1 for step in range(steps + 1)}
+    for peer in swarm.peers.values():
+        assert not [e for e in peer.heard("shardcast.checkpoint_failed") if "another" in str(e)]
+    return accounts
+
+
+def _place(verdict: Judged) -> tuple[str, int, int]:
+    return (verdict.worker, verdict.step, verdict.number)
+
+
+def _judged_late(swarm: Swarm) -> set[tuple[str, int, int]]:
+    """(worker, step, number) of the verdicts that came as the last policy was published."""
+    steps = swarm.manifest.schedule.steps
+    end = swarm["trainer"].heard("trainer.checkpoint_published", step=steps)[0]["time"]
+    return {
+        (event["worker"], event["step"], event["number"])
+        for validator in swarm.of_role("validator")
+        for event in validator.heard("validator.verdict")
+        if event["time"] >= end - IN_FLIGHT_SECONDS
+    }
