@@ -117,7 +117,7 @@ class TrainerService:
         """
         environment = load_environment("sort-digits", "1")
         make_policy(Path(folder), seed)
-        steps = warm_up(Path(folder), environment, DEMO_SAMPLING, seed)
+        steps = warm_up(Path(folder), environment, seed)
         return {
             "sft_steps": steps,
             **_accuracies(Path(folder), environment, DEMO_SAMPLING, EVALUATION_PROMPTS, "held_out"),
