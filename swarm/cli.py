@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarm.node import Node, RunNode
     from swarm.run import Run
 
-STATUS_SECONDS_MAX = 8.0
+STATUS_SECONDS_MAX = 12.0
 """For trusted peers to admit the observer and for presence, published every 5 s, to arrive."""
 
 app = typer.Typer(

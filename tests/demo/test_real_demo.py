@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,10 @@ pytestmark = pytest.mark.slow
 DEADLINE_SECONDS = 400.0
 
 
-def start_demo(folder: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def a_demo(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A running demo; it is stopped if it still runs at the end."""
+    with subprocess.Popen(
         [
             *(sys.executable, "-c", "from swarm.cli import main; main()"),
             *("demo", "--plain", "--keep", str(folder), *flags),
@@ -34,7 +37,11 @@ def start_demo(folder: Path, *flags: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+    ) as demo:
+        try:
+            yield demo
+        finally:
+            demo.terminate()
 
 
 def lines_of(demo: subprocess.Popen[str]) -> Iterator[str]:
@@ -90,15 +97,15 @@ def test_any_single_process_may_be_killed(tmp_path: Path) -> None:
         15: "validator",
         22: "trainer",
     }
-    demo = start_demo(tmp_path / "demo", "--steps", "40")
     printed = []
-    for line in lines_of(demo):
-        printed.append(line)
-        if line.startswith("step "):
-            victim = victims.pop(int(line.split()[1].partition("/")[0]), None)
-            if victim is not None:
-                kill(tmp_path / "demo", victim)
-    assert demo.wait(timeout=10) == 0, "".join(printed)
+    with a_demo(tmp_path / "demo", "--steps", "40") as demo:
+        for line in lines_of(demo):
+            printed.append(line)
+            if line.startswith("step "):
+                victim = victims.pop(int(line.split()[1].partition("/")[0]), None)
+                if victim is not None:
+                    kill(tmp_path / "demo", victim)
+        assert demo.wait(timeout=10) == 0, "".join(printed)
     assert victims == {}
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert summary["steps"] == 40
@@ -127,17 +134,18 @@ def test_any_single_process_may_be_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["at once", "while it trains"])
 def test_ctrl_c_leaves_nothing_behind_within_5_seconds(tmp_path: Path, moment: str) -> None:
-    demo = start_demo(tmp_path / "demo", "--steps", "200")
     sign = "to join" if moment == "at once" else "step 3/"
-    for line in lines_of(demo):
-        if line.startswith(sign):
-            break
-    assert processes_of(tmp_path / "demo")
-    began = time.monotonic()
-    demo.send_signal(signal.SIGINT)
-    output, _ = demo.communicate(timeout=20)
-    assert time.monotonic() - began <= 5.0
+    with a_demo(tmp_path / "demo", "--steps", "200") as demo:
+        for line in lines_of(demo):
+            if line.startswith(sign):
+                break
+        assert processes_of(tmp_path / "demo")
+        began = time.monotonic()
+        demo.send_signal(signal.SIGINT)
+        output, _ = demo.communicate(timeout=20)
+        seconds = time.monotonic() - began
     assert demo.returncode == 130, output
+    assert seconds <= 5.0
     assert output.rstrip().endswith("stopped")
     assert "Traceback" not in output
     assert processes_of(tmp_path / "demo") == {}
