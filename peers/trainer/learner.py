@@ -366,17 +366,22 @@ def forward(
     """(log-probabilities, entropies) of the batch's completion tokens, fp32 [n], flat.
 
     One pass over whole sequences, without an attention mask: padding comes last, so causal
-    attention keeps it away from every token that counts.
+    attention keeps it away from every token that counts. Completions that a group holds several
+    times are computed once, and collect the gradients of all: on short answers that is half.
     """
-    first = int(batch.completion.any(0).nonzero()[0])  # column of the earliest completion token
-    kept = batch.tokens.shape[1] - first  # logits at column i predict token i + 1
-    logits = model(batch.tokens[:, :-1], logits_to_keep=kept, use_cache=False).logits
-    chosen = batch.completion[:, first:]
-    log_all = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)  # [n, vocabulary]
-    log_pi = log_all.gather(-1, batch.tokens[batch.completion][:, None])[:, 0]
+    marked, row = torch.unique(batch.tokens * 2 + batch.completion, dim=0, return_inverse=True)
+    tokens, completion = marked // 2, marked % 2 == 1  # [distinct, S]
+    first = int(completion.any(0).nonzero()[0])  # column of the earliest completion token
+    kept = tokens.shape[1] - first  # logits at column i predict token i + 1
+    logits = model(tokens[:, :-1], logits_to_keep=kept, use_cache=False).logits
+    log_all = torch.log_softmax(logits[completion[:, first:]].float() / temperature, dim=-1)
+    log_pi = log_all.gather(-1, tokens[completion][:, None])[:, 0]  # [distinct tokens]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(log_all.exp() * log_all).sum(-1)
-    return log_pi, entropy
+    place = torch.zeros_like(tokens)
+    place[completion] = torch.arange(len(log_pi))
+    back = place[row][batch.completion]  # [n]: where each token of the batch was computed
+    return log_pi[back], entropy[back]
 
 
 def _micro_batches(batch: Batch) -> Iterator[Batch]:

@@ -140,6 +140,33 @@ def test_forward_equals_each_sequence_alone_and_the_engine(base: Path) -> None:
     assert start == len(log_pi)
 
 
+def test_repeated_completions_are_computed_once_and_count_as_often_as_they_are(base: Path) -> None:
+    """Same log-probabilities and the same gradient as one pass per row."""
+    group = random_groups(2, policy=0)[0]
+    repeated = dataclasses.replace(
+        group,
+        completions=[*group.completions, *group.completions[:2]],
+        rewards=[*group.rewards, *group.rewards[:2]],
+    )
+    batch = make_batch([repeated], normalise_by_std=True)
+    weights = torch.linspace(0.5, 2, batch.token_count())
+    model = load_model(base).float().eval()
+
+    def gradient(log_pi: torch.Tensor) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        (log_pi * weights).sum().backward()
+        return {name: value.grad.clone() for name, value in model.named_parameters()}
+
+    together, _ = forward(model, batch, 1.0)
+    alone = torch.cat(
+        [forward(model, batch.rows(torch.tensor([row])), 1.0)[0] for row in range(len(batch))]
+    )
+    torch.testing.assert_close(together, alone, atol=2e-6, rtol=0)
+    expected, found = gradient(alone), gradient(together)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+
+
 # --- learning --------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ def literal(
         r = np.exp(np.clip(pi - old, -20, 20))
         low, high = 1 - objective.epsilon, 1 + objective.epsilon
         total -= min(min(r, objective.delta) * a, min(max(r, low), high) * a)
-        d = np.clip(reference - pi, -10, 10)
+        d = min(reference - pi, 10)
         total += objective.kl_coefficient * (np.exp(d) - d - 1)
         total -= objective.entropy_coefficient * h
     return total / len(log_pi)
@@ -81,15 +81,65 @@ def test_gradient_equals_finite_differences(column: int) -> None:
 
 
 def test_parts_of_a_batch_add_up() -> None:
-    tokens = random_tokens(1)
-    whole, metrics = grpo(OBJECTIVE, *tokens[:4], 400, tokens[1], tokens[4])
-    parts = [
-        grpo(OBJECTIVE, *[t[s] for t in tokens[:4]], 400, tokens[1][s], tokens[4][s])
-        for s in (slice(0, 90), slice(90, 400))
-    ]
+    log_pi, log_old, advantage, entropy, log_reference = random_tokens(1)
+
+    def part(here: slice) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return grpo(
+            OBJECTIVE,
+            log_pi[here],
+            log_old[here],
+            advantage[here],
+            entropy[here],
+            len(log_pi),
+            log_old[here],
+            log_reference[here],
+        )
+
+    whole, metrics = part(slice(None))
+    parts = [part(slice(0, 90)), part(slice(90, None))]
     assert float(whole) == pytest.approx(sum(float(loss) for loss, _ in parts))
     for name, value in metrics.items():
-        assert float(value) == pytest.approx(sum(float(part[name]) for _, part in parts)), name
+        assert float(value) == pytest.approx(sum(float(each[name]) for _, each in parts)), name
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("ratio", [1.1, 3.9, 4.1, 50.0])
+def test_delta_bites_only_where_the_advantage_is_negative(advantage: float, ratio: float) -> None:
+    def gradient(delta: float) -> float:
+        objective = Objective(delta=delta, kl_coefficient=0, entropy_coefficient=0)
+        log_pi = torch.full((1,), ratio).log().requires_grad_()
+        zero = torch.zeros(1)
+        loss, _ = grpo(objective, log_pi, zero, zero + advantage, zero, 1, zero)
+        return float(torch.autograd.grad(loss, log_pi)[0])
+
+    bites = gradient(4.0) != gradient(1e6)
+    assert bites == (advantage < 0 and ratio > 4)
+
+
+@pytest.mark.parametrize("difference", [-30.0, -3.0, -0.1, 0.1, 3.0])
+def test_kl_pulls_towards_the_reference(difference: float) -> None:
+    """Unlike between two tensors without gradient, a defect of a published trainer."""
+    log_reference, zero = torch.full((1,), -35.0), torch.zeros(1)
+    log_pi = (log_reference - difference).requires_grad_()
+    objective = Objective(kl_coefficient=0.5, entropy_coefficient=0)
+    loss, metrics = grpo(objective, log_pi, log_pi.detach(), zero, zero, 1, zero, log_reference)
+    (gradient,) = torch.autograd.grad(loss, log_pi)
+    assert float(gradient) == pytest.approx(0.5 * (1 - np.exp(difference)), rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(0.5 * float(metrics["kl_reference"]))
+
+
+@settings(deadline=None)  # shared cores
+@given(*[st.floats(-1e30, 0, width=32)] * 4, st.floats(-1e6, 1e6, width=32))
+def test_nothing_overflows_in_fp32(
+    pi: float, old: float, generation: float, reference: float, advantage: float
+) -> None:
+    log_pi = torch.tensor([pi], requires_grad=True)
+    others = [torch.tensor([value]) for value in (old, advantage, 1.0)]
+    loss, metrics = grpo(
+        OBJECTIVE, log_pi, *others, 1, torch.tensor([generation]), torch.tensor([reference])
+    )
+    (gradient,) = torch.autograd.grad(loss, log_pi)
+    assert all(np.isfinite(float(value.detach())) for value in (loss, gradient, *metrics.values()))
 
 
 log_ratio = st.floats(-1e4, 1e4)
