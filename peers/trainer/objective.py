@@ -17,7 +17,8 @@ LOG_RATIO_MAX = 20.0
 """Log-ratios are clamped to ± this before exp: beyond it the clipping has decided already."""
 
 KL_LOG_RATIO_MAX = 10.0
-"""The same for the KL estimator, whose e^d would otherwise swamp the batch by one token."""
+"""Upper bound on d in the KL estimator, whose e^d would otherwise swamp the batch by one token.
+There is no lower one: as π outgrows π_ref the gradient tends to 1 and must keep pulling back."""
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of a group's rewards."""
@@ -69,22 +70,19 @@ def grpo(
     per_token = -torch.minimum(raw, clipped)
 
     with torch.no_grad():
-        d = (log_generation - log_pi).clamp(-KL_LOG_RATIO_MAX, KL_LOG_RATIO_MAX)
         sums = {
             "loss_policy": per_token.sum(),
             "ratio": ratio.sum(),
             "clipped_low": ((ratio < low) & (advantage < 0)).sum(),
             "clipped_high": ((ratio > high) & (advantage > 0)).sum(),
             "clipped_delta": ((ratio > objective.delta) & (advantage < 0)).sum(),
-            "kl_generation": (d.exp() - d - 1).sum(),
+            "kl_generation": _k3(log_generation, log_pi).sum(),
             "entropy": entropy.sum(),
         }
     if objective.kl_coefficient:
         if log_reference is None:
             raise ValueError("kl_coefficient is not 0 but there are no reference log-probabilities")
-        # k3 (Schulman, "Approximating KL divergence"): unbiased, never negative.
-        d = (log_reference - log_pi).clamp(-KL_LOG_RATIO_MAX, KL_LOG_RATIO_MAX)
-        kl = d.exp() - d - 1
+        kl = _k3(log_reference, log_pi)
         per_token = per_token + objective.kl_coefficient * kl
         sums["kl_reference"] = kl.detach().sum()
     if objective.entropy_coefficient:
@@ -92,3 +90,12 @@ def grpo(
     loss = per_token.sum() / token_count
     metrics = {name: value.detach() / token_count for name, value in sums.items()}
     return loss, {"loss": loss.detach(), **metrics}
+
+
+def _k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
+    """e^d − d − 1 with d = log other − log π: KL(π ‖ other) per token, never negative.
+
+    Unbiased on tokens drawn from π (Schulman, "Approximating KL divergence", 2020).
+    """
+    d = (log_other - log_pi).clamp(max=KL_LOG_RATIO_MAX)
+    return d.exp() - d - 1
