@@ -10,6 +10,7 @@ nothing and repeats nothing.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
-from swarm.ledger.entries import CheckpointPublished, Consumed
+from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
 from swarm.node import RunNode
 from swarm.transport import BlobReference, FetchError, Source
@@ -37,6 +38,10 @@ UNJUDGED_SECONDS = 60.0
 """An announced submission without a verdict is no longer counted on after this."""
 
 FETCH_ATTEMPTS = 5
+"""Failures after which an accepted submission is no longer counted on (but still asked for)."""
+FETCH_PAUSE_SECONDS_MAX = 5.0
+LOG_ENTRIES_READ = 1000
+"""Entries of the own log read at once, when the trainer starts."""
 FINAL_WORD_SECONDS = 2.0
 """How long the last order is left to spread before the trainer leaves."""
 
@@ -75,6 +80,8 @@ class TrainerRole:
         self._lineage = 0
         self._published: dict[int, tuple[bytes, int]] = {}
         """Manifest digest and size by policy."""
+        self._logged_policies: set[int] = set()
+        """Policies that stand in the log as published."""
         self._policy = Watched(-1)
         """Newest policy published."""
         self._pool: dict[bytes, Accepted] = {}
@@ -101,6 +108,7 @@ class TrainerRole:
             trio.open_nursery() as nursery,
         ):
             await self._start(learner)
+            await self._open_again()
             nursery.start_soon(self._collect)
             nursery.start_soon(self._arrange)
             nursery.start_soon(self._forget_unjudged)
@@ -121,7 +129,8 @@ class TrainerRole:
                 "revision INTEGER, message BLOB NOT NULL, PRIMARY KEY (lineage, step))"
             )
             connection.execute(
-                "CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, reward REAL NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, reward REAL NOT NULL, "
+                "consumed BLOB NOT NULL)"
             )
 
         await self._database.transact(create)
@@ -179,12 +188,38 @@ class TrainerRole:
             },
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
-        self._known = {bytes.fromhex(digest) for digest in resumed["consumed"]}
+        own = list(self._own_entries())
+        logged = {entry.submission for entry in own if isinstance(entry, Consumed)}
+        self._logged_policies = {
+            entry.step
+            for entry in own
+            if isinstance(entry, CheckpointPublished) and entry.lineage == self._lineage
+        }
+        self._known = logged | {bytes.fromhex(digest) for digest in resumed["consumed"]}
         self._events.emit("trainer.resumed", step=state, consumed=len(self._known))
         rows = self._database.read(
-            "SELECT reward FROM steps WHERE step = ? ORDER BY step", (state,)
+            "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (state,)
         )
-        await self._publish(learner, state, reward=rows[0][0] if rows else 0.0)
+        reward = 0.0
+        if rows:
+            reward = rows[0][0]
+            entries = msgspec.msgpack.decode(rows[0][1], type=list[Consumed])
+            await self._log_missing([e for e in entries if e.submission not in logged])
+        await self._publish(learner, state, reward=reward)
+
+    def _own_entries(self) -> Iterator[Entry]:
+        """This trainer's log, from its beginning."""
+        log = self._trusted.log_of(self._peer.peer_id)
+        assert log is not None
+        for start in range(0, log.size(), LOG_ENTRIES_READ):
+            for raw in log.entries(start, LOG_ENTRIES_READ):
+                yield decode(raw)
+
+    async def _log_missing(self, entries: list[Consumed]) -> None:
+        """Log what was trained on just before this peer died, between state and log."""
+        if entries:
+            await self._trusted.append(list(entries))
+            self._events.emit("trainer.log_completed", submissions=len(entries))
 
     def _states(self) -> list[int]:
         """Steps whose training state is on disk, whole."""
@@ -230,7 +265,6 @@ class TrainerRole:
                     verdict.outcome == "accepted"
                     and verdict.submission not in self._known
                     and verdict.lineage == self._lineage
-                    and not self._too_old(verdict)
                 )
                 if wanted:
                     self._known.add(verdict.submission)
@@ -240,11 +274,18 @@ class TrainerRole:
                     self._changed.touch()
 
     async def _take(self, envelope: Envelope, verdict: Verdict) -> None:
-        """Copy an accepted submission here, durably, and put it into the pool."""
+        """Copy an accepted submission here, durably, and put it into the pool. One that cannot
+        be had, or is heard of, only when it is too old is stale."""
         validator = PeerId(envelope.sender)
         path = _path(verdict.submission)
         reference = BlobReference(verdict.submission, verdict.size_bytes)
-        for attempt in range(FETCH_ATTEMPTS):
+        attempt = 0
+        while True:
+            if self._too_old(verdict):
+                await self._log_stale([verdict])
+                self._announced.pop(verdict.submission, None)
+                self._changed.touch()
+                return
             try:
                 await self._node.reach(validator)
                 record = self._node.record(validator)
@@ -261,12 +302,11 @@ class TrainerRole:
                 self._events.emit(
                     "trainer.fetch_failed", validator=validator, attempt=attempt, reason=str(error)
                 )
-                await trio.sleep(0.2 * 2**attempt)
-        else:
-            self._known.discard(verdict.submission)
-            self._announced.pop(verdict.submission, None)
-            self._changed.touch()
-            return
+                attempt += 1
+                if attempt == FETCH_ATTEMPTS:  # others shall make up for it
+                    self._announced.pop(verdict.submission, None)
+                    self._changed.touch()
+                await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, 0.2 * 2 ** min(attempt, 10)))
         await self._database.transact(
             lambda connection: connection.execute(
                 "INSERT OR REPLACE INTO accepted (digest, verdict) VALUES (?, ?)",
@@ -305,8 +345,8 @@ class TrainerRole:
         coming = sum(groups for _, groups, since in self._announced.values() if since)
         return max(0, needed - there - coming)
 
-    async def _arrange(self) -> None:
-        """Keep exactly one step open: the oldest whose batch is not on its way yet."""
+    async def _open_again(self) -> None:
+        """Open the first step, or, after a restart, the one that was open."""
         rows = self._database.read(
             "SELECT message FROM orders WHERE lineage = ? ORDER BY step DESC LIMIT 1",
             (self._lineage,),
@@ -316,6 +356,9 @@ class TrainerRole:
             await self._issue(held.step, self._missing_groups(held.step), held)
         else:
             await self._issue(0, self._missing_groups(0), None)
+
+    async def _arrange(self) -> None:
+        """Keep exactly one step open: the oldest whose batch is not on its way yet."""
         while True:
             order = self._order
             assert order is not None
@@ -401,9 +444,13 @@ class TrainerRole:
                 },
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
-            outcomes = result.pop("outcomes")
+            consumed = [
+                Consumed(step=step, submission=accepted.digest, outcomes=outcomes)
+                for accepted, outcomes in zip(batch, result.pop("outcomes"), strict=True)
+            ]
+            await self._keep_consumed(step + 1, consumed, result["reward"])
             await self._save(learner, step + 1)
-            await self._record_consumed(step, batch, outcomes, result["reward"])
+            await self._trusted.append(list(consumed))
             await self._publish(learner, step + 1, reward=result["reward"])
             self._events.emit(
                 "trainer.step_trained",
@@ -437,18 +484,31 @@ class TrainerRole:
     async def _drop_stale(self) -> None:
         stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]
         if stale:
-            await self._trusted.append(
-                [
-                    Consumed(
-                        step=self._policy.value,
-                        submission=accepted.digest,
-                        outcomes=["stale"] * len(accepted.verdict.rewards),
-                    )
-                    for accepted in stale
-                ]
-            )
-            self._events.emit("trainer.stale_dropped", submissions=len(stale))
+            await self._log_stale([accepted.verdict for accepted in stale])
             await self._drop_consumed(stale)
+
+    async def _log_stale(self, verdicts: list[Verdict]) -> None:
+        await self._trusted.append(
+            [
+                Consumed(
+                    step=self._policy.value,
+                    submission=verdict.submission,
+                    outcomes=["stale"] * len(verdict.rewards),
+                )
+                for verdict in verdicts
+            ]
+        )
+        self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
+
+    async def _keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
+        """Make durable what the log will say of the submissions in the state of `step`: written
+        before that state, so that whoever resumes from it can complete the log."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO steps (step, reward, consumed) VALUES (?, ?, ?)",
+                (step, reward, msgspec.msgpack.encode(consumed)),
+            )
+        )
 
     async def _save(self, learner: Child, step: int) -> None:
         """Make the training state after `step` durable, the consumed submissions inside it."""
@@ -459,21 +519,6 @@ class TrainerRole:
         )
         for older in self._states()[:-STATES_KEPT]:
             await self._disk.remove(f"{STATES}/{older}")
-
-    async def _record_consumed(
-        self, step: int, batch: list[Accepted], outcomes: list[list[Any]], reward: float
-    ) -> None:
-        await self._trusted.append(
-            [
-                Consumed(step=step, submission=accepted.digest, outcomes=each)
-                for accepted, each in zip(batch, outcomes, strict=True)
-            ]
-        )
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO steps (step, reward) VALUES (?, ?)", (step + 1, reward)
-            )
-        )
 
     async def _publish(self, learner: Child, step: int, *, reward: float) -> None:
         """Make policy `step` a checkpoint, log it, announce it."""
@@ -487,9 +532,11 @@ class TrainerRole:
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
             held, _ = await self._peer.store.publish(folder, self._lineage, step)
+        if step not in self._logged_policies:
             await self._trusted.append(
                 [CheckpointPublished(lineage=self._lineage, step=step, manifest=held.digest)]
             )
+            self._logged_policies.add(step)
         self._published[step] = (held.digest, held.manifest_bytes)
         self._training_groups = 0
         self._policy.set(step)
