@@ -251,7 +251,6 @@ class Swarm:
         steps: int,
         limits: Limits | None = None,
         options: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
-        trainer_module: Sequence[str] = ("swarm.peer",),
     ) -> None:
         self._nursery = nursery
         self.folder = folder
@@ -299,6 +298,7 @@ class Swarm:
             write_config(peer.home / "settings.toml", settings)
             peer.command = [*peer.command, "--bootstrap", bootstrap]
             peer.command = [*peer.command, "--config", str(peer.home / "settings.toml")]
+        self._commands = {name: list(peer.command) for name, peer in self.peers.items()}
 
     def __getitem__(self, name: str) -> Peer:
         return self.peers[name]
@@ -316,9 +316,12 @@ class Swarm:
             if name != "bootstrap":
                 self[name].start(self._nursery)
 
-    async def restart(self, name: str) -> None:
-        """Start a dead peer again, with the same home and ports."""
+    def restart(self, name: str, module: Sequence[str] = ("swarm.peer",)) -> None:
+        """Start a dead peer again, with the same home and ports. `module`: another one, and its
+        own arguments, which then runs the peer."""
         peer = self[name]
+        python, dash_m, _, *flags = self._commands[name]
+        peer.command = [python, dash_m, *module, *flags]
         peer.start(self._nursery, *(["--resume"] if peer.role == "trainer" else []))
 
     async def complete(self, seconds: float) -> Path:

@@ -1,0 +1,88 @@
+"""A trainer that dies by SIGKILL at a chosen moment of a step: `… MOMENT STEPS <peer's flags>`.
+
+It trains STEPS - 1 steps in peace; in the next one, at MOMENT, the whole process group dies as
+when the machine loses power. Nothing of the trainer is replaced: its methods are only watched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import typer
+
+from peers.trainer.role import TrainerRole
+from swarm.peer import peer
+from swarm.shardcast.store import CheckpointStore
+from swarm.trusted import TrustedPart
+
+BEFORE, AFTER = "before", "after"
+MOMENTS: dict[str, tuple[type, str, str]] = {
+    "before-outcomes-kept": (TrainerRole, "_keep_consumed", BEFORE),
+    "before-save": (TrainerRole, "_save", BEFORE),
+    "after-save": (TrainerRole, "_save", AFTER),
+    "after-log": (TrustedPart, "append", AFTER),
+    "after-export": (CheckpointStore, "publish", AFTER),
+    "after-announcement": (TrainerRole, "_publish", AFTER),
+    "before-drop": (TrainerRole, "_drop_consumed", BEFORE),
+    "after-drop": (TrainerRole, "_drop_consumed", AFTER),
+}
+"""`trainer.step_trained` is said between after-announcement and before-drop. Besides these,
+`during-save+N` dies N ms after the save has begun."""
+
+
+class Death:
+    def __init__(self, moment: str, steps: int) -> None:
+        self._steps = steps
+        self._batches = 0
+        self._watch(TrainerRole, "_next_batch", after=self._count)
+        if moment.startswith("during-save+"):
+            milliseconds = int(moment.removeprefix("during-save+"))
+            self._watch(TrainerRole, "_save", before=lambda: self._die_in(milliseconds / 1000))
+            return
+        owner, method, when = MOMENTS[moment]
+        self._watch(owner, method, **{when: self._die})
+
+    def _count(self) -> None:
+        self._batches += 1
+
+    def _die(self) -> None:
+        if self._batches >= self._steps:
+            os.killpg(0, signal.SIGKILL)
+
+    def _die_in(self, seconds: float) -> None:
+        def wait() -> None:
+            time.sleep(seconds)
+            self._die()
+
+        if self._batches >= self._steps:
+            threading.Thread(target=wait, daemon=True).start()
+
+    @staticmethod
+    def _watch(
+        owner: type,
+        method: str,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        original: Callable[..., Awaitable[Any]] = getattr(owner, method)
+
+        async def watched(*arguments: Any, **named: Any) -> Any:
+            before()
+            result = await original(*arguments, **named)
+            after()
+            return result
+
+        setattr(owner, method, watched)
+
+
+if __name__ == "__main__":
+    _, moment, steps, *flags = sys.argv
+    Death(moment, int(steps))
+    sys.argv = ["swarm.peer", *flags]
+    typer.run(peer)

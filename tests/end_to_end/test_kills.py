@@ -1,0 +1,89 @@
+"""Peers die by SIGKILL at any moment; the run goes on, loses nothing and repeats nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.end_to_end.harness import STEP_SECONDS, swarm
+from tests.end_to_end.ledgers import check_accounts
+
+NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
+LIFE_SECONDS = 60.0
+"""For a trainer to resume, train a step, and die."""
+
+
+@pytest.mark.slow
+def test_every_peer_is_killed_once(tmp_path: Path, base: Path, fork_server: Path) -> None:
+    async def main() -> None:
+        steps = 12
+        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+            await peers.start()
+            trainer = peers["trainer"]
+            await trainer.says("trainer.checkpoint_published", step=2)
+            await peers["inference-1"].kill()
+            await trainer.says("trainer.checkpoint_published", step=4)
+            peers.restart("inference-1")
+            await peers["validator"].kill()
+            peers.restart("validator")
+            await trainer.says("trainer.checkpoint_published", step=6)
+            await peers["relay"].kill()
+            peers.restart("relay")
+            await trainer.says("trainer.checkpoint_published", step=8)
+            since = len(trainer.events)
+            await trainer.kill()
+            peers.restart("trainer")
+            resumed = await trainer.says("trainer.resumed", since=since)
+            assert resumed["step"] >= 8
+            await trainer.says("trainer.checkpoint_published", step=10)
+            await peers["bootstrap"].kill()
+            peers.restart("bootstrap")
+            await peers.complete(steps * STEP_SECONDS)
+            assert await trainer.ended(30) == 0
+            check_accounts(peers)
+
+    trio.run(main)
+
+
+MOMENTS = [
+    "before-outcomes-kept",
+    "before-save",
+    "during-save+1",
+    "during-save+10",
+    "during-save+25",
+    "during-save+60",
+    "after-save",
+    "after-log",
+    "after-export",
+    "after-announcement",
+    "before-drop",
+    "after-drop",
+]
+
+
+@pytest.mark.slow
+def test_the_trainer_dies_at_every_moment_of_a_step(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    async def main() -> None:
+        steps = 2 * len(MOMENTS) + 2
+        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+            await peers.start()
+            trainer = peers["trainer"]
+            await trainer.says("trainer.checkpoint_published", step=1)
+            await trainer.kill()
+            for moment in MOMENTS:
+                # Twice a life: what the first step of a resumed life leaves is its own.
+                peers.restart("trainer", ["tests.end_to_end.dying_trainer", moment, "2"])
+                assert await trainer.ended(LIFE_SECONDS) == -9, moment
+            since = len(trainer.events)
+            peers.restart("trainer")
+            await trainer.says("trainer.resumed", since=since)
+            await peers.complete(steps * STEP_SECONDS)
+            assert await trainer.ended(30) == 0
+            accounts = check_accounts(peers)
+            assert accounts.trained
+
+    trio.run(main)
