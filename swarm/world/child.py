@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import random
 import resource
 import signal
 import socket
@@ -92,8 +91,7 @@ def _limit_memory(limit_bytes: int) -> None:
 
 
 def _fresh_randomness() -> None:
-    """A forked child must not draw what its siblings draw."""
-    random.seed(os.urandom(16))
+    """A forked child must not draw what its siblings draw. (Python's `random` sees to itself.)"""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
     if "torch" in sys.modules:

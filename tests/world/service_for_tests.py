@@ -26,6 +26,7 @@ class Service:
         raise ValueError("on purpose")
 
     def stall(self) -> dict[str, str]:
+        print("stalling", file=sys.stderr)
         time.sleep(600)
         return {}
 

@@ -51,7 +51,7 @@ class Heard:
 
 
 @contextmanager
-def fork_server(path: Path, preload: str = "numpy") -> Iterator[subprocess.Popen[bytes]]:
+def fork_server(path: Path, preload: str = "numpy.random") -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [*FORK_SERVER, "--socket", str(path), "--preload", preload],
         stdout=subprocess.PIPE,
@@ -284,6 +284,20 @@ def test_siblings_draw_different_numbers(compute: LocalCompute) -> None:
     trio.run(main)
 
 
+def test_torch_draws_afresh_in_every_child() -> None:
+    code = """
+import sys, torch
+from swarm.world.child import _fresh_randomness
+state = torch.get_rng_state()
+_fresh_randomness()
+first = torch.rand(4)
+torch.set_rng_state(state)
+_fresh_randomness()
+assert not torch.equal(first, torch.rand(4))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_cancelled_call_ends_the_child_so_that_no_answer_comes_out_of_step(
     compute: LocalCompute,
 ) -> None:
@@ -312,9 +326,14 @@ def test_memory_is_limited(compute: LocalCompute) -> None:
 def test_children_die_with_an_owner_that_is_killed(compute: LocalCompute) -> None:
     owner_code = f"""
 import trio
+from swarm.events import Events
 from swarm.world.compute import LocalCompute
+from swarm.world.machine import Machine
+events = Events(Machine(), "owner")
+events.add_sink(lambda event: print(event.fields["line"], flush=True))
 async def main():
-    async with LocalCompute(fork_server={compute._fork_server!r}).child({SERVICE!r}, name="c") as c:
+    compute = LocalCompute(events=events, fork_server={compute._fork_server!r})
+    async with compute.child({SERVICE!r}, name="c") as c:
         print((await c.call("pid", deadline_seconds=30))["pid"], flush=True)
         await c.call("stall", deadline_seconds=300)
 trio.run(main)
@@ -322,6 +341,7 @@ trio.run(main)
     owner = subprocess.Popen([sys.executable, "-c", owner_code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
+    assert owner.stdout.readline() == b"stalling\n", "it would not see its socket close"
     pidfd = os.pidfd_open(pid)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
