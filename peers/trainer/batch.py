@@ -88,16 +88,16 @@ def make_batch(groups: Sequence[Group], normalise_by_std: bool) -> Batch:
     if not groups:
         raise ValueError("a batch needs a group")
     rows = [(group, completion) for group in groups for completion in group.completions]
-    longest = max(len(group.prompt) + len(completion) for group, completion in rows)
-    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
-    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for row, (group, completion) in enumerate(rows):
-        start, end = len(group.prompt), len(group.prompt) + len(completion)
-        tokens[row, :end] = torch.tensor([*group.prompt, *completion])
-        mask[row, start:end] = True
+    starts = torch.tensor([len(group.prompt) for group, _ in rows])[:, None]
+    ends = starts + torch.tensor([len(completion) for _, completion in rows])[:, None]
+    column = torch.arange(int(ends.max()))
+    tokens = torch.zeros(len(rows), len(column), dtype=torch.int64)
+    tokens[column < ends] = torch.tensor(
+        [token for group, completion in rows for token in (*group.prompt, *completion)]
+    )
     return Batch(
         tokens=tokens,
-        completion=mask,
+        completion=(column >= starts) & (column < ends),
         advantage=torch.cat(
             [advantages(torch.tensor(g.rewards).float(), normalise_by_std) for g in groups]
         ),

@@ -17,6 +17,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """
     aside = folder.with_name(folder.name + ".aside")
     shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+    new = [parent for parent in folder.parents if not parent.exists()]
     aside.mkdir(parents=True)
     try:
         yield aside
@@ -26,7 +27,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             shutil.rmtree(folder)
         aside.rename(folder)
-        _sync(folder.parent)
+        for parent in (folder, *new):
+            _sync(parent.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

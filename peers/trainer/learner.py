@@ -157,7 +157,8 @@ class Learner:
             )
         log_old = log_generation
         if self.settings.schedule.old == "step_start":
-            log_old = self._log_probabilities(self._policies[self.step], batch)
+            now = dict(self.model.named_parameters())  # not as published: that may be rounded
+            log_old = self._log_probabilities(now, batch)
         return _Prepared(
             batch=batch,
             log_generation=log_generation,

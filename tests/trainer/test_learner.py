@@ -135,7 +135,7 @@ def test_forward_equals_each_sequence_alone_and_the_engine(base: Path) -> None:
             log_all = torch.log_softmax(alone / 0.7, dim=-1)
             expected = log_all[range(len(completion)), completion]
             torch.testing.assert_close(log_pi[here], expected, atol=2e-5, rtol=0)
-            expected_entropy = torch.distributions.Categorical(logits=log_all).entropy()
+            expected_entropy = torch.distributions.Categorical(logits=log_all).entropy()  # type: ignore[no-untyped-call]
             torch.testing.assert_close(entropy[here], expected_entropy, atol=2e-5, rtol=0)
     assert start == len(log_pi)
 
@@ -154,7 +154,7 @@ def test_repeated_completions_are_computed_once_and_count_as_often_as_they_are(b
 
     def gradient(log_pi: torch.Tensor) -> dict[str, torch.Tensor]:
         model.zero_grad()
-        (log_pi * weights).sum().backward()
+        (log_pi * weights).sum().backward()  # type: ignore[no-untyped-call]
         return {name: value.grad.clone() for name, value in model.named_parameters()}
 
     together, _ = forward(model, batch, 1.0)
@@ -380,6 +380,18 @@ def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path
     assert same(learner._policies[1], published)
     assert {value.dtype for value in weights_of(learner).values()} == {torch.float32}
     assert load_model(tmp_path / "policy").dtype == torch.bfloat16
+
+
+def test_step_start_is_the_learner_itself_not_the_rounded_policy(
+    base: Path, tmp_path: Path
+) -> None:
+    load_model(base).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    step_start = msgspec.structs.replace(SETTINGS.schedule, old="step_start")
+    learner = Learner(tmp_path / "base", dataclasses.replace(SETTINGS, schedule=step_start))
+    first, second = run_steps(learner, [0, 1])
+    assert first["kl_generation"] == pytest.approx(0, abs=1e-9)
+    assert second["kl_generation"] > 1e-7
+    assert second["ratio"] == pytest.approx(1, abs=1e-6)
 
 
 def test_saving_again_replaces_and_a_failure_leaves_the_old(base: Path, tmp_path: Path) -> None:
