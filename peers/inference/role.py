@@ -235,12 +235,22 @@ class InferenceRole:
             await self._on_verdict(verdict, ())
             return True
         acknowledgement = first(reply, Acknowledgement)
-        return (
+        acknowledged = (
             acknowledgement is not None
             and acknowledgement.sender == validator
             and isinstance(acknowledgement.message, Acknowledgement)
             and acknowledgement.message.submission == reference.digest
         )
+        if acknowledged:
+            submission = announced.message
+            assert isinstance(submission, Submission)
+            self._events.emit(
+                "inference.submission_delivered",
+                step=submission.step,
+                number=submission.number,
+                validator=validator,
+            )
+        return acknowledged
 
     async def _on_verdict(
         self, envelope: Envelope, _supporting: Sequence[Envelope]
