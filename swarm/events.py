@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TextIO
 
 from swarm.world import World
@@ -82,13 +83,115 @@ def _readable(value: Any) -> str:
     return str(value)
 
 
-class Lines:
-    """A sink that writes a short line per event for a person.
+# --- lines for a person ------------------------------------------------------------------------
 
-    Names in `quiet` prefixes are left out unless `verbose`.
+
+def _short(peer: str) -> str:
+    """Enough of a peer id to tell peers apart: all begin alike."""
+    return f"…{peer[-8:]}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _judgement(f: dict[str, Any]) -> str:
+    if f["outcome"] == "accepted":
+        return "accepted"
+    why = f"{f['outcome']} by check {f['failed']!r}" if f["failed"] else f["outcome"]
+    figures = f"figure {f['figure']:.4g}, threshold {f['threshold']:.4g}"
+    return f"{why} ({figures}): {f['detail']}"
+
+
+_LINES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
+    "peer.run_found": lambda f: (
+        f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"
+    ),
+    "peer.work_over": lambda f: "the run is over, and so is this peer's work",
+    "membership.admitted": lambda f: f"admitted to the run by {_short(f['by'])}",
+    "membership.lease_lost": lambda f: (
+        "no trusted peer has renewed the admission in time; asking again"
+    ),
+    "membership.peer_admitted": lambda f: (
+        f"peer {_short(f['remote'])} joined ({', '.join(f['roles'])})"
+    ),
+    "membership.peer_suspected": lambda f: f"peer {_short(f['remote'])} is silent",
+    "membership.peer_gone": lambda f: f"peer {_short(f['remote'])} is gone",
+    "membership.peer_returned": lambda f: f"peer {_short(f['remote'])} is back",
+    "membership.peer_evicted": lambda f: f"peer {_short(f['remote'])} was evicted: {f['reason']}",
+    "membership.refused": lambda f: f"peer {_short(f['remote'])} was not admitted: {f['reason']}",
+    "shardcast.checkpoint_complete": lambda f: (
+        f"fetched policy {f['step']}: {_megabytes(f['bytes_fetched'])} in {f['seconds']:.1f} s "
+        f"from {len(f['by_source'])} peers"
+    ),
+    "shardcast.checkpoint_failed": lambda f: (
+        f"policy {f['step']} could not be fetched yet: {f['reason']}"
+    ),
+    "inference.policy_loaded": lambda f: f"generating with policy {f['policy']}",
+    "inference.submission_made": lambda f: (
+        f"submission {f['number']} of step {f['step']}: generated {f['tokens']} tokens "
+        f"in {f['seconds']:.1f} s"
+    ),
+    "inference.submission_delivered": lambda f: (
+        f"submission {f['number']} of step {f['step']}: delivered to validator "
+        f"{_short(f['validator'])}"
+    ),
+    "inference.receipt": lambda f: (
+        f"submission {f['number']} of step {f['step']}: receipt from {_short(f['by'])}, "
+        f"{_judgement(f)}"
+    ),
+    "inference.delivery_failed": lambda f: (
+        f"validator {_short(f['validator'])} could not be given a submission: {f['reason']}"
+    ),
+    "inference.verdict_late": lambda f: (
+        f"validator {_short(f['validator'])} owes a verdict; asking the next"
+    ),
+    "inference.no_validator": lambda f: (
+        f"no validator takes a submission of step {f['step']}; trying again"
+    ),
+    "inference.run_over": lambda f: f"the run is over (its last step was {f['step']})",
+    "validator.verdict": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
+        f"{_judgement(f)}, in {f['seconds']:.1f} s"
+    ),
+    "trainer.resumed": lambda f: f"going on from the state of step {f['step']}",
+    "trainer.step_opened": lambda f: (
+        f"step {f['step']} is open: {f['groups_wanted']} groups of policy {f['policy']} wanted"
+    ),
+    "trainer.step_trained": lambda f: (
+        f"step {f['step']} trained on {f['submissions']} submissions in {f['seconds']:.1f} s: "
+        f"reward {f['reward']:.3f}"
+    ),
+    "trainer.checkpoint_published": lambda f: (
+        f"policy {f['step']} published ({_megabytes(f['bytes'])})"
+    ),
+    "trainer.run_complete": lambda f: (
+        f"the run is complete after {f['steps']} steps; its policy is in {f['folder']}"
+    ),
+}
+"""What a person reads of the main events."""
+
+
+class Lines:
+    """A sink that writes a short line per event for a person: the time, then what happened.
+
+    Names in `quiet` prefixes are left out unless `verbose`; those without words of their own in
+    `_LINES` are shown with their fields.
     """
 
-    QUIET = ("dht.", "gossip.", "transport.", "shardcast.piece", "membership.heartbeat")
+    QUIET = (
+        "compute.fork_server_missing",
+        "dht.",
+        "gossip.",
+        "membership.heartbeat",
+        "messenger.",
+        "peer.status",
+        "shardcast.checkpoint_found",
+        "shardcast.neighbour",
+        "shardcast.piece",
+        "transport.",
+    )
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         self._stream = stream or sys.stderr
@@ -97,5 +200,16 @@ class Lines:
     def __call__(self, event: Event) -> None:
         if not self._verbose and event.name.startswith(self.QUIET):
             return
-        fields = " ".join(f"{name}={_readable(value)}" for name, value in event.fields.items())
-        print(f"{event.name} {fields}".rstrip(), file=self._stream, flush=True)
+        moment = datetime.fromtimestamp(event.wall_time).strftime("%H:%M:%S")
+        print(f"{moment} {_line(event)}", file=self._stream, flush=True)
+
+
+def _line(event: Event) -> str:
+    words = _LINES.get(event.name)
+    if words is not None:
+        try:
+            return words(event.fields)
+        except (KeyError, TypeError, ValueError):
+            pass  # somebody else's event of that name, with other fields: shown as it is
+    fields = " ".join(f"{name}={_readable(value)}" for name, value in event.fields.items())
+    return f"{event.name} {fields}".rstrip()

@@ -42,7 +42,7 @@ def complaint(*arguments: str | Path) -> str:
     assert outcome.status != 0, outcome.output
     assert outcome.output == ""
     *events, last = outcome.errors.strip().splitlines()
-    assert all(line.startswith("peer.listening") for line in events), outcome.errors
+    assert all(" listening on /ip" in line for line in events), outcome.errors
     assert last.startswith("error: ")
     return last.removeprefix("error: ")
 
