@@ -136,7 +136,9 @@ def _seconds_since_start() -> float:
 @run_app.command("create")
 def run_create(
     file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
-    out: Annotated[Path, typer.Option(help="Where the signed manifest goes.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the signed manifest goes: FILE with .manifest.")
+    ] = None,
     owner_key: Annotated[
         Path, typer.Option(help="The owner's key; made with mode 0600 if there is none.")
     ] = Path("owner.key"),
@@ -162,14 +164,15 @@ def run_create(
             file, {"tokenizer_hash": tokenizer_hash, "environment.probe_hash": probe_hash}
         )
         envelope = sign_manifest(load_or_create(owner_key), manifest, time.time())
+        target = out or file.with_suffix(".manifest")
         try:
-            out.write_bytes(envelope.raw)
+            target.write_bytes(envelope.raw)
         except OSError as error:
-            raise UserError(f"--out {out} cannot be written ({error.strerror})") from error
-        print(f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {out}")
+            raise UserError(f"--out {target} cannot be written ({error.strerror})") from error
+        print(f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {target}")
         print(f"owner key: {owner_key} (keep it safe: whoever has it owns the run)")
         print("next, start a peer that hands the manifest out, then the trainer and validators:")
-        print(f"  python -m swarm.peer --role bootstrap --manifest {out}")
+        print(f"  python -m swarm.peer --role bootstrap --manifest {target}")
         print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
 
     _finish(work)

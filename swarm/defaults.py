@@ -184,7 +184,7 @@ DHT_BUCKET_SIZE = 20
 """k: contacts a bucket holds, and peers a record is stored at (the Kademlia paper's value)."""
 
 DHT_CONCURRENCY = 10
-"""α: requests a lookup has in flight, over all its paths. A connect takes 250 ms, so more than 3."""
+"""α: requests a lookup has in flight, over all its paths. A connect is slow, so more than 3."""
 
 DHT_PATHS = 3
 """d: disjoint paths of a lookup (S/Kademlia), so that one liar on the way cannot own the answer."""
@@ -203,7 +203,7 @@ DHT_REQUEST_SECONDS_MAX = 10.0
 """Deadline of one request, its connection included."""
 
 DHT_PEERS_PER_GROUP_MAX = 2
-"""Contacts of one bucket, or preferred answers of one lookup, within one /24 (IPv4) or /64 (IPv6)."""
+"""Contacts of one bucket, or preferred answers of one lookup, within one /24 (IPv6: /64)."""
 
 DHT_CONTACT_FAILURES_MAX = 2
 """Failed requests in a row after which a contact is dropped though nobody replaces it."""
@@ -426,7 +426,7 @@ HAVE_SILENCE_SECONDS = 1.0
 # --- disk and compute ------------------------------------------------------------------------
 
 DISK_INLINE_BYTES_MAX = 512 * 1024
-"""Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB from cache."""
+"""Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB."""
 
 DISK_BLOCK_BYTES = 4 << 20
 """Bytes hashed at a time from a file."""
@@ -449,7 +449,7 @@ CHILD_LINES_PER_SECOND_MAX = 20
 # --- validation ------------------------------------------------------------------------------
 
 DUPLICATE_GROUPS_MAX = 1 << 17
-"""Groups remembered to recognise copies: about 30 MB, and many times what `max_staleness` lets in."""
+"""Groups remembered to recognise copies: about 30 MB, far more than `max_staleness` lets in."""
 
 WORKER_TOKENS_PER_SECOND_MAX = 1e6
 """No one peer generates faster; whoever hands in more pools the work of several, or invents it."""

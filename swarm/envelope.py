@@ -20,7 +20,7 @@ import msgspec
 from swarm import PROTOCOL_VERSION, defaults
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.messages import KINDS, Message, StateMessage, kind_of
+from swarm.messages import KINDS, Message, PeerRecord, StateMessage, kind_of
 from swarm.world import World
 
 
@@ -214,7 +214,7 @@ class Gate:
     def _admit(self, raw: bytes) -> Envelope:
         envelope = open_envelope(raw)
         body = envelope.body
-        if body.run not in ("", self._run):
+        if body.run != ("" if isinstance(envelope.message, PeerRecord) else self._run):
             raise Dropped("wrong_run", body.run[:100])
         wall_ms = int(self._world.wall_time() * 1000)
         if body.expires_ms <= wall_ms:

@@ -3,7 +3,8 @@
 Protocol `/swarm/gossip/1.0.0`, framing SWARM, one stream per pair of neighbours, opened by the
 peer whose id sorts first. Frames are msgpack arrays whose first element is a tag:
 
-- `hello`: run id, wall time in ms, topics followed, some peer records (so that a newcomer finds neighbours);
+- `hello`: run id, wall time in ms, topics followed, some peer records (so that a
+  newcomer finds neighbours);
 - `push`: one envelope;
 - `have`: digests of envelopes the sender holds;
 - `want`: digests of those the receiver of a `have` lacks; answered with `push`.

@@ -113,8 +113,7 @@ def load_or_create(path: Path) -> Identity:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise UserError(
-                f"key file {path} has mode {mode:04o}, so others can read it; "
-                f"run: chmod 600 {path}"
+                f"key file {path} has mode {mode:04o}, so others can read it; run: chmod 600 {path}"
             )
         text = path.read_text(encoding="ascii").strip()
         return Identity(bytes.fromhex(text))

@@ -48,7 +48,7 @@ from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.service import BlobService, PushPolicy
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
-from swarm.transport import BlobReference, Refused, Source, Transport
+from swarm.transport import BlobReference, Reachability, Refused, Source, Transport
 from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
 from swarm.world import Compute, Database, Disk, Piece, Sink, World
@@ -65,6 +65,14 @@ NEIGHBOUR_SEARCH_SECONDS = 3.0
 PROVIDE_SECONDS = 30.0
 """Between provider records of this peer's newest checkpoint: neighbours learn of pieces at once
 by HAVE, the DHT only serves newcomers."""
+
+EVICTION_NOTICE_SECONDS = 2.0
+"""An evicted peer is disconnected this long after the eviction, so that it hears the reason."""
+
+RELAY_AFTER_SECONDS = 30.0
+"""A peer that nobody has reached directly by then asks relays to carry connections to it."""
+
+RELAYS_USED = 2
 
 STATUS_SECONDS = 1.0
 """Between `peer.status` events."""
@@ -201,18 +209,17 @@ async def join_network(node: Node) -> list[PeerId]:
     """
     if not node.settings.bootstrap:
         return []
-    reason = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
     with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
         try:
             await node.dht.bootstrap(node.settings.bootstrap)
         except PeerError as error:
-            reason = str(error)
+            node.events.emit("dht.bootstrap_failed", reason=str(error))
     named = {PeerId(address.rpartition("/p2p/")[2]) for address in node.settings.bootstrap}
     answered = [peer for peer in node.transport.connected() if peer in named]
     if not answered:
         raise UserError(
-            f"nobody answered at {', '.join(node.settings.bootstrap)}: {reason}; check the "
-            "address, that the peer runs, and that no firewall is in between"
+            f"nobody answered at {', '.join(node.settings.bootstrap)}; check the address, that "
+            "the peer runs, and that no firewall is in between"
         )
     return answered
 
@@ -314,6 +321,8 @@ class RunNode:
         self.pushes = _Pushes()
         self.blobs = BlobService(self.admits, store=self.store, pushes=self.pushes)
         self._providers: dict[bytes, list[Source]] = {}
+        self._evicted: Watched[Eviction | None] = Watched(None)
+        self._nursery: trio.Nursery | None = None
         self.lease: Lease | None = None
         self._trusted: TrustedPart | None = None
         if node.peer_id in run.manifest.trusted_ids():
@@ -407,8 +416,21 @@ class RunNode:
         self.node.events.emit(
             "membership.peer_evicted", remote=evicted, reason=envelope.message.reason
         )
-        if evicted != self.peer_id and self.run.evicted(evicted) is not None:
-            self.node.transport.ban(evicted, defaults.GOSSIP_BAN_SECONDS)
+        if evicted == self.peer_id:
+            self._evicted.set(envelope.message)
+        elif self.run.evicted(evicted) is not None and self._nursery is not None:
+            self._nursery.start_soon(self._cut_off, evicted)
+
+    async def _cut_off(self, peer: PeerId) -> None:
+        """Disconnect an evicted peer, once it has had the time to hear why."""
+        await trio.sleep(EVICTION_NOTICE_SECONDS)
+        if self.run.evicted(peer) is not None:
+            self.node.transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
+
+    async def _leave_when_evicted(self) -> None:
+        eviction = await self._evicted.wait_until(lambda eviction: eviction is not None)
+        assert eviction is not None
+        raise NotAdmitted(f"evicted: {eviction.reason}")
 
     async def run_over(self) -> None:
         """Wait until a trainer says that the run is over."""
@@ -451,7 +473,20 @@ class RunNode:
         held = self.store.held((lineage, step))
         if held is None or not held.complete:
             await self._find_providers(manifest_digest)
-        return await self.fetcher.fetch(checkpoint, lambda: self.sources(manifest_digest))
+        folder = await self.fetcher.fetch(checkpoint, lambda: self.sources(manifest_digest))
+        await self._check_tokenizer(folder, step)
+        return folder
+
+    async def _check_tokenizer(self, folder: str, step: int) -> None:
+        path = f"{folder}/tokenizer.json"
+        disk = self.node.disk
+        known = disk.exists(path)
+        digest = await disk.digest(path, 0, disk.size_bytes(path)) if known else b""
+        if digest != self.run.manifest.tokenizer_hash:
+            raise BadManifest(
+                f"policy {step} {'has another' if known else 'lacks the'} tokenizer than run "
+                f"{self.run.id} was signed for"
+            )
 
     async def _find_providers(self, manifest_digest: bytes) -> None:
         """Ask the DHT who holds a checkpoint, if no neighbour claims to."""
@@ -524,6 +559,9 @@ class RunNode:
                 await nursery.start(self.have.run)
                 await nursery.start(self.gossip.run)
                 self.gossip.publish(self.run.manifest_envelope)
+                self._nursery = nursery
+                nursery.start_soon(self._leave_when_evicted)
+                nursery.start_soon(self._be_reachable)
                 nursery.start_soon(self._provide_newest)
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._find_neighbours)
@@ -539,6 +577,27 @@ class RunNode:
         finally:
             if self._trusted is not None:
                 self._trusted.close()
+
+    async def _be_reachable(self) -> None:
+        """Behind NAT, have relays carry connections here; hole punching makes them direct."""
+        await trio.sleep(RELAY_AFTER_SECONDS)
+        transport = self.node.transport
+        if transport.reachability() is Reachability.PUBLIC or "relay" in self.node.settings.role:
+            return
+        used = 0
+        for envelope in self.node.records():
+            record = envelope.message
+            assert isinstance(record, PeerRecord)
+            if "relay" not in record.roles or used >= RELAYS_USED or not record.addresses:
+                continue
+            try:
+                await transport.use_relay(record.addresses[0])
+                used += 1
+                self.node.events.emit("transport.relay_used", relay=envelope.sender)
+            except PeerError as error:
+                self.node.events.emit(
+                    "transport.relay_refused", relay=envelope.sender, reason=str(error)
+                )
 
     async def _report_status(self) -> None:
         while True:

@@ -249,6 +249,8 @@ def peer(
 
 
 if __name__ == "__main__":
-    typer.run(peer)
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command()(peer)
+    command()
 
 __all__ = ["Event", "open_node", "peer", "run_peer", "start"]

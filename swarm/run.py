@@ -21,6 +21,7 @@ from swarm import PROTOCOL_VERSION, defaults
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
+from swarm.kademlia.providers import provider_key
 from swarm.kademlia.records import InvalidRecord, RecordInfo
 from swarm.messages import (
     Acknowledgement,
@@ -43,6 +44,9 @@ from swarm.transport import Stream, Transport
 from swarm.world import Disk
 
 PROTOCOL = "/swarm/runs/1.0.0"
+SUBMISSION_ROWS_MAX = 4096
+"""Completions in a submission: their rewards, 9 bytes each, must fit the verdict's envelope."""
+
 RUN_NAMESPACE = "swarm-run"
 PEER_NAMESPACE = "swarm-peer"
 _PINS = "pinned-runs.json"
@@ -68,8 +72,8 @@ def peer_key(peer: str) -> bytes:
 
 
 def checkpoint_key(manifest_digest: bytes) -> bytes:
-    """DHT key under which holders of a checkpoint provide it: the manifest's BLAKE3-256."""
-    return manifest_digest
+    """DHT key under which holders of a checkpoint provide it: the multihash of its manifest."""
+    return provider_key(manifest_digest)
 
 
 # --- who may say what --------------------------------------------------------------------------
@@ -201,6 +205,13 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
         raise UserError(
             f"{path}: objective.delta is {manifest.objective.delta:g}; it must be greater than "
             f"1 + epsilon = {1 + manifest.objective.epsilon:g}"
+        )
+    rows = manifest.sampling.groups_per_submission * manifest.sampling.group_size
+    if rows > SUBMISSION_ROWS_MAX:
+        raise UserError(
+            f"{path}: sampling.groups_per_submission times sampling.group_size is {rows}; a "
+            f"submission has at most {SUBMISSION_ROWS_MAX} completions, so that its verdict with "
+            "all rewards fits an envelope"
         )
     if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
         raise UserError(

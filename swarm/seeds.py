@@ -20,7 +20,7 @@ def digest(domain: str, *fields: bytes) -> bytes:
 
 
 def submission_seed(run: str, nonce: bytes, worker: str, number: int) -> bytes:
-    """The 32-byte seed of submission `number` of `worker` under a step order's nonce (design §2)."""
+    """The 32-byte seed of a worker's submission `number` under a step order's nonce (design §2)."""
     return digest(
         "swarm/1/submission", run.encode(), nonce, worker.encode(), number.to_bytes(8, "big")
     )

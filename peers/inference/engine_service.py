@@ -13,7 +13,7 @@ import blake3
 import safetensors.torch
 import torch
 
-from peers.environments import Environment, Renderer
+from peers.environments import Environment, Renderer, probe_hash
 from peers.environments import load as load_environment
 from peers.policy.engine import Completions, Engine, make_engine
 from peers.policy.model import read_weights
@@ -52,6 +52,12 @@ class EngineService:
         self._folder = path
         self._policy = policy
         return {"seconds": time.perf_counter() - started}
+
+    def probe(self, environment: str, environment_version: str) -> dict[str, Any]:
+        """`hash`: how this machine renders the environment's 64 probe tasks with the policy's
+        tokenizer. A worker whose hash is not the manifest's would be taken for a cheat."""
+        loaded = load_environment(environment, environment_version)
+        return {"hash": probe_hash(loaded, Renderer(self._folder))}
 
     def _load(self, folder: Path) -> None:
         if self._engine is None:

@@ -14,7 +14,7 @@ import trio
 
 from swarm import defaults
 from swarm.envelope import Envelope
-from swarm.errors import PeerError
+from swarm.errors import PeerError, UserError
 from swarm.gossip import RUN
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
@@ -106,14 +106,36 @@ class InferenceRole:
             order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
         )
         self._peer.status.doing = f"loading policy {order.policy}"
-        result = await engine.call(
-            "load",
-            {"folder": str(self._node.disk.local_path(folder)), "policy": order.policy},
-            deadline_seconds=LOAD_DEADLINE_SECONDS,
-        )
+        key = (order.lineage, order.policy)
+        self._peer.store.pin(key)
+        try:
+            result = await engine.call(
+                "load",
+                {"folder": str(self._node.disk.local_path(folder)), "policy": order.policy},
+                deadline_seconds=LOAD_DEADLINE_SECONDS,
+            )
+        finally:
+            self._peer.store.unpin(key)
+        if self._loaded is None:
+            await self._check_rendering(engine)
         self._loaded = (order.lineage, order.policy)
         self._peer.status.policy = order.policy
         self._events.emit("inference.policy_loaded", policy=order.policy, **result)
+
+    async def _check_rendering(self, engine: Child) -> None:
+        """Make sure that this machine renders tasks as the run's owner does."""
+        environment = self._run.manifest.environment
+        probed = await engine.call(
+            "probe",
+            {"environment": environment.name, "environment_version": environment.version},
+            deadline_seconds=LOAD_DEADLINE_SECONDS,
+        )
+        if probed["hash"] != environment.probe_hash:
+            raise UserError(
+                f"this machine renders the tasks of {environment.name} {environment.version} "
+                "differently from the run's owner, so its work would be refused; install the "
+                "version of Swarm that the run uses"
+            )
 
     async def _make_submission(
         self, engine: Child, order: StepOrder, nursery: trio.Nursery

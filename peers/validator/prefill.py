@@ -67,7 +67,6 @@ class PrefillService:
         temperature: float,
         thresholds: Mapping[str, float],
         rows: Sequence[int] | None = None,
-        **_settings: Any,
     ) -> dict[str, Any]:
         """Judge canonical rollouts (`InspectorService.inspect`), all or those in `rows`.
 

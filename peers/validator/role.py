@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import trio
 
-from peers.validator.statistics import Duplicates, WorkerRecord, prefill_wanted
+from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError
@@ -108,6 +108,7 @@ class ValidatorRole:
         self._judged_places: set[tuple[str, int, int, int]] = set()
         self._progress = trio.Condition()
         self._records: dict[str, WorkerRecord] = {}
+        self._paces: dict[str, Pace] = {}
         self._duplicates = Duplicates()
         self._queue, self._cases = trio.open_memory_channel[_Case](10_000)
         self._nursery: trio.Nursery | None = None
@@ -363,6 +364,21 @@ class ValidatorRole:
                 outcome.failed = "duplicates"
                 outcome.detail = f"{copied} groups are copies of another submission's"
                 return outcome
+            pace = self._paces.setdefault(case.worker, Pace())
+            tokens_per_second = pace.observe(inspected["tokens"], self._node.world.now())
+            fastest = defaults.WORKER_TOKENS_PER_SECOND_MAX
+            outcome.checks.append(
+                Check(
+                    name="speed",
+                    figure=tokens_per_second,
+                    threshold=fastest,
+                    passed=tokens_per_second <= fastest,
+                )
+            )
+            if tokens_per_second > fastest:
+                outcome.failed, outcome.quarantined = "speed", True
+                outcome.detail = "more tokens a second than any one machine generates"
+                return outcome
             record = self._record(case.worker)
             share = (
                 manifest.thresholds.prefill_share_proven
@@ -388,12 +404,16 @@ class ValidatorRole:
         submission, manifest = case.submission, self._run.manifest
         policy = (submission.lineage, submission.policy)
         if policy not in self._loaded:
-            await prefill.call(
-                "load",
-                {"policy": submission.policy, "folder": str(self._disk.local_path(folder))},
-                deadline_seconds=PREFILL_DEADLINE_SECONDS,
-            )
-            self._loaded.add(policy)
+            self._peer.store.pin(policy)
+            try:
+                loaded = await prefill.call(
+                    "load",
+                    {"policy": submission.policy, "folder": str(self._disk.local_path(folder))},
+                    deadline_seconds=PREFILL_DEADLINE_SECONDS,
+                )
+            finally:
+                self._peer.store.unpin(policy)
+            self._loaded = {(submission.lineage, held) for held in loaded["policies"]}
         seed = submission_seed(self._run.id, case.order.nonce, case.worker, submission.number)
         judged = await prefill.call(
             "judge",
@@ -401,10 +421,7 @@ class ValidatorRole:
                 "path": str(self._disk.local_path(canonical)),
                 "policy": submission.policy,
                 "seed": seed,
-                "group_size": manifest.sampling.group_size,
                 "temperature": manifest.sampling.temperature,
-                "max_new_tokens": manifest.sampling.max_new_tokens,
-                "stop_ids": manifest.sampling.stop_ids,
                 "thresholds": _plain_thresholds(manifest.thresholds),
             },
             deadline_seconds=PREFILL_DEADLINE_SECONDS,
@@ -444,7 +461,7 @@ class ValidatorRole:
                 detail=outcome.detail[:500],
                 proven_fault=outcome.proven_fault,
                 checks=outcome.checks,
-                rewards=(outcome.rewards or []) if accepted else [],
+                rewards=[] if word == "refused" else outcome.rewards or [],
                 log_index=log_index,
             )
 
@@ -459,6 +476,7 @@ class ValidatorRole:
             self._peer.blobs.register(digest, _path(digest), 0, submission.size_bytes)
             self._record(worker).accepted += 1
         else:
+            self._record(worker).accepted = 0  # looked at closely again
             await self._disk.remove(_path(digest))
         self._peer.gossip.publish(envelope)
         async with self._progress:
@@ -602,7 +620,6 @@ class ValidatorRole:
         self._judged_places = {
             p for p in self._judged_places if p[1] == newest.lineage and p[2] >= oldest
         }
-        self._loaded = {p for p in self._loaded if p[0] == newest.lineage and p[1] >= oldest}
 
 
 def _path(digest: bytes) -> str:

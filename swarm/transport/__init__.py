@@ -122,7 +122,7 @@ class Source:
     peer: PeerId | None = None
     """A peer: its bulk address is used if there is one, a stream otherwise."""
     addresses: tuple[str, ...] = ()
-    """`http://host:port` roots where `GET /blob/<hex digest>` works (a peer's own, or a mirror's)."""
+    """`http://host:port` roots where `GET /blob/<hex digest>` works: a peer's own, a mirror's."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Transport(Protocol):
     async def open_stream(
         self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
     ) -> Stream:
-        """A stream to a connected peer; raises `StreamError` if it is not, or lacks the protocol."""
+        """A stream to a connected peer; raises `StreamError` if it lacks the protocol."""
         ...
 
     def serve(
@@ -252,6 +252,13 @@ class Transport(Protocol):
 
     def serve_bulk(self, service: BulkService) -> None:
         """What to answer on the bulk plane. At most once."""
+        ...
+
+    async def use_relay(self, address: str) -> None:
+        """Let the relay at this multiaddr carry connections to this peer, from now on.
+
+        Raises `ConnectError` when it cannot be reached or declines.
+        """
         ...
 
     def set_credential(self, credential: bytes) -> None:

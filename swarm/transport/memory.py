@@ -284,6 +284,10 @@ class MemoryTransport(BaseTransport):
     def bulk_addresses(self) -> Sequence[str]:
         return (f"http://127.0.0.1:{self.port}",)
 
+    async def use_relay(self, address: str) -> None:
+        """Everybody reaches everybody here, so there is nothing to relay."""
+        raise ConnectError(f"{address} relays nothing on a memory network")
+
     def reachability(self) -> Reachability:
         return Reachability.PUBLIC
 
