@@ -27,12 +27,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from peers.environments import load
     from peers.policy.demo import make_policy
-    from peers.trainer.sft import warm_up
+    from peers.trainer.sft import Warmup, warm_up
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("base")
     make_policy(folder, seed=0)
-    warm_up(folder, load(*ENVIRONMENT), seed=0)
+    warm_up(folder, load(*ENVIRONMENT), 0, Warmup(accuracy=0.05))
     return folder
 
 

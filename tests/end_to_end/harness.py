@@ -336,7 +336,7 @@ class Swarm:
         person = Person(
             name,
             [sys.executable, "-m", "swarm.peer", *arguments],
-            {"HOME": str(home), FORK_SERVER: ""},
+            {"HOME": str(home)},
         )
         person.start(self._nursery)
         return person
