@@ -1,0 +1,94 @@
+"""What a guest is told who cannot take part: one sentence, and an exit status other than 0."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import trio
+
+from swarm.demo.command import free_ports
+from swarm.identity import Identity
+from swarm.transport import Stream
+from swarm.transport.libp2p import open_libp2p
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
+from tests.end_to_end.harness import START_SECONDS, Person, Swarm, swarm
+
+CHECKPOINT_SHARE = 100_000
+"""Bytes that a home may hold: the tiny policy has 0.9 MB."""
+TOLD_SECONDS = 30.0
+
+
+def sentence(person: Person) -> str:
+    """The one sentence that an ended process has left, after ordinary progress."""
+    assert not person.output
+    assert "Traceback" not in "\n".join(person.complaints)
+    *progress, last = person.complaints
+    assert last.startswith("error: "), person.complaints
+    assert not [line for line in progress if line.startswith("error: ")]
+    return last
+
+
+def guest(peers: Swarm, folder: Path, *arguments: str) -> Person:
+    folder.mkdir()
+    bootstrap = ("--bootstrap", peers["bootstrap"].multiaddr)
+    return peers.person("guest", "--role", "inference", *bootstrap, *arguments, home=folder)
+
+
+def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_server: Path) -> None:
+    async def main() -> None:
+        names = ["bootstrap", "trainer", "validator"]
+        async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
+            await peers.start()
+            await peers["trainer"].says("trainer.step_opened", seconds=START_SECONDS)
+            config = tmp_path / "small.toml"
+            config.write_text(f"quota_bytes = {CHECKPOINT_SHARE}\n")
+            lost = guest(peers, tmp_path / "lost", "--run", "nosuch")
+            cramped = guest(peers, tmp_path / "cramped", "--config", str(config))
+
+            assert await lost.ended(TOLD_SECONDS) == 2
+            said = sentence(lost)
+            assert "no run named 'nosuch'" in said and f"it knows: {peers.run}" in said
+
+            assert await cramped.ended(TOLD_SECONDS) == 2
+            said = sentence(cramped)
+            print(said)
+            assert "disk" in said or "quota" in said
+            assert not cramped.left_behind
+
+    trio.run(main)
+
+
+def test_a_network_of_another_protocol_version(tmp_path: Path) -> None:
+    """A bootstrap peer of the future: it is there, but speaks other protocols."""
+
+    async def answer(stream: Stream) -> None:
+        await stream.receive()
+        await stream.end()
+
+    async def main() -> None:
+        port, bulk_port = free_ports(2)
+        future = Identity(bytes([9]) * 32)
+        async with open_libp2p(
+            future,
+            listen=[f"/ip4/127.0.0.1/tcp/{port}"],
+            bulk_port=bulk_port,
+            world=Machine(),
+            disk=LocalDisk(tmp_path / "future"),
+        ) as transport:
+            transport.serve("/swarm/runs/2.0.0", answer)
+            async with trio.open_nursery() as nursery:
+                person = Person(
+                    "guest",
+                    [sys.executable, "-m", "swarm.peer", "--bootstrap", transport.addresses()[0]],
+                    {"HOME": str(tmp_path)},
+                )
+                person.start(nursery)
+                assert await person.ended(TOLD_SECONDS) == 2
+                said = sentence(person)
+                print(said)
+                assert "version" in said and future.peer_id in said
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
