@@ -63,8 +63,9 @@ class Accepted:
 class TrainerRole:
     """Trains. Must run on a peer whose key the manifest names as a trainer.
 
-    Options: `trainer.model` (HF folder of the base policy; needed when the run starts),
-    `trainer.seed`, `trainer.evaluate` (evaluate on held-out prompts when the run is over).
+    Options: `trainer.model` (HF folder of the base policy), `trainer.seed`,
+    `trainer.prepare_base` (make the demo's base policy in that folder first: random weights and a
+    short SFT), `trainer.evaluate` (evaluate on held-out prompts when the run is over).
     """
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
@@ -168,10 +169,21 @@ class TrainerRole:
         if states:
             await self._resume(learner, arguments, states[-1])
         else:
+            if options.get("trainer.prepare_base"):
+                await self._prepare_base(learner, model, arguments["seed"])
             await learner.call("start", arguments, deadline_seconds=TRAIN_DEADLINE_SECONDS)
             await self._save(learner, 0)
             await self._publish(learner, 0, reward=0.0)
         await self._load_pool()
+
+    async def _prepare_base(self, learner: Child, folder: str, seed: int) -> None:
+        self._peer.status.doing = "preparing the base policy"
+        measured = await learner.call(
+            "prepare_base",
+            {"folder": folder, "seed": seed},
+            deadline_seconds=TRAIN_DEADLINE_SECONDS,
+        )
+        self._events.emit("trainer.evaluated", moment="before", **measured)
 
     async def _resume(self, learner: Child, arguments: dict[str, Any], state: int) -> None:
         policies = {

@@ -32,7 +32,6 @@ from swarm.demo.state import SwarmState
 from swarm.demo.view import REFRESH_SECONDS, Screen, figure, readable_seconds
 from swarm.envelope import Envelope, seal
 from swarm.errors import SwarmError, UserError
-from swarm.events import Events
 from swarm.identity import Identity, load_or_create
 from swarm.messages import (
     EnvironmentReference,
@@ -42,7 +41,6 @@ from swarm.messages import (
     Schedule,
     TrustedKey,
 )
-from swarm.world.compute import LocalCompute
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
 
@@ -54,8 +52,6 @@ ALTERED_WEIGHTS = 0.1
 
 START_SECONDS_MAX = 120.0
 """For the bootstrap peer to listen, and for the fork server to import torch."""
-PREPARE_SECONDS_MAX = 600.0
-"""For the base policy: 4 s on an idle machine."""
 STALL_SECONDS_MAX = 180.0
 """Without a trained step for this long (and no evaluation going on) the demo gives up."""
 FAREWELL_SECONDS = 1.0
@@ -258,8 +254,7 @@ class _Demo:
         self.processes: dict[str, Process] = {}
         self.environment = {FORK_SERVER: str(socket_folder / "fork-server")}
         """Added to that of every process."""
-        self.fork_server_ready = trio.Event()
-        self.bootstrap_listens = trio.Event()
+        self.listening = {peer.name: trio.Event() for peer in self.peers}
         self.complete = trio.Event()
         self.ending = False
         for peer in self.peers:
@@ -269,8 +264,8 @@ class _Demo:
 
     def said(self, name: str, event: Mapping[str, Any]) -> None:
         self.state.apply(event, trio.current_time())
-        if name == "bootstrap" and event.get("event") == "peer.listening":
-            self.bootstrap_listens.set()
+        if event.get("event") == "peer.listening" and name in self.listening:
+            self.listening[name].set()
         if self.state.finished_folder is not None:
             self.complete.set()
 
@@ -291,18 +286,26 @@ class _Demo:
         (self.folder / "logs").mkdir(parents=True)
         self._start_fork_server(nursery)
         manifest = self._sign_manifest(base)
-        await self._start_carriers(nursery, manifest)
-        await self._wait_for(self.fork_server_ready, "fork-server", "get ready")
-        async with trio.open_nursery() as preparing:
-            preparing.start_soon(self._prepare, base)
-            for peer in self.peers:
-                if peer.role in ("validator", "inference"):
-                    self._start(nursery, peer)
-        self._start(nursery, self._peer("trainer"))
-        self.state.enter("joining", trio.current_time())
+        bootstrap = self._peer("bootstrap")
+        bootstrap.arguments = ["--manifest", str(manifest)]
+        self._configure(bootstrap.multiaddr)
+        nursery.start_soon(self._start_in_turn, nursery)
         await self._watch_progress()
         await trio.sleep(FAREWELL_SECONDS)
         return self._sum_up()
+
+    async def _start_in_turn(self, nursery: trio.Nursery) -> None:
+        """Start the peers one after the other, each when the last has done its imports.
+
+        All at once they would keep the fork server from its own, for which trainer, validator and
+        inference peers wait: what the first step needs comes first.
+        """
+        urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
+        for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
+            self._start(nursery, peer)
+            await self._wait_for(self.listening[peer.name], peer.name, "listen")
+            if peer.role == "bootstrap":
+                self.state.join_line = join_line(peer.multiaddr)
 
     def _peer(self, name: str) -> _Peer:
         return next(peer for peer in self.peers if peer.name == name)
@@ -325,33 +328,9 @@ class _Demo:
         path.write_bytes(sign_manifest(owner, manifest, Machine().wall_time()).raw)
         return path
 
-    async def _prepare(self, base: Path) -> None:
-        """Make the base policy in a child, and take its accuracy before the run."""
-        compute = LocalCompute(
-            events=Events(Machine(), "demo"), fork_server=self.environment[FORK_SERVER]
-        )
-        async with compute.child(
-            _Recipe.service, name="base policy", start_deadline_seconds=PREPARE_SECONDS_MAX
-        ) as child:
-            measured = await child.call(
-                "prepare_base",
-                {"folder": str(base), "seed": self.options.seed},
-                deadline_seconds=PREPARE_SECONDS_MAX,
-            )
-        self.state.accuracy_before = {kind: float(measured[kind]) for kind in ("sampled", "greedy")}
-        self.state.note(
-            f"base policy ready: sampled {measured['sampled']:.2f}, "
-            f"greedy {measured['greedy']:.2f} on 512 held-out prompts",
-            trio.current_time(),
-        )
-
     def _start_fork_server(self, nursery: trio.Nursery) -> None:
         """The process that has torch imported already: the peers' compute children fork off it."""
         path = self.environment[FORK_SERVER]
-
-        def on_line(line: str) -> None:
-            if line == "ready":
-                self.fork_server_ready.set()
 
         command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
         command += ["--preload", ",".join(_Recipe.preload)]
@@ -359,7 +338,6 @@ class _Demo:
             "fork-server",
             lambda restart: command,
             log=self.folder / "logs" / "fork-server.log",
-            on_line=on_line,
         )
         self.processes[process.name] = process
         nursery.start_soon(keep_alive, process, self)
@@ -373,18 +351,6 @@ class _Demo:
                 f"{name} did not {what} within {START_SECONDS_MAX:g} s; it said: {said}"
             )
 
-    async def _start_carriers(self, nursery: trio.Nursery, manifest: Path) -> None:
-        """The bootstrap peer, whose address all others need, then the relays; neither computes."""
-        bootstrap = self._peer("bootstrap")
-        bootstrap.arguments = ["--manifest", str(manifest)]
-        self._start(nursery, bootstrap)
-        self._configure(bootstrap.multiaddr)
-        await self._wait_for(self.bootstrap_listens, "bootstrap", "listen")
-        self.state.join_line = join_line(bootstrap.multiaddr)
-        for peer in self.peers:
-            if peer.role == "relay":
-                self._start(nursery, peer)
-
     def _configure(self, bootstrap: str) -> None:
         """Every other peer's arguments."""
         cheater = self.peers[-1] if self.options.cheat else None
@@ -396,6 +362,7 @@ class _Demo:
             if peer.role == "trainer":
                 settings = {
                     "trainer.model": str(self.folder / "base"),
+                    "trainer.prepare_base": True,
                     "trainer.seed": self.options.seed,
                     "trainer.evaluate": True,
                 }

@@ -289,6 +289,13 @@ class SwarmState:
             self.accuracy_after = figures
         else:
             self.accuracy_before = figures
+            self.note(
+                f"base policy ready: sampled {figures['sampled']:.2f}, greedy "
+                f"{figures['greedy']:.2f} on 512 held-out prompts",
+                now,
+            )
+            if self.phase == "preparing":
+                self.enter("joining", now)
 
     def _on_trainer_step_opened(self, event: Fields, peer: PeerState | None, now: float) -> None:
         if self.phase == "joining":

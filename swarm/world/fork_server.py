@@ -144,6 +144,7 @@ def main() -> None:
     for variable, value in ONE_THREAD.items():  # before the imports that read it
         os.environ.setdefault(variable, value)
     arguments.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    server = ForkServer(arguments.socket)  # now, so that owners can connect and wait for us
     for name in filter(None, arguments.preload.split(",")):
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208 (native threads too)
@@ -153,7 +154,6 @@ def main() -> None:
         )
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the shared pages
-    server = ForkServer(arguments.socket)
     print("ready", flush=True)
     server.run()
 
