@@ -489,6 +489,7 @@ class _Plain:
             lines.append(
                 f"{verdict.worker} step {verdict.step} #{verdict.number} {verdict.outcome}: "
                 f"{verdict.failed} {figure(verdict.figure)} against {figure(verdict.threshold)}"
+                f"{f' ({verdict.detail})' if verdict.detail else ''}"
             )
         for step in sorted(step for step in state.trained if step > self._last_step):
             trained = state.trained[step]

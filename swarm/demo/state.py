@@ -80,6 +80,8 @@ class VerdictLine:
     failed: str
     figure: float
     threshold: float
+    detail: str = ""
+    """The check's finding as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +351,7 @@ class SwarmState:
                 failed=failed,
                 figure=number(event, "figure"),
                 threshold=number(event, "threshold"),
+                detail=text(event, "detail"),
             )
         )
         guest = self.peers.get(worker)

@@ -131,7 +131,10 @@ def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
     )
     table.add_row(
         "verdicts",
-        ", ".join(f"{count:,} {cause}" for cause, count in summary["verdicts"].items()),
+        ", ".join(
+            f"{count:,} {'' if cause in ('accepted', 'quarantined') else 'refused: '}{cause}"
+            for cause, count in summary["verdicts"].items()
+        ),
     )
     table.add_row(
         "bytes sent",

@@ -240,6 +240,8 @@ def _verdict(verdict: VerdictLine, state: SwarmState) -> Text:
             line.append(f"  {verdict.failed} ")
             line.append(figure(verdict.figure), style=style)
             line.append(f" against {figure(verdict.threshold)}", style=DIM)
+        if verdict.detail:
+            line.append(f"  {verdict.detail}", style=DIM)
     return line
 
 
