@@ -9,7 +9,6 @@ nothing and repeats nothing.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -402,7 +401,7 @@ class TrainerRole:
             policy=policy,
             manifest_digest=digest,
             manifest_bytes=size,
-            nonce=revised.nonce if revised else secrets.token_bytes(32),
+            nonce=revised.nonce if revised else self._node.world.secret_bytes(32),
             groups_wanted=missing,
             submissions_max=(revised.submissions_max if revised else 0)
             + -(-missing // per_submission),

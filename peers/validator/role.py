@@ -8,7 +8,6 @@ before anybody hears of it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -98,7 +97,7 @@ class ValidatorRole:
         self._disk = peer.node.disk
         self._trusted = peer.trusted_part("validator")
         self._database = self._disk.database("validator.sqlite")
-        self._secret = secrets.token_bytes(32)
+        self._secret = self._node.world.secret_bytes(32)
         self._orders: dict[tuple[int, int], StepOrder] = {}
         self._pushed: dict[bytes, _Pushed] = {}
         self._waiting: dict[bytes, _Case] = {}

@@ -23,7 +23,7 @@ class World(Protocol):
     """Clock, randomness, and a place for blocking work."""
 
     random: random.Random
-    """Seeded in simulation. The only source of randomness above the seam."""
+    """Seeded in simulation. The only source of randomness above the seam, save secrets."""
 
     def now(self) -> float:
         """Seconds on trio's clock: for deadlines and durations, never compared across peers."""
@@ -35,6 +35,10 @@ class World(Protocol):
 
     def correct_clock(self, seconds: float) -> None:
         """Add this to the wall time from now on: the trusted peers agree that it is off."""
+        ...
+
+    def secret_bytes(self, count: int) -> bytes:
+        """Bytes that nobody can guess: nonces. Seeded in simulation."""
         ...
 
     async def run_blocking(self, function: Callable[[], T]) -> T:

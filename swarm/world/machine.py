@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,6 +29,10 @@ class Machine:
     def correct_clock(self, seconds: float) -> None:
         """Add this to the system's wall time from now on (the clock is off; design §6)."""
         self._correction_seconds += seconds
+
+    def secret_bytes(self, count: int) -> bytes:
+        """Bytes of the system's cryptographic generator."""
+        return secrets.token_bytes(count)
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function)

@@ -27,6 +27,11 @@ def test_a_correction_moves_the_wall_time_and_adds_up_but_not_the_deadlines() ->
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+def test_secrets_have_the_length_asked_for_and_never_repeat() -> None:
+    assert len(Machine().secret_bytes(32)) == 32
+    assert Machine().secret_bytes(32) != Machine().secret_bytes(32)
+
+
 def test_two_machines_draw_different_numbers() -> None:
     assert Machine().random.getrandbits(64) != Machine().random.getrandbits(64)
 
