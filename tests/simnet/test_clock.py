@@ -1,0 +1,99 @@
+"""Virtual time: it jumps, it repeats, and it says when nothing can happen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import trio
+import trio.testing
+
+from simnet.clock import Deadlock, TrioChanged, check_trio, run_virtual
+
+
+async def race(tasks: int = 30) -> list[int]:
+    """The order in which tasks get their turn: all are ready at once."""
+    order: list[int] = []
+    start = trio.Event()
+
+    async def take_part(number: int) -> None:
+        await start.wait()
+        for _ in range(3):
+            order.append(number)
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(tasks):
+            nursery.start_soon(take_part, number)
+        await trio.testing.wait_all_tasks_blocked()
+        start.set()
+    return order
+
+
+def test_a_thousand_years_pass_at_once() -> None:
+    async def main() -> float:
+        await trio.sleep_until(3e10)
+        return trio.current_time()
+
+    before = time.monotonic()
+    assert run_virtual(main, seed=1) == 3e10
+    assert time.monotonic() - before < 5
+
+
+def test_one_seed_is_one_order_and_another_seed_another() -> None:
+    first = run_virtual(race, seed=1)
+    ballast = [object() for _ in range(1000)]  # other memory addresses, other counters
+    assert run_virtual(race, seed=1) == first
+    assert run_virtual(race, seed=2) != first
+    assert len(ballast) == 1000
+
+
+def test_the_order_does_not_depend_on_the_process() -> None:
+    program = (
+        "from tests.simnet.test_clock import race\n"
+        "from simnet.clock import run_virtual\n"
+        "print(run_virtual(race, seed=5))"
+    )
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }  # fmt: skip
+    assert orders == {f"{run_virtual(race, seed=5)}\n"}
+
+
+def test_when_nothing_can_happen_the_waiting_tasks_are_named() -> None:
+    async def wait_for_nobody() -> None:
+        await trio.Event().wait()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for_nobody, name="the forgotten one")
+            await trio.sleep(5)
+
+    with pytest.raises(Deadlock, match=r"nothing can ever happen again.*the forgotten one"):
+        run_virtual(main, seed=1)
+
+
+def test_a_program_that_goes_on_too_long_is_stopped() -> None:
+    with pytest.raises(trio.TooSlowError):
+        run_virtual(trio.sleep, 100, seed=1, limit_seconds=50)
+
+
+def test_ordinary_runs_are_left_as_they_were() -> None:
+    run_virtual(trio.sleep, 1, seed=1)
+    assert trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING is False
+
+
+@pytest.mark.parametrize("name", ["_ALLOW_DETERMINISTIC_SCHEDULING", "_r"])
+def test_another_trio_is_recognised(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    check_trio()
+    monkeypatch.delattr(trio._core._run, name)
+    with pytest.raises(TrioChanged, match=f"has no {name}"):
+        run_virtual(trio.sleep, 1, seed=1)

@@ -1,0 +1,40 @@
+"""A simulated peer's clock and randomness."""
+
+from __future__ import annotations
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.world import EPOCH, SimulatedWorld
+
+
+def test_each_peer_draws_from_its_own_source() -> None:
+    alone = SimulatedWorld(1, "alice").random.random()
+    world, bob = SimulatedWorld(1, "alice"), SimulatedWorld(1, "bob")
+    assert bob.random.random() != alone
+    assert world.secret_bytes(32) == SimulatedWorld(1, "alice").secret_bytes(32)
+    assert world.random.random() == alone  # whatever others and its secrets have drawn
+    assert SimulatedWorld(2, "alice").random.random() != alone
+
+
+def test_a_clock_that_is_off_drifts_and_can_be_corrected() -> None:
+    async def main() -> None:
+        right = SimulatedWorld(1, "right")
+        wrong = SimulatedWorld(1, "wrong", skew_seconds=-90.0, drift=1e-3)
+        await trio.sleep(1000)
+        assert right.now() == wrong.now() == 1000.0
+        assert right.wall_time() == EPOCH + 1000
+        assert abs(wrong.wall_time() - (EPOCH + 911)) < 1e-6
+        wrong.correct_clock(89.0)
+        assert abs(wrong.wall_time() - right.wall_time()) < 1e-6
+
+    run_virtual(main, seed=1)
+
+
+def test_blocking_work_runs_at_once_and_costs_virtual_time() -> None:
+    async def main() -> None:
+        world = SimulatedWorld(1, "alice", blocking_seconds=0.25)
+        assert await world.run_blocking(lambda: trio.current_time()) == 0.0
+        assert world.now() == 0.25
+
+    run_virtual(main, seed=1)
