@@ -120,6 +120,17 @@ def check_accounts(swarm: Swarm) -> Accounts:
     return accounts
 
 
+def check_nobody_was_wronged(accounts: Accounts) -> None:
+    """In a run of honest peers, whatever died: every verdict accepts, and nobody is evicted."""
+    wrong = [
+        record.entry
+        for record in accounts.records
+        if isinstance(record.entry, Judged) and record.entry.outcome != "accepted"
+    ]
+    assert not wrong, [(e.outcome, e.failed, e.step, e.number, e.worker) for e in wrong]
+    assert not accounts.state.evicted
+
+
 def _place(verdict: Judged) -> tuple[str, int, int]:
     return (verdict.worker, verdict.step, verdict.number)
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.end_to_end.harness import STEP_SECONDS, Swarm, swarm
-from tests.end_to_end.ledgers import check_accounts
+from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
 STEPS = 30
 DEATHS = 12
@@ -39,6 +39,6 @@ def test_random_deaths(seed: int, tmp_path: Path, base: Path, fork_server: Path)
                         nursery.start_soon(die_and_return, peers, name)
             await peers.complete(STEPS * STEP_SECONDS)
             assert await trainer.ended(30) == 0
-            check_accounts(peers)
+            check_nobody_was_wronged(check_accounts(peers))
 
     trio.run(main)
