@@ -1,0 +1,541 @@
+"""A peer's disk in memory: it can be slow, full, and lose power; and hold what has no bytes.
+
+A file is a sequence of *extents*: real bytes, or a `Symbol`, a range of some content that exists
+in name only. The digest of a symbol follows from its name and range, so that the pieces of a
+simulated checkpoint of 62 GB are hashed, sent, checked and forged like any others and cost a few
+bytes of memory.
+
+Losing power follows an ordered journal, as on ext4: what was synced is there; of the creations,
+renames and removals since the last sync of anything, a prefix survives; of the ranges written
+since a file's last sync, each survives or not, by seed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from random import Random
+from typing import Any, TypeVar
+
+import trio
+from blake3 import blake3
+
+from swarm.errors import DiskFullError
+from swarm.seeds import digest as digest_of
+from swarm.world import Database, Piece, Sink
+
+T = TypeVar("T")
+
+CAPACITY_BYTES = 1 << 40
+READ_BYTES_MAX = 1 << 30
+"""Zeros of a sparse file that one read may make up: more would be a mistake of a scenario."""
+
+
+class PowerCut(OSError):
+    """The machine lost power: nothing it had under way goes on."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """`size_bytes` of the content called `name`, from `start` on."""
+
+    name: str
+    start: int
+    size_bytes: int
+
+    def part(self, start: int, end: int) -> Symbol:
+        return Symbol(self.name, self.start + start, end - start)
+
+    def digest(self) -> bytes:
+        """What stands for the BLAKE3-256 of these bytes."""
+        return digest_of(
+            "simnet/1/symbol",
+            self.name.encode(),
+            self.start.to_bytes(8, "big"),
+            self.size_bytes.to_bytes(8, "big"),
+        )
+
+
+Content = bytes | Symbol
+Names = list[str]
+
+
+def _size(content: Content) -> int:
+    return len(content) if isinstance(content, bytes) else content.size_bytes
+
+
+def _part(content: Content, start: int, end: int) -> Content:
+    return content[start:end] if isinstance(content, bytes) else content.part(start, end)
+
+
+class Extents:
+    """The content of a file by offset; what was never written reads as zeros."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._contents: list[Content] = []
+
+    def copy(self) -> Extents:
+        other = Extents()
+        other._starts, other._contents = self._starts.copy(), self._contents.copy()
+        return other
+
+    def put(self, start: int, content: Content) -> None:
+        """Write over whatever is at `start`."""
+        end = start + _size(content)
+        if end == start:
+            return
+        first = bisect.bisect_right(self._starts, start) - 1
+        if first < 0 or self._starts[first] + _size(self._contents[first]) <= start:
+            first += 1
+        last = bisect.bisect_left(self._starts, end)
+        pieces: list[tuple[int, Content]] = [(start, content)]
+        if first < last:
+            left, right = self._starts[first], self._starts[last - 1]
+            if left < start:
+                pieces.insert(0, (left, _part(self._contents[first], 0, start - left)))
+            rest = self._contents[last - 1]
+            if right + _size(rest) > end:
+                pieces.append((end, _part(rest, end - right, _size(rest))))
+        # Neighbouring ranges of one symbol become one: a whole checkpoint is a single extent.
+        if first > 0:
+            first -= 1
+            pieces.insert(0, (self._starts[first], self._contents[first]))
+        if last < len(self._starts):
+            pieces.append((self._starts[last], self._contents[last]))
+            last += 1
+        merged = [pieces[0]]
+        for place, piece in pieces[1:]:
+            before, held = merged[-1]
+            if (
+                isinstance(held, Symbol)
+                and isinstance(piece, Symbol)
+                and held.name == piece.name
+                and before + held.size_bytes == place
+                and held.start + held.size_bytes == piece.start
+            ):
+                merged[-1] = (before, Symbol(held.name, held.start, held.size_bytes + _size(piece)))
+            else:
+                merged.append((place, piece))
+        self._starts[first:last] = [place for place, _ in merged]
+        self._contents[first:last] = [piece for _, piece in merged]
+
+    def get(self, start: int, end: int) -> list[tuple[int, Content]]:
+        """(offset, content) of what was written in a range, cut to it."""
+        found = []
+        index = max(0, bisect.bisect_right(self._starts, start) - 1)
+        while index < len(self._starts) and self._starts[index] < end:
+            place, content = self._starts[index], self._contents[index]
+            from_, to = max(start, place), min(end, place + _size(content))
+            if from_ < to:
+                found.append((from_, _part(content, from_ - place, to - place)))
+            index += 1
+        return found
+
+    def cut(self, size_bytes: int) -> None:
+        """Forget what is beyond a size."""
+        kept = self.get(0, size_bytes)
+        self._starts = [place for place, _ in kept]
+        self._contents = [content for _, content in kept]
+
+
+class _File:
+    """Content and size, and both as of the last sync."""
+
+    def __init__(self, size_bytes: int = 0) -> None:
+        self.size_bytes = size_bytes
+        self.extents = Extents()
+        self.synced = Extents()
+        self.written: list[tuple[int, int]] = []
+        """Ranges written since the last sync."""
+
+    def put(self, start: int, content: Content) -> None:
+        self.extents.put(start, content)
+        self.written.append((start, start + _size(content)))
+        self.size_bytes = max(self.size_bytes, start + _size(content))
+
+    def sync(self) -> None:
+        self.synced = self.extents.copy()
+        self.written.clear()
+
+    def crash(self, chance: Random) -> None:
+        """Go back to the last sync, but for ranges that had reached the disk by chance."""
+        now, self.extents = self.extents, self.synced
+        for start, end in self.written:
+            if chance.random() < 0.5:
+                for place, content in now.get(start, end):
+                    self.extents.put(place, content)
+        self.sync()
+
+
+class SimulatedPiece:
+    """Content that arrived."""
+
+    def __init__(self, size_bytes: int, digest: bytes) -> None:
+        self.size_bytes = size_bytes
+        self._digest = digest
+
+    def verify(self, digest: bytes) -> bool:
+        return self._digest == digest
+
+
+class SimulatedSink:
+    """A range of a file. What is written lands in place, as on the real disk."""
+
+    def __init__(self, disk: SimulatedDisk, path: str, offset: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._disk = disk
+        self._path = path
+        self._offset = offset
+        self._written = 0
+        self._hasher = blake3()
+        self._symbol: Symbol | None = None
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._hasher.update(data)
+        self._land(bytes(data))
+
+    def land(self, symbol: Symbol) -> None:
+        """Take the whole of a piece that has no bytes."""
+        self._land(symbol)
+        self._symbol = symbol
+
+    def _land(self, content: Content) -> None:
+        if self._symbol is not None or self._written + _size(content) > self.size_bytes:
+            raise ValueError(
+                f"{self._path}: more than the {self.size_bytes} bytes announced arrived"
+            )
+        self._disk.put(self._path, self._offset + self._written, content)
+        self._written += _size(content)
+
+    def finish(self) -> Piece:
+        digest = self._hasher.digest() if self._symbol is None else self._symbol.digest()
+        return SimulatedPiece(self._written, digest)
+
+    async def commit(self, piece: Piece) -> None:
+        if piece.size_bytes != self.size_bytes:
+            raise ValueError(
+                f"{self._path}: {piece.size_bytes} bytes arrived of {self.size_bytes} announced"
+            )
+        await trio.lowlevel.checkpoint()
+
+    def abandon(self) -> None:
+        """Nothing is held."""
+
+
+class SimulatedDatabase:
+    """SQLite in memory, kept by the disk when it is closed. A transaction that returned is
+    durable; one that was under way when power was lost never was."""
+
+    def __init__(self, disk: SimulatedDisk, connection: sqlite3.Connection) -> None:
+        self._disk = disk
+        self._connection = connection
+        self._writing = trio.Lock()
+        self._closed = False
+
+    def _check_open(self) -> None:
+        self._disk.check_power()
+        if self._closed:
+            raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
+
+    def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        self._check_open()
+        return self._connection.execute(sql, parameters).fetchall()
+
+    async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        async with self._writing:
+            # Shielded as on the real disk; the wait comes first, so that an effect is never seen
+            # that a power cut could still take back.
+            with trio.CancelScope(shield=True):
+                await trio.sleep(self._disk.sync_seconds)
+            self._check_open()
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = function(self._connection)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            return result
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SimulatedDisk:
+    """Implements `swarm.world.Disk` in memory.
+
+    Reads and writes take their size over `bytes_per_second`; a sync or commit takes
+    `sync_seconds` on top. Databases do not count against `capacity_bytes`.
+    """
+
+    def __init__(
+        self,
+        home: str = "peer",
+        *,
+        capacity_bytes: int = CAPACITY_BYTES,
+        bytes_per_second: float = 1e9,
+        sync_seconds: float = 0.002,
+    ) -> None:
+        self._home = Path("/simulated") / home
+        self.capacity_bytes = capacity_bytes
+        self.bytes_per_second = bytes_per_second
+        self.sync_seconds = sync_seconds
+        self._files: dict[str, _File] = {}
+        self._durable: dict[str, _File] = {}
+        """Names as of the last sync."""
+        self._journal: list[dict[str, _File | None]] = []
+        """Changes of names since: each one all or nothing."""
+        self._used_bytes = 0
+        self._databases: dict[str, sqlite3.Connection] = {}
+        self._off = False
+
+    # --- power ---
+
+    def lose_power(self) -> None:
+        """From now on every operation raises `PowerCut`, until `recover`."""
+        self._off = True
+
+    def recover(self, chance: Random) -> None:
+        """Power is back: keep what was synced, and by `chance` some of what was not."""
+        for change in self._journal[: chance.randint(0, len(self._journal))]:
+            _apply(self._durable, change)
+        self._journal.clear()
+        self._files = dict(self._durable)
+        for name in sorted(self._files):
+            self._files[name].crash(chance)
+        self._used_bytes = sum(file.size_bytes for file in self._files.values())
+        self._off = False
+
+    def check_power(self) -> None:
+        if self._off:
+            raise PowerCut("the machine has lost power")
+
+    # --- what a simulation does to a disk ---
+
+    def put(self, path: str, offset: int, content: Content) -> None:
+        """Write at once, unsynced; makes the file, raises `DiskFullError`."""
+        self._check(path)
+        file = self._files.get(path)
+        size = offset + _size(content)
+        self._make_room(path, size - (file.size_bytes if file is not None else 0))
+        if file is None:
+            file = _File()
+            self._change({path: file})
+        self._used_bytes += max(0, size - file.size_bytes)
+        file.put(offset, content)
+
+    def symbol(self, path: str, offset: int, size_bytes: int) -> Symbol | None:
+        """The symbol that fills a range whole, if one does."""
+        found = self._file(path).extents.get(offset, offset + size_bytes)
+        if len(found) == 1 and isinstance(found[0][1], Symbol) and _size(found[0][1]) == size_bytes:
+            return found[0][1]
+        return None
+
+    def path_of(self, local: str) -> str:
+        """The path on this disk of what `local_path` gave to a child."""
+        return str(PurePosixPath(local).relative_to(self._home))
+
+    # --- files ---
+
+    async def read(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        file = self._file(path)
+        end = file.size_bytes if size_bytes is None else min(file.size_bytes, offset + size_bytes)
+        await self._take_seconds(end - offset)
+        return self._bytes(path, offset, end)
+
+    def _bytes(self, path: str, start: int, end: int) -> bytes:
+        found = self._file(path).extents.get(start, end)
+        if len(found) == 1 and isinstance(found[0][1], bytes) and len(found[0][1]) == end - start:
+            return found[0][1]
+        if end - start > READ_BYTES_MAX:
+            raise OSError(f"{path}: {end - start} bytes are too many to read in a simulation")
+        data = bytearray(max(0, end - start))
+        for place, content in found:
+            if isinstance(content, Symbol):
+                raise OSError(f"{path}: this content exists in name only and cannot be read")
+            data[place - start : place - start + len(content)] = content
+        return bytes(data)
+
+    async def write(self, path: str, data: bytes) -> None:
+        self._check(path)
+        held = self._files.get(path)
+        # Written aside first, so for a moment there are two.
+        self._make_room(path, len(data))
+        await self._take_seconds(len(data), syncs=True)
+        file = _File()
+        file.put(0, bytes(data))
+        file.sync()
+        held = self._files.get(path)
+        self._used_bytes += len(data) - (held.size_bytes if held is not None else 0)
+        self._change({path: file})
+        self._sync_names()
+
+    async def allocate(self, path: str, size_bytes: int) -> None:
+        self._check(path)
+        await trio.lowlevel.checkpoint()
+        held = self._files.get(path)
+        held_bytes = held.size_bytes if held is not None else 0
+        self._make_room(path, size_bytes - held_bytes)
+        if held is None:
+            self._change({path: _File(size_bytes)})
+        else:
+            held.size_bytes = size_bytes
+            held.extents.cut(size_bytes)
+        self._used_bytes += size_bytes - held_bytes
+
+    def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
+        self._check(path)
+        return SimulatedSink(self, path, offset, size_bytes)
+
+    async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
+        self._file(path)
+        await self._take_seconds(size_bytes)
+        symbol = self.symbol(path, offset, size_bytes)
+        if symbol is not None:
+            return symbol.digest()
+        end = min(self._file(path).size_bytes, offset + size_bytes)
+        if any(isinstance(part, Symbol) for _, part in self._file(path).extents.get(offset, end)):
+            return self._mixed_digest(path, offset, end)
+        return blake3(self._bytes(path, offset, end)).digest()
+
+    async def sha256(self, path: str) -> bytes:
+        size_bytes = self.size_bytes(path)
+        await self._take_seconds(size_bytes)
+        if any(isinstance(part, Symbol) for _, part in self._file(path).extents.get(0, size_bytes)):
+            return self._mixed_digest(path, 0, size_bytes)
+        return hashlib.sha256(self._bytes(path, 0, size_bytes)).digest()
+
+    def _mixed_digest(self, path: str, start: int, end: int) -> bytes:
+        """What stands for a hash over content that has bytes only in part, or none."""
+        fields = []
+        for place, content in self._file(path).extents.get(start, end):
+            fields += [
+                (place - start).to_bytes(8, "big"),
+                content.digest() if isinstance(content, Symbol) else blake3(content).digest(),
+            ]
+        return digest_of("simnet/1/mixed", (end - start).to_bytes(8, "big"), *fields)
+
+    async def sync(self, path: str) -> None:
+        self._check(path)
+        names = self._under(path)
+        if not names:
+            raise FileNotFoundError(path)
+        written = sum(e - s for name in names for s, e in self._files[name].written)
+        await self._take_seconds(written, syncs=True)
+        for name in self._under(path):
+            self._files[name].sync()
+        self._sync_names()
+
+    async def rename(self, old: str, new: str) -> None:
+        self._check(old)
+        self._check(new)
+        await trio.lowlevel.checkpoint()
+        self.check_power()
+        names = self._under(old)
+        if not names:
+            raise FileNotFoundError(old)
+        if old == new:
+            return
+        replaced = self._files.get(new)
+        if replaced is None and self._under(new):
+            raise OSError(f"{new} is a folder that is not empty")
+        if replaced is not None:
+            self._used_bytes -= replaced.size_bytes
+        change: dict[str, _File | None] = dict.fromkeys(names)
+        change |= {new + name[len(old) :]: self._files[name] for name in names}
+        self._change(change)
+
+    async def remove(self, path: str) -> None:
+        self._check(path)
+        await trio.lowlevel.checkpoint()
+        self.check_power()
+        for name in self._under(path):
+            self._used_bytes -= self._files[name].size_bytes
+            self._change({name: None})
+
+    def exists(self, path: str) -> bool:
+        self._check(path)
+        return bool(self._under(path))
+
+    def size_bytes(self, path: str) -> int:
+        return self._file(path).size_bytes
+
+    def list(self, path: str) -> Names:
+        self._check(path)
+        names = self._under(path)
+        return sorted({name[len(path) + 1 :].split("/")[0] for name in names if name != path})
+
+    def free_bytes(self) -> int:
+        return max(0, self.capacity_bytes - self._used_bytes)
+
+    def database(self, path: str) -> Database:
+        self._check(path)
+        if path not in self._databases:
+            connection = sqlite3.connect(":memory:", isolation_level=None)
+            connection.execute("PRAGMA foreign_keys = ON")
+            self._databases[path] = connection
+        return SimulatedDatabase(self, self._databases[path])
+
+    def local_path(self, path: str) -> Path:
+        """A path for simulated children only: there is nothing on this machine."""
+        self._check(path)
+        return self._home.joinpath(*path.split("/"))
+
+    def close(self) -> None:
+        """Let go of the databases: the simulation is over."""
+        for connection in self._databases.values():
+            connection.close()
+        self._databases.clear()
+
+    # --- inside ---
+
+    def _check(self, path: str) -> None:
+        self.check_power()
+        parts = path.split("/")
+        if path.startswith("/") or "" in parts or ".." in parts or "." in parts or "\0" in path:
+            raise ValueError(f"{path!r} is not a path within a peer's home")
+
+    def _file(self, path: str) -> _File:
+        self._check(path)
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return self._files[path]
+
+    def _under(self, path: str) -> Names:
+        if path in self._files:
+            return [path]
+        return sorted(name for name in self._files if name.startswith(path + "/"))
+
+    def _make_room(self, path: str, needed_bytes: int) -> None:
+        if needed_bytes > self.free_bytes():
+            raise DiskFullError(
+                f"{self._home}/{path} needs {needed_bytes:,} bytes and {self.free_bytes():,} are "
+                "free; free some space, or choose a --home on a larger disk"
+            )
+
+    def _change(self, change: dict[str, _File | None]) -> None:
+        _apply(self._files, change)
+        self._journal.append(change)
+
+    def _sync_names(self) -> None:
+        for change in self._journal:
+            _apply(self._durable, change)
+        self._journal.clear()
+
+    async def _take_seconds(self, size_bytes: int, *, syncs: bool = False) -> None:
+        seconds = max(0, size_bytes) / self.bytes_per_second
+        await trio.sleep(seconds + (self.sync_seconds if syncs else 0.0))
+        self.check_power()
+
+
+def _apply(names: dict[str, _File], change: dict[str, _File | None]) -> None:
+    for name, file in change.items():
+        if file is None:
+            names.pop(name, None)
+        else:
+            names[name] = file
