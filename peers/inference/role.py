@@ -141,6 +141,7 @@ class InferenceRole:
         self, engine: Child, order: StepOrder, nursery: trio.Nursery
     ) -> None:
         manifest = self._run.manifest
+        ordered = self._peer.order.value  # the envelope of `order`; newer ones may come
         number = self._number
         self._peer.status.doing = f"generating {number} of step {order.step}"
         path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"
@@ -189,7 +190,7 @@ class InferenceRole:
             groups=made["groups"],
         )
         self._peer.status.doing = f"delivering {number} of step {order.step}"
-        await nursery.start(self._see_through, submission, order.nonce, path)
+        await nursery.start(self._see_through, submission, order.nonce, path, ordered)
 
     # --- delivering --------------------------------------------------------------------------
 
@@ -198,11 +199,13 @@ class InferenceRole:
         submission: Submission,
         nonce: bytes,
         path: str,
+        ordered: Envelope | None,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Deliver to the validators in rank until one has judged; `started` once one has the file
-        (or none could be found at first, so that generation does not stand still)."""
+        (or none could be found at first, so that generation does not stand still). `ordered` is
+        shown to a validator that may not have heard of the step."""
         judged = self._verdicts.setdefault(submission.digest, trio.Event())
         limits = self._run.manifest.limits
         ranked = rendezvous(
@@ -217,7 +220,9 @@ class InferenceRole:
         try:
             while not judged.is_set() and self._node.world.now() < deadline:
                 for validator in ranked:
-                    if not await self._deliver(PeerId(validator), announced, reference, path):
+                    if not await self._deliver(
+                        PeerId(validator), announced, reference, path, ordered
+                    ):
                         continue
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
@@ -235,12 +240,17 @@ class InferenceRole:
             await self._node.disk.remove(path)
 
     async def _deliver(
-        self, validator: PeerId, announced: Envelope, reference: BlobReference, path: str
+        self,
+        validator: PeerId,
+        announced: Envelope,
+        reference: BlobReference,
+        path: str,
+        ordered: Envelope | None,
     ) -> bool:
         """Push the file and announce it; whether the validator now owes (or gave) a verdict."""
         limits = self._run.manifest.limits
         admission = self._peer.lease.admission if self._peer.lease else None
-        supporting = [admission] if admission else []
+        supporting = [shown for shown in (admission, ordered) if shown is not None]
         try:
             await self._node.reach(validator)
             record = self._node.record(validator)

@@ -42,6 +42,10 @@ PREFILL_DEADLINE_SECONDS = 600.0
 ORDER_WAIT_SECONDS = 3.0
 """A worker may hear of a new step a moment before this validator does."""
 
+TURN_VALIDATORS_MAX = 3
+"""Submission n waits for the verdict on n - 1 as long as this many validators may be silent in a
+row, each until the worker turns to the next."""
+
 ORDERS_KEPT = 64
 INSPECTOR_MEMORY_BYTES = 2 << 30
 INCOMING = "incoming"
@@ -189,7 +193,7 @@ class ValidatorRole:
             return [self._judged[digest]]
         if digest in self._waiting:
             return [await self._acknowledge(self._waiting[digest])]
-        order = await self._order_of(submission)
+        order = await self._order_of(submission, first(supporting, StepOrder))
         refusal = self._refusal(envelope, submission, supporting, order)
         if refusal is not None:
             check, figure, threshold, detail = refusal
@@ -220,8 +224,16 @@ class ValidatorRole:
             defaults.STATE_LIFETIME_SECONDS,
         )
 
-    async def _order_of(self, submission: Submission) -> StepOrder | None:
+    async def _order_of(self, submission: Submission, shown: Envelope | None) -> StepOrder | None:
+        """The order of a submission's step. The worker shows the one it followed: a validator
+        that was away when the trainer gave it would never hear of it otherwise."""
         key = (submission.lineage, submission.step)
+        if (
+            shown is not None
+            and shown.body.run == self._run.id
+            and self._run.permits(shown.sender, shown.message) is None
+        ):
+            self._on_order(shown)
         if key not in self._orders:
             with trio.move_on_after(ORDER_WAIT_SECONDS):
                 async with self._progress:
@@ -291,7 +303,11 @@ class ValidatorRole:
         worker, lineage, step, number = case.place
         before = (worker, lineage, step, number - 1)
         if number > 0:
-            with trio.move_on_after(self._run.manifest.limits.verdict_seconds / 2) as waited:
+            limits = self._run.manifest.limits
+            patience = (limits.acknowledgement_seconds + limits.verdict_seconds) * min(
+                TURN_VALIDATORS_MAX, len(self._run.manifest.validator_ids())
+            )
+            with trio.move_on_after(patience) as waited:
                 async with self._progress:
                     while before not in self._judged_places:
                         await self._progress.wait()
