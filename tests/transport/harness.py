@@ -1,4 +1,4 @@
-"""What transport tests need: a world, a disk, a bulk service, both networks behind one face."""
+"""What transport tests need: a world, a disk, a bulk service, every network behind one face."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import blake3
 import trio
 import trio.testing
 
+from simnet.clock import run_virtual
+from simnet.network import SimulatedNetwork
 from swarm.identity import Identity, PeerId
 from swarm.transport import BlobReference, OpenBlob, Refused, Transport
 from swarm.transport.libp2p import open_libp2p
@@ -142,15 +144,24 @@ class Peer:
 
 
 class Network:
-    """One face for both implementations."""
+    """One face for all implementations."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self._folder = folder
         self.memory = MemoryNetwork()
+        self.simulated = SimulatedNetwork(seed=1)
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Virtual time in memory; on libp2p ten seconds at most."""
+        """Virtual time in memory and simulated; on libp2p ten seconds at most."""
+
+        async def simulated() -> None:
+            async with self.simulated.running():
+                await main()
+
+        if self.kind == "simulated":
+            run_virtual(simulated, seed=1, limit_seconds=3600)
+            return
 
         async def bounded() -> None:
             with trio.fail_after(15 if self.kind == "libp2p" else 3600):
@@ -165,6 +176,8 @@ class Network:
         async with contextlib.AsyncExitStack() as stack:
             if self.kind == "memory":
                 opened = self.memory.transport(identity, world=World(), disk=disk)
+            elif self.kind == "simulated":
+                opened = self.simulated.transport(identity, world=World(), disk=disk)
             else:
                 listen = ["/ip4/127.0.0.1/tcp/0"]
                 opened = open_libp2p(identity, listen, world=World(), disk=disk)

@@ -1,4 +1,4 @@
-"""What every transport promises, asked of the one in memory and of libp2p alike."""
+"""What every transport promises, asked of the ones in memory and simulated and of libp2p alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .harness import ALICE, BOB, CAROL, Network, Peer, Service, Sink
 ECHO = "/swarm/echo/1.0.0"
 
 
-@pytest.fixture(params=["memory", "libp2p"])
+@pytest.fixture(params=["memory", "simulated", "libp2p"])
 def network(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Network:
     if request.param == "libp2p":  # real seconds
         monkeypatch.setattr(defaults, "STREAM_SEND_DEADLINE_SECONDS", 0.5)
