@@ -117,11 +117,13 @@ class Person:
         def found() -> str | None:
             return next((line for line in self.complaints if text in line), None)
 
-        return await self._wait(found, f"say {text!r}", seconds)
+        line: str = await self._wait(found, f"say {text!r}", seconds)
+        return line
 
     async def ended(self, seconds: float) -> int:
         """The exit status, negative for a signal."""
-        return await self._wait(lambda: self.status.value, "end", seconds, may_end=True)
+        status: int = await self._wait(lambda: self.status.value, "end", seconds, may_end=True)
+        return status
 
     async def kill(self) -> None:
         """SIGKILL to the whole group, as when the machine dies."""
@@ -185,7 +187,8 @@ class Peer(Person):
         def found() -> Event | None:
             return next(iter(self.heard(name, since, **fields)), None)
 
-        return await self._wait(found, f"say {name} {fields or ''}", seconds)
+        event: Event = await self._wait(found, f"say {name} {fields or ''}", seconds)
+        return event
 
 
 def processes_in_group(group: int) -> set[int]:

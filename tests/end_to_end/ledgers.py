@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarm.ledger.entries import CheckpointPublished, Consumed, Judged, decode
 from swarm.ledger.state import LedgerState, Record, ledger_state
@@ -47,7 +48,8 @@ def read_accounts(swarm: Swarm) -> Accounts:
         validators=swarm.validators,
         trusted=[peer.identity.peer_id for peer in trusted],
     )
-    trained, stale = set(), set()
+    trained: set[bytes] = set()
+    stale: set[bytes] = set()
     for submission, outcomes in state.consumed.items():
         (stale if set(outcomes) == {"stale"} else trained).add(submission)
     pool = _rows(trainer.home / "trainer.sqlite", "SELECT digest FROM accepted ORDER BY digest")
@@ -65,7 +67,7 @@ def read_accounts(swarm: Swarm) -> Accounts:
     )
 
 
-def _rows(database: Path, sql: str, *parameters: str) -> list[tuple]:
+def _rows(database: Path, sql: str, *parameters: str) -> list[tuple[Any, ...]]:
     connection = sqlite3.connect(database)
     try:
         return connection.execute(sql, parameters).fetchall()
