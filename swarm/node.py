@@ -7,7 +7,7 @@ role gets it and adds its loop (`swarm.roles`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -39,6 +39,7 @@ from swarm.run import (
     choose_run,
     peer_key,
     pin_owner,
+    record_validators,
     run_key,
     serve_manifests,
 )
@@ -200,6 +201,55 @@ class Node:
                 published = addresses
                 until = self.world.now() + defaults.PEER_RECORD_LIFETIME_SECONDS / 2
             await trio.sleep(defaults.HEARTBEAT_SECONDS)
+
+
+@asynccontextmanager
+async def assemble(
+    identity: Identity,
+    *,
+    world: World,
+    disk: Disk,
+    compute: Compute,
+    transport: Transport,
+    events: Events,
+    settings: PeerSettings,
+    manifests: Mapping[str, Envelope],
+) -> AsyncIterator[Node]:
+    """A node from the parts of the seam, its DHT and its manifests served inside the block."""
+    database = disk.database("peer.sqlite")
+    await database.transact(
+        lambda connection: connection.execute(
+            "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
+        )
+    )
+    dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(dht.run)
+        node = Node(
+            identity=identity,
+            world=world,
+            disk=disk,
+            compute=compute,
+            transport=transport,
+            dht=dht,
+            events=events,
+            settings=settings,
+            database=database,
+            sequencer=Sequencer(StoredSequence(database), world.wall_time),
+            manifests=dict(manifests),
+        )
+        serve_manifests(transport, lambda: list(node.manifests.values()))
+        events.emit(
+            "peer.listening",
+            roles=settings.role,
+            addresses=list(transport.addresses()),
+            bulk=list(transport.bulk_addresses()),
+        )
+        try:
+            yield node
+        finally:
+            nursery.cancel_scope.cancel()
+            database.close()
 
 
 async def join_network(node: Node) -> list[PeerId]:
@@ -652,6 +702,7 @@ __all__ = [
     "RunNode",
     "Status",
     "StoredSequence",
+    "assemble",
     "find_run",
     "join_network",
     "serve_manifests",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,15 +19,12 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from swarm import defaults
-from swarm.envelope import Sequencer
 from swarm.errors import SwarmError, UserError
 from swarm.events import Event, Events, JsonLines, Lines
 from swarm.identity import load_or_create
-from swarm.kademlia.dht import Kademlia
-from swarm.node import Node, RunNode, StoredSequence, find_run, join_network
-from swarm.roles import BOOTSTRAP, Role, load_role
-from swarm.run import load_manifest, record_validators, run_id, run_key, serve_manifests
+from swarm.node import Node, assemble
+from swarm.roles import BOOTSTRAP, load_role, take_part
+from swarm.run import load_manifest, run_id
 from swarm.settings import PeerSettings, load_settings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr
 from swarm.world.compute import LocalCompute
@@ -53,12 +50,6 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
         events_sink or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
     )
     disk = LocalDisk(home, settings.quota_bytes)
-    database = disk.database("peer.sqlite")
-    await database.transact(
-        lambda connection: connection.execute(
-            "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
-        )
-    )
     manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
     async with (
         open_libp2p(
@@ -69,35 +60,18 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
             disk=disk,
             relay="relay" in settings.role or BOOTSTRAP in settings.role,
         ) as transport,
-        trio.open_nursery() as nursery,
-    ):
-        dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
-        await nursery.start(dht.run)
-        node = Node(
-            identity=identity,
+        assemble(
+            identity,
             world=world,
             disk=disk,
             compute=LocalCompute(events=events),
             transport=transport,
-            dht=dht,
             events=events,
             settings=settings,
-            database=database,
-            sequencer=Sequencer(StoredSequence(database), world.wall_time),
             manifests=manifests,
-        )
-        serve_manifests(transport, lambda: list(node.manifests.values()))
-        events.emit(
-            "peer.listening",
-            roles=settings.role,
-            addresses=list(transport.addresses()),
-            bulk=list(transport.bulk_addresses()),
-        )
-        try:
-            yield node
-        finally:
-            nursery.cancel_scope.cancel()
-            database.close()
+        ) as node,
+    ):
+        yield node
 
 
 def _make_home(home: Path) -> None:
@@ -120,34 +94,8 @@ async def run_peer(settings: PeerSettings) -> None:
         raise UserError(
             "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
         )
-    async with open_node(settings) as node, trio.open_nursery() as nursery:
-        bootstrap_peers = await join_network(node)
-        nursery.start_soon(node.publish_record)
-        for manifest in node.manifests.values():
-            nursery.start_soon(_publish_manifest, node, manifest.body.run)
-        if not roles:
-            await trio.sleep_forever()
-        run = await find_run(node, bootstrap_peers)
-        node.events.emit("peer.run_found", run=run.id, owner=run.owner)
-        topics = sorted({topic for role in roles for topic in role.topics})
-        peer = RunNode(node, run, topics)
-        async with peer.joined():
-            await _work(peer, roles)
-        node.events.emit("peer.work_over", run=run.id)
-        nursery.cancel_scope.cancel()
-
-
-async def _work(peer: RunNode, roles: Sequence[type[Role]]) -> None:
-    async with trio.open_nursery() as nursery:
-        for role in roles:
-            nursery.start_soon(role(peer).run)
-
-
-async def _publish_manifest(node: Node, run: str) -> None:
-    """Keep a known manifest in the DHT, until cancelled."""
-    while True:
-        await node.dht.put(run_key(run), node.manifests[run].raw)
-        await trio.sleep(defaults.PEER_RECORD_LIFETIME_SECONDS / 2)
+    async with open_node(settings) as node:
+        await take_part(node, roles)
 
 
 async def _until_signal(settings: PeerSettings) -> None:

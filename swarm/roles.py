@@ -1,15 +1,20 @@
-"""What a role is, and how one is found: the entry-point group `swarm.roles`.
+"""What a role is, how a peer takes part with its roles, and how they are found: `swarm.roles`.
 
 Anyone can add a role: a class with these attributes, named in an entry point of that group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import ClassVar, Protocol
 
+import trio
+
+from swarm import defaults
 from swarm.errors import UserError
-from swarm.node import RunNode
+from swarm.node import Node, RunNode, find_run, join_network
+from swarm.run import run_key
 
 GROUP = "swarm.roles"
 
@@ -40,3 +45,38 @@ def load_role(name: str) -> type[Role]:
         )
     role: type[Role] = known[name].load()
     return role
+
+
+async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
+    """Join the network and, with roles, a run; work until cancelled or every role's work is over.
+
+    Raises `UserError` when nobody answers, no run is found or the run refuses this peer.
+    """
+    async with trio.open_nursery() as nursery:
+        bootstrap_peers = await join_network(node)
+        nursery.start_soon(node.publish_record)
+        for manifest in list(node.manifests.values()):
+            nursery.start_soon(_publish_manifest, node, manifest.body.run)
+        if not roles:
+            await trio.sleep_forever()
+        run = await find_run(node, bootstrap_peers)
+        node.events.emit("peer.run_found", run=run.id, owner=run.owner)
+        topics = sorted({topic for role in roles for topic in role.topics})
+        peer = RunNode(node, run, topics)
+        async with peer.joined():
+            await _work(peer, roles)
+        node.events.emit("peer.work_over", run=run.id)
+        nursery.cancel_scope.cancel()
+
+
+async def _work(peer: RunNode, roles: Sequence[type[Role]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for role in roles:
+            nursery.start_soon(role(peer).run)
+
+
+async def _publish_manifest(node: Node, run: str) -> None:
+    """Keep a known manifest in the DHT, until cancelled."""
+    while True:
+        await node.dht.put(run_key(run), node.manifests[run].raw)
+        await trio.sleep(defaults.PEER_RECORD_LIFETIME_SECONDS / 2)
