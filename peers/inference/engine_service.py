@@ -125,6 +125,7 @@ class EngineService:
             stop_ids=list(stop_ids),
             engine=self._engine_name,
         )
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         digest, size_bytes = write(Path(path), rollouts, header)
         return {
             "digest": digest,

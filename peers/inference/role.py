@@ -146,7 +146,6 @@ class InferenceRole:
         self._peer.status.doing = f"generating {number} of step {order.step}"
         path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"
         local = self._node.disk.local_path(path)
-        local.parent.mkdir(parents=True, exist_ok=True)
         started = self._node.world.now()
         made = await engine.call(
             "generate",
