@@ -102,9 +102,9 @@ class InferenceRole:
 
     async def _load(self, engine: Child, order: StepOrder) -> None:
         self._peer.status.doing = f"fetching policy {order.policy}"
-        folder = await self._peer.fetch_policy(
-            order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
-        )
+        folder = await self._fetch_while_wanted(order)
+        if folder is None:
+            return
         self._peer.status.doing = f"loading policy {order.policy}"
         key = (order.lineage, order.policy)
         self._peer.store.pin(key)
@@ -121,6 +121,30 @@ class InferenceRole:
         self._loaded = (order.lineage, order.policy)
         self._peer.status.policy = order.policy
         self._events.emit("inference.policy_loaded", policy=order.policy, **result)
+
+    async def _fetch_while_wanted(self, order: StepOrder) -> str | None:
+        """The folder of the order's policy; None once a newer order wants another one."""
+        folder: str | None = None
+
+        def superseded() -> bool:
+            newest = self._peer.step_order()
+            return newest is not None and (newest.lineage, newest.policy, newest.final) != (
+                order.lineage,
+                order.policy,
+                order.final,
+            )
+
+        async def give_up() -> None:
+            await self._peer.order.wait_until(lambda _: superseded())
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up)
+            folder = await self._peer.fetch_policy(
+                order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
+            )
+            nursery.cancel_scope.cancel()
+        return folder
 
     async def _check_rendering(self, engine: Child) -> None:
         """Make sure that this machine renders tasks as the run's owner does."""

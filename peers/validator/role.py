@@ -307,11 +307,14 @@ class ValidatorRole:
             patience = (limits.acknowledgement_seconds + limits.verdict_seconds) * min(
                 TURN_VALIDATORS_MAX, len(self._run.manifest.validator_ids())
             )
-            with trio.move_on_after(patience) as waited:
-                async with self._progress:
-                    while before not in self._judged_places:
-                        await self._progress.wait()
-            if waited.cancelled_caught:
+            arrived = True
+            while before not in self._judged_places and arrived:
+                # One that waits for its own verdict here is only late, however long it takes.
+                arrived = self._places.get(before) in self._waiting
+                with trio.move_on_after(patience) as waited:
+                    await self._until_judged(before)
+                arrived = arrived or not waited.cancelled_caught
+            if before not in self._judged_places:
                 outcome = _Outcome(
                     [Check(name="number", figure=number, threshold=number - 1, passed=False)],
                     "number",
@@ -320,6 +323,11 @@ class ValidatorRole:
                 await self._conclude(case.announced, case.submission, outcome, seconds=0.0)
                 return
         await self._queue.send(case)
+
+    async def _until_judged(self, place: tuple[str, int, int, int]) -> None:
+        async with self._progress:
+            while place not in self._judged_places:
+                await self._progress.wait()
 
     # --- judging -----------------------------------------------------------------------------
 
@@ -338,8 +346,21 @@ class ValidatorRole:
 
     async def _check(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
         submission, order, manifest = case.submission, case.order, self._run.manifest
+        newest = self._peer.newest_checkpoint()
+        age = newest.step - submission.policy if newest is not None else 0
+        if age > manifest.schedule.max_staleness:
+            oldest = manifest.schedule.max_staleness
+            return _Outcome(
+                [Check(name="stale", figure=age, threshold=oldest, passed=False)],
+                "stale",
+                "its policy is too old to be trained on",
+            )
         folder = await self._peer.fetch_policy(
-            order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
+            order.lineage,
+            order.policy,
+            order.manifest_digest,
+            order.manifest_bytes,
+            deadline_seconds=manifest.limits.verdict_seconds,
         )
         canonical = _path(submission.digest) + ".canonical"
         local = self._disk.local_path
