@@ -363,7 +363,8 @@ class RunNode:
             node.disk,
             run.id,
             node.events,
-            keep=run.manifest.checkpoints_kept,
+            # Rollouts of every policy young enough to be trained on must be checked somewhere.
+            keep=max(run.manifest.checkpoints_kept, run.manifest.schedule.max_staleness + 2),
             quota_bytes=node.settings.quota_bytes,
         )
         self.have = HaveExchange(node.world, node.transport, self.store, node.events)
@@ -507,11 +508,17 @@ class RunNode:
         return [found[peer] for peer in sorted(found)][:SOURCES_MAX]
 
     async def fetch_policy(
-        self, lineage: int, step: int, manifest_digest: bytes, manifest_bytes: int
+        self,
+        lineage: int,
+        step: int,
+        manifest_digest: bytes,
+        manifest_bytes: int,
+        *,
+        deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
     ) -> str:
         """The folder of one policy on this peer's disk, fetched if it is not there.
 
-        Raises what `Fetcher.fetch` raises.
+        Raises what `Fetcher.fetch` raises, and `BadManifest` for another tokenizer than the run's.
         """
         checkpoint = Checkpoint(
             lineage=lineage,
@@ -523,7 +530,11 @@ class RunNode:
         held = self.store.held((lineage, step))
         if held is None or not held.complete:
             await self._find_providers(manifest_digest)
-        folder = await self.fetcher.fetch(checkpoint, lambda: self.sources(manifest_digest))
+        folder = await self.fetcher.fetch(
+            checkpoint,
+            lambda: self.sources(manifest_digest),
+            deadline_seconds=deadline_seconds,
+        )
         await self._check_tokenizer(folder, step)
         return folder
 
