@@ -45,8 +45,12 @@ app.add_typer(run_app, name="run")
 app.add_typer(rollouts_app, name="rollouts")
 
 Bootstrap = Annotated[
-    list[str],
-    typer.Option("--bootstrap", help="Multiaddr of a peer that knows the network; repeatable."),
+    list[str] | None,
+    typer.Option(
+        "--bootstrap",
+        help="Multiaddr of a peer that knows the network; repeatable. Without it, the one that a "
+        "peer with the default --home last joined through.",
+    ),
 ]
 WhichRun = Annotated[
     str | None, typer.Option("--run", help="Which run, if the peer knows several: id or name.")
@@ -199,9 +203,7 @@ def _what_to_probe(file: Path) -> tuple[str, str, str]:
 @run_app.command("show")
 def run_show(
     file: Annotated[Path | None, typer.Argument(help="File with a signed manifest.")] = None,
-    bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Ask this peer (multiaddr) instead of a file.")
-    ] = None,
+    bootstrap: Bootstrap = None,
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
@@ -210,12 +212,12 @@ def run_show(
     def work() -> None:
         from swarm.run import load_manifest
 
-        if (file is None) == (not bootstrap):
-            raise UserError("give either FILE or --bootstrap MULTIADDR")
+        if file is not None and bootstrap:
+            raise UserError("give either FILE or --bootstrap MULTIADDR, not both")
         if file is not None:
             envelope = load_manifest(file)
         else:
-            envelope = trio.run(_fetch_manifest, bootstrap or [], run)
+            envelope = trio.run(_fetch_manifest, bootstrap, run)
         _show_manifest(envelope, as_json=as_json)
 
     _finish(work)
@@ -265,7 +267,9 @@ def _plain(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def _visit(bootstrap: Sequence[str], run: str | None) -> AsyncIterator[tuple[Node, Run]]:
+async def _visit(
+    bootstrap: Sequence[str] | None, run: str | None
+) -> AsyncIterator[tuple[Node, Run]]:
     """A node with a key of the moment that has found a run, without joining it."""
     from swarm.node import find_run, join_network
     from swarm.peer import open_node
@@ -274,7 +278,7 @@ async def _visit(bootstrap: Sequence[str], run: str | None) -> AsyncIterator[tup
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
         settings = PeerSettings(
             role=["observer"],
-            bootstrap=list(bootstrap),
+            bootstrap=list(bootstrap or _last_bootstrap()),
             listen=["/ip4/127.0.0.1/tcp/0"],
             home=home,
             run=run,
@@ -283,7 +287,22 @@ async def _visit(bootstrap: Sequence[str], run: str | None) -> AsyncIterator[tup
             yield node, await find_run(node, await join_network(node))
 
 
-async def _fetch_manifest(bootstrap: Sequence[str], run: str | None) -> Envelope:
+def _last_bootstrap() -> list[str]:
+    """The bootstrap addresses that a peer of this person last joined through."""
+    from swarm.node import LAST_BOOTSTRAP
+    from swarm.settings import PeerSettings
+
+    path = PeerSettings().home_path / LAST_BOOTSTRAP
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        raise UserError(
+            "which network? give --bootstrap MULTIADDR (no peer has joined one from "
+            f"{path.parent} yet)"
+        ) from None
+
+
+async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
     """The manifest that a bootstrap peer hands out."""
     async with _visit(bootstrap, run) as (_, found):
         return found.manifest_envelope
@@ -308,7 +327,7 @@ class _Observation:
         self.arrived.set()
 
 
-async def _observe(bootstrap: Sequence[str], run: str | None) -> tuple[_Observation, str]:
+async def _observe(bootstrap: Sequence[str] | None, run: str | None) -> tuple[_Observation, str]:
     """Join a run as an observer until the trusted peers have said who is there."""
     from swarm.gossip import RUN, WORK
     from swarm.messages import Presence
@@ -333,7 +352,7 @@ async def _observe(bootstrap: Sequence[str], run: str | None) -> tuple[_Observat
 
 @app.command()
 def status(
-    bootstrap: Bootstrap,
+    bootstrap: Bootstrap = None,
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
@@ -420,7 +439,7 @@ def _show_status(observation: _Observation, run: str) -> None:
 
 
 async def _read_ledgers(
-    bootstrap: Sequence[str], run: str | None, worker: str
+    bootstrap: Sequence[str] | None, run: str | None, worker: str
 ) -> tuple[list[Receipt], list[str], list[str]]:
     """(receipts of a worker, evictions of it, validators that could not be asked)."""
     from swarm.errors import PeerError
@@ -462,8 +481,8 @@ async def _evictions(node: Node, run: Run, worker: str) -> list[str]:
 
 @app.command()
 def ledger(
-    bootstrap: Bootstrap,
     peer: Annotated[str, typer.Option(help="Id of the peer whose record is wanted.")],
+    bootstrap: Bootstrap = None,
     run: WhichRun = None,
     last: Annotated[int, typer.Option(min=0, help="Receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
@@ -595,6 +614,20 @@ def rollouts_show(
 
 
 # --- one peer ----------------------------------------------------------------------------------
+
+
+@app.command("id")
+def show_id(
+    home: Annotated[Path, typer.Argument(help="Folder of a peer's keys and state.")],
+) -> None:
+    """Print the id of the peer in a home; makes its key if there is none yet."""
+
+    def work() -> None:
+        from swarm.identity import load_or_create
+
+        print(load_or_create(home / "identity.key").peer_id)
+
+    _finish(work)
 
 
 @app.command(

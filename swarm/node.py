@@ -54,6 +54,9 @@ from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
 from swarm.world import Compute, Database, Disk, Piece, Sink, World
 
+LAST_BOOTSTRAP = "last-bootstrap"
+"""File in the home with the addresses this peer last joined through: `swarm status` asks there."""
+
 RECORDS_MAX = 1024
 """Peer records remembered (about 0.5 KB each)."""
 
@@ -271,6 +274,7 @@ async def join_network(node: Node) -> list[PeerId]:
             f"nobody answered at {', '.join(node.settings.bootstrap)}; check the address, that "
             "the peer runs, and that no firewall is in between"
         )
+    await node.disk.write(LAST_BOOTSTRAP, "\n".join(node.settings.bootstrap).encode())
     return answered
 
 

@@ -614,7 +614,7 @@ class ValidatorRole:
                     self._peer.blobs.register(
                         verdict.submission, _path(verdict.submission), 0, verdict.size_bytes
                     )
-                    self._peer.gossip.publish(envelope)
+                    await self._say_again(envelope, verdict)
         for digest, announced, arranged in self._database.read(
             "SELECT digest, announced, arranged FROM waiting ORDER BY digest"
         ):
@@ -627,6 +627,17 @@ class ValidatorRole:
             self._waiting[digest] = case
             self._places[case.place] = digest
             self._take_order(order)
+        wanted = {_path(digest) for digest in [*self._waiting, *self._judged]}
+        for name in self._disk.list(INCOMING):
+            if f"{INCOMING}/{name}" not in wanted:  # pushed and never announced
+                await self._disk.remove(f"{INCOMING}/{name}")
+
+    async def _say_again(self, envelope: Envelope, verdict: Verdict) -> None:
+        """Announce a verdict whose file is still here; signed anew if its envelope has expired."""
+        if envelope.body.expires_ms > self._node.world.wall_time() * 1000:
+            self._peer.gossip.publish(envelope)
+        else:
+            await self._peer.announce(verdict, defaults.VERDICT_LIFETIME_SECONDS)
 
     async def _tidy(self) -> None:
         """Remove files that nobody announced or that can no longer be trained on."""

@@ -489,7 +489,7 @@ class Fetcher:
         reference = job.reference(index)
         sink = await self._sink(job, index)
         try:
-            sink.write(await self._store.disk.read(spare, 0, reference.size_bytes))
+            await self._store.disk.copy(spare, 0, reference.size_bytes, sink)
             piece = sink.finish()
             if not piece.verify(reference.digest):
                 raise OSError(errno.EIO, "the disk gave back other bytes than were written", spare)

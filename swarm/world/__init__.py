@@ -114,6 +114,10 @@ class Disk(Protocol):
         """A sink for one range of an allocated file."""
         ...
 
+    async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
+        """Append a range of a file to a sink; raises what reading and `Sink.write` raise."""
+        ...
+
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         """BLAKE3-256 of a range of a file."""
         ...

@@ -223,6 +223,9 @@ class LocalDisk:
         except OSError as error:
             raise self.full_error(error, path, 0) from error
 
+    async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
+        sink.write(await self.read(path, offset, size_bytes))
+
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         local = self.local_path(path)
 

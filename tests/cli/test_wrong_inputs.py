@@ -209,12 +209,17 @@ def test_a_demo_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "show"], "give either FILE or --bootstrap"),
+        (["run", "show"], "which network? give --bootstrap MULTIADDR"),
+        (["status"], "which network? give --bootstrap MULTIADDR"),
+        (["run", "show", "file", "--bootstrap", NOBODY], "give either FILE or --bootstrap"),
         (["run", "show", "nowhere"], "run manifest nowhere cannot be read"),
         (["status", "--bootstrap", "/ip4/1"], "'/ip4/1' is not a multiaddr"),
         (["ledger", "--bootstrap", NOBODY, "--peer", "me"], "--peer: 'me' is not"),
         (["rollouts", "show", "nowhere"], "nowhere cannot be read"),
     ],
 )
-def test_other_commands(arguments: list[str], sentence: str) -> None:
+def test_other_commands(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # nobody joined a network from here
     assert sentence in complaint(*arguments)
