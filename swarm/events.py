@@ -188,6 +188,7 @@ class Lines:
         "messenger.",
         "peer.status",
         "shardcast.checkpoint_found",
+        "shardcast.checkpoint_removed",
         "shardcast.neighbour",
         "shardcast.piece",
         "transport.",
