@@ -9,6 +9,7 @@ nothing and repeats nothing.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,6 +44,19 @@ LOG_ENTRIES_READ = 1000
 """Entries of the own log read at once, when the trainer starts."""
 FINAL_WORD_SECONDS = 2.0
 """How long the last order is left to spread before the trainer leaves."""
+
+JUDGED_MAX = 10_000
+"""Judged submissions remembered, so that a late announcement is not waited for."""
+
+
+@dataclass
+class _Announced:
+    """A submission that waits for its verdict."""
+
+    groups: int
+    heard: float
+    acknowledged: bool = False
+    """A validator has the file; until then it is not counted on."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +99,10 @@ class TrainerRole:
         self._policy = Watched(-1)
         """Newest policy published."""
         self._pool: dict[bytes, Accepted] = {}
-        self._announced: dict[bytes, tuple[int, int, float]] = {}
-        """Unjudged: (step, groups, when)."""
+        self._announced: dict[bytes, _Announced] = {}
+        """Submissions heard of that no validator has judged yet."""
+        self._judged: OrderedDict[bytes, None] = OrderedDict()
+        """The last ones judged: their announcement may come after the verdict."""
         self._known: set[bytes] = set()
         """Submissions that are in the pool or were consumed."""
         self._training_groups = 0
@@ -252,19 +268,17 @@ class TrainerRole:
     def _on_submission(self, envelope: Envelope) -> None:
         submission = envelope.message
         assert isinstance(submission, Submission)
-        if submission.digest not in self._known and submission.lineage == self._lineage:
-            self._announced.setdefault(submission.digest, (submission.step, submission.groups, 0.0))
+        if submission.digest not in self._judged and submission.lineage == self._lineage:
+            self._announced.setdefault(
+                submission.digest, _Announced(submission.groups, self._node.world.now())
+            )
 
     def _on_acknowledgement(self, envelope: Envelope) -> None:
         acknowledgement = envelope.message
         assert isinstance(acknowledgement, Acknowledgement)
-        entry = self._announced.get(acknowledgement.submission)
-        if entry is not None:
-            self._announced[acknowledgement.submission] = (
-                entry[0],
-                entry[1],
-                self._node.world.now(),
-            )
+        announced = self._announced.get(acknowledgement.submission)
+        if announced is not None:
+            announced.acknowledged = True
             self._changed.touch()
 
     async def _collect(self) -> None:
@@ -272,6 +286,9 @@ class TrainerRole:
             async for envelope in self._verdicts:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
+                self._judged[verdict.submission] = None
+                if len(self._judged) > JUDGED_MAX:
+                    self._judged.popitem(last=False)
                 wanted = (
                     verdict.outcome == "accepted"
                     and verdict.submission not in self._known
@@ -335,8 +352,8 @@ class TrainerRole:
             now = self._node.world.now()
             late = [
                 digest
-                for digest, (_, _, since) in self._announced.items()
-                if since and now - since > UNJUDGED_SECONDS
+                for digest, announced in self._announced.items()
+                if now - announced.heard > UNJUDGED_SECONDS
             ]
             for digest in late:
                 del self._announced[digest]
@@ -353,7 +370,7 @@ class TrainerRole:
         there = self._training_groups + sum(
             len(accepted.verdict.rewards) for accepted in self._pool.values()
         )
-        coming = sum(groups for _, groups, since in self._announced.values() if since)
+        coming = sum(each.groups for each in self._announced.values() if each.acknowledged)
         return max(0, needed - there - coming)
 
     async def _open_again(self) -> None:
