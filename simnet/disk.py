@@ -392,6 +392,14 @@ class SimulatedDisk:
         self._check(path)
         return SimulatedSink(self, path, offset, size_bytes)
 
+    async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
+        symbol = self.symbol(path, offset, size_bytes)
+        if symbol is not None and isinstance(sink, SimulatedSink):
+            await self._take_seconds(size_bytes)
+            sink.land(symbol)
+        else:
+            sink.write(await self.read(path, offset, size_bytes))
+
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         self._file(path)
         await self._take_seconds(size_bytes)

@@ -122,6 +122,9 @@ class MemoryDisk:
     def sink(self, path: str, offset: int, size_bytes: int) -> MemorySink:
         return MemorySink(self, path, offset, size_bytes)
 
+    async def copy(self, path: str, offset: int, size_bytes: int, sink: MemorySink) -> None:
+        sink.write(await self.read(path, offset, size_bytes))
+
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         return blake3(await self.read(path, offset, size_bytes)).digest()
 

@@ -33,6 +33,7 @@ def test_a_path_out_of_the_home_is_refused_by_every_operation(tmp_path: Path, pa
             lambda: disk.read(path),
             lambda: disk.write(path, b"x"),
             lambda: disk.allocate(path, 1),
+            lambda: disk.copy(path, 0, 1, disk.sink("b", 0, 1)),
             lambda: disk.digest(path, 0, 1),
             lambda: disk.sha256(path),
             lambda: disk.sync(path),
@@ -230,6 +231,21 @@ def test_a_sink_fills_its_range_and_hashes_as_it_goes(tmp_path: Path) -> None:
         assert await disk.read("file") == bytes(4) + b"abcd" + bytes(2)
         await disk.allocate("file", 10)
         assert await disk.read("file", 4, 4) == b"abcd"
+
+    trio.run(main)
+
+
+def test_a_range_is_copied_into_a_sink(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+        await disk.write("a", b"0123456789")
+        await disk.allocate("b", 6)
+        sink = disk.sink("b", 1, 4)
+        await disk.copy("a", 3, 4, sink)
+        piece = sink.finish()
+        assert piece.verify(blake3(b"3456").digest())
+        await sink.commit(piece)
+        assert await disk.read("b") == b"\0003456\0"
 
     trio.run(main)
 
