@@ -1,0 +1,63 @@
+"""Many peers join a run through one bootstrap peer, and find each other in the DHT.
+
+Two trusted peers admit; the others come within half a minute as relays, from anywhere in the
+world. Afterwards some of them look each other up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
+from simnet.simulation import Plan, Simulation
+from swarm.errors import PeerError
+from swarm.run import peer_key
+
+PEERS = 50
+ARRIVAL_SECONDS = 30.0
+ADMITTED_SECONDS = 90.0
+"""The last one must be admitted within this of its start's end."""
+SETTLING_SECONDS = 30.0
+LOOKUPS = 50
+
+
+async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
+    trusted = ["trainer", "validator"]
+    await start_bootstrap(simulation, trainers=trusted[:1], validators=trusted[1:])
+    for name in trusted:
+        await simulation.add(Plan(name, ["observer"], SERVER)).start()
+    joiners = [
+        simulation.add(Plan(f"peer-{number}", ["relay"], draw_line(simulation.random)))
+        for number in range(peers - 3)
+    ]
+    everyone = [peer.name for peer in joiners]
+    listening = simulation.expect("peer.listening", everyone)
+    admitted = simulation.expect("membership.admitted", everyone)
+    await start_over_time(simulation, joiners, ARRIVAL_SECONDS)
+    await simulation.meet(listening, 1.0)
+    await simulation.meet(admitted, ADMITTED_SECONDS)
+    await trio.sleep(SETTLING_SECONDS)
+    found, took = 0, []
+    for _ in range(LOOKUPS):
+        asking, wanted = simulation.random.choice(joiners), simulation.random.choice(joiners)
+        assert asking.node is not None
+        started = trio.current_time()
+        try:
+            found += await asking.node.dht.get(peer_key(wanted.id)) is not None
+        except PeerError:
+            continue
+        took.append(trio.current_time() - started)
+    if found < LOOKUPS:
+        simulation.violate(f"{LOOKUPS - found} of {LOOKUPS} peer records were not found")
+    return {
+        "admitted": len(admitted.times),
+        "seconds_to_admission": summary(
+            at - listening.times[name] for name, at in admitted.times.items()
+        ),
+        "lookups_found": found / LOOKUPS,
+        "lookup_seconds": summary(took),
+        "control_messages": simulation.network.messages,
+        "control_messages_per_peer": round(simulation.network.messages / peers, 1),
+    }

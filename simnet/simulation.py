@@ -1,0 +1,352 @@
+"""Production peers on the simulated seam: started, crashed, brought back, and listened to.
+
+Each peer is what `python -m swarm.peer` makes of the same settings (`swarm.node.assemble`,
+`swarm.roles.take_part`, the roles behind the entry points), with the simulated world, disk,
+compute and transport in place of the machine's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import trio
+from blake3 import blake3
+
+from simnet.compute import PROBE_HASH, TOKENIZER_HASH, Hardware, Setting, SimulatedCompute, Workload
+from simnet.disk import PowerCut, SimulatedDisk
+from simnet.network import Line, SimulatedNetwork, Weather
+from simnet.seeded import derive, source
+from simnet.world import EPOCH, SimulatedWorld
+from swarm import defaults
+from swarm.envelope import Envelope, seal
+from swarm.errors import SwarmError
+from swarm.events import Event, Events
+from swarm.identity import Identity, PeerId
+from swarm.messages import (
+    Admissions,
+    EnvironmentReference,
+    Objective,
+    RunManifest,
+    Sampling,
+    Schedule,
+    TrustedKey,
+)
+from swarm.node import Node, assemble
+from swarm.roles import BOOTSTRAP, Role, load_role, take_part
+from swarm.run import run_id
+from swarm.settings import PeerSettings
+
+LAST_EVENTS = 50
+"""Events kept to show what led to a violation."""
+
+
+@dataclass
+class Plan:
+    """What a peer is made of."""
+
+    name: str
+    roles: list[str]
+    line: Line = field(default_factory=Line)
+    hardware: Hardware = field(default_factory=Hardware)
+    skew_seconds: float = 0.0
+    drift: float = 0.0
+    disk_bytes: int = 1 << 44
+    options: dict[str, Any] = field(default_factory=dict)
+    manifests: list[Envelope] = field(default_factory=list)
+
+
+class Trace:
+    """All events of a simulation, as a hash: two runs with one hash did the same."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+        self.counts: Counter[str] = Counter()
+        self.last: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LAST_EVENTS)
+
+    def add(self, time: float, name: str, peer: str, fields: dict[str, Any]) -> None:
+        entry = (time, name, peer, fields)
+        self._hasher.update(msgspec.msgpack.encode(entry))
+        self.counts[name] += 1
+        self.last.append(entry)
+
+    @property
+    def events(self) -> int:
+        return self.counts.total()
+
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+
+class Expectation:
+    """Something that each of some peers is to say; when each first did, in virtual seconds."""
+
+    def __init__(self, what: str, peers: Iterable[str], matches: Callable[[Event], bool]) -> None:
+        self.what = what
+        self.times: dict[str, float] = {}
+        self._matches = matches
+        self._missing = dict.fromkeys(peers)
+        self._met = trio.Event()
+        if not self._missing:
+            self._met.set()
+
+    def hear(self, name: str, event: Event) -> None:
+        if name in self._missing and self._matches(event):
+            del self._missing[name]
+            self.times[name] = trio.current_time()
+            if not self._missing:
+                self._met.set()
+
+    def missing(self) -> list[str]:
+        return list(self._missing)
+
+    async def wait(self) -> None:
+        await self._met.wait()
+
+
+class Peer:
+    """A production peer in the simulation, through all its lives."""
+
+    def __init__(self, simulation: Simulation, plan: Plan) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.identity = Identity(derive(simulation.seed, "key", plan.name))
+        self.disk = SimulatedDisk(plan.name, capacity_bytes=plan.disk_bytes)
+        self.node: Node | None = None
+        """While it lives."""
+        self.ended: str | None = None
+        """Why its last life ended by itself."""
+        self._simulation = simulation
+        self._lives = 0
+        self._scope: trio.CancelScope | None = None
+        self._over = trio.Event()
+
+    @property
+    def id(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def alive(self) -> bool:
+        return self._scope is not None
+
+    async def start(self, *, resume: bool = False) -> Node:
+        """Begin a life; returns once the peer listens."""
+        if self.alive:
+            raise ValueError(f"{self.name} is alive already")
+        self._over = trio.Event()
+        node: Node = await self._simulation.nursery.start(self._live, resume, name=self.name)
+        return node
+
+    async def crash(self) -> None:
+        """Lose power. Cut off from network and disk first, so that nothing is cleaned up that a
+        power cut would not; returns when its tasks are gone."""
+        simulation = self._simulation
+        self.disk.lose_power()
+        simulation.network.cut_power(self.id)
+        await self._end()
+        self.disk.recover(source(simulation.seed, "power cut", self.name, str(self._lives)))
+
+    async def kill(self) -> None:
+        """The process dies, the machine does not: what was written is there."""
+        await self._end()
+
+    async def _end(self) -> None:
+        assert self._scope is not None
+        scope, self._scope = self._scope, None  # from now on nobody hears it
+        scope.cancel()
+        await self._over.wait()
+
+    async def _live(self, resume: bool, *, task_status: trio.TaskStatus[Node]) -> None:
+        simulation, plan = self._simulation, self.plan
+        self._lives += 1
+        life = f"{self.name} {self._lives}"
+        world = SimulatedWorld(
+            simulation.seed, life, skew_seconds=plan.skew_seconds, drift=plan.drift
+        )
+        events = Events(world, self.id)
+        scope = trio.CancelScope()
+        self._scope = scope
+        events.add_sink(lambda event: simulation.hear(self, scope, event))
+        settings = PeerSettings(
+            role=plan.roles,
+            bootstrap=list(simulation.bootstrap),
+            home=f"/simulated/{self.name}",
+            resume=resume,
+            options=plan.options,
+        )
+        setting = Setting(
+            self.name, self.disk, plan.hardware, simulation.workload,
+            source(simulation.seed, "compute", life),
+        )  # fmt: skip
+        roles = [simulation.role(name) for name in plan.roles if name != BOOTSTRAP]
+        try:
+            with scope:
+                async with (
+                    simulation.network.transport(
+                        self.identity, world=world, disk=self.disk, line=plan.line
+                    ) as transport,
+                    assemble(
+                        self.identity,
+                        world=world,
+                        disk=self.disk,
+                        compute=SimulatedCompute(setting),
+                        transport=transport,
+                        events=events,
+                        settings=settings,
+                        manifests={run_id(manifest): manifest for manifest in plan.manifests},
+                    ) as node,
+                ):
+                    self.node = node
+                    task_status.started(node)
+                    await take_part(node, roles)
+        except* PowerCut:
+            pass
+        except* SwarmError as group:
+            self.ended = "; ".join(str(error) for error in _leaves(group))
+            simulation.violate(f"{self.name} ended: {self.ended}")
+        finally:
+            self.node = None
+            if self._scope is scope:
+                self._scope = None
+            self._over.set()
+
+
+class Simulation:
+    """Peers, their network, and what they say. `async with simulation.running():` to use it."""
+
+    def __init__(
+        self, seed: int, *, weather: Weather | None = None, workload: Workload | None = None
+    ) -> None:
+        self.seed = seed
+        self.random = source(seed, "scenario")
+        self.network = SimulatedNetwork(seed, weather)
+        self.workload = workload or Workload()
+        self.peers: dict[str, Peer] = {}
+        self.bootstrap: list[str] = []
+        """Addresses that new peers are told."""
+        self.trace = Trace()
+        self.violations: list[str] = []
+        self.nursery: trio.Nursery
+        self._expectations: list[Expectation] = []
+        self._roles: dict[str, type[Role]] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.network.running(), trio.open_nursery() as nursery:
+            self.nursery = nursery
+            yield
+            nursery.cancel_scope.cancel()
+        for peer in self.peers.values():
+            peer.disk.close()
+
+    @staticmethod
+    def now() -> float:
+        """Virtual seconds since the beginning."""
+        return trio.current_time()
+
+    def add(self, plan: Plan) -> Peer:
+        """A peer, not started yet."""
+        if plan.name in self.peers:
+            raise ValueError(f"there is a peer named {plan.name} already")
+        peer = self.peers[plan.name] = Peer(self, plan)
+        return peer
+
+    def identity(self, name: str) -> Identity:
+        """The key of the peer of this name, be it there already or not."""
+        return Identity(derive(self.seed, "key", name))
+
+    def manifest(
+        self,
+        *,
+        trainers: Sequence[str],
+        validators: Sequence[str],
+        steps: int = 1000,
+        groups_per_step: int = 32,
+        max_new_tokens: int = 4096,
+    ) -> Envelope:
+        """A signed run manifest that names these peers."""
+        owner = self.identity("owner")
+        message = RunManifest(
+            name="simulated",
+            version=1,
+            model="simulated",
+            tokenizer_hash=TOKENIZER_HASH,
+            environment=EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH),
+            sampling=Sampling(
+                temperature=1.0,
+                max_new_tokens=max_new_tokens,
+                stop_ids=[0],
+                group_size=8,
+                groups_per_submission=4,
+            ),
+            schedule=Schedule(steps=steps, groups_per_step=groups_per_step),
+            objective=Objective(),
+            trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
+            validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
+            admissions=Admissions(unproven_max=100_000),
+        )
+        return seal(
+            owner,
+            message,
+            run=f"{owner.peer_id}/{message.name}",
+            sequence=1,
+            wall_time=EPOCH,
+            lifetime_seconds=defaults.MANIFEST_LIFETIME_SECONDS,
+        )
+
+    def role(self, name: str) -> type[Role]:
+        if name not in self._roles:
+            self._roles[name] = load_role(name)
+        return self._roles[name]
+
+    # --- what peers say ---
+
+    def hear(self, peer: Peer, life: trio.CancelScope, event: Event) -> None:
+        """Take an event into the trace; a crashed peer says nothing more."""
+        if peer._scope is not life:
+            return
+        self.trace.add(trio.current_time(), event.name, peer.name, event.fields)
+        for expectation in self._expectations:
+            expectation.hear(peer.name, event)
+
+    def expect(
+        self,
+        event: str,
+        peers: Iterable[str],
+        matches: Callable[[Event], bool] = lambda event: True,
+    ) -> Expectation:
+        """Listen, from now on, for each of these peers to emit this event."""
+        expectation = Expectation(
+            event, peers, lambda heard: heard.name == event and matches(heard)
+        )
+        self._expectations.append(expectation)
+        return expectation
+
+    async def meet(self, expectation: Expectation, seconds: float) -> bool:
+        """Wait until an expectation is met; a violation of liveness if that takes too long."""
+        with trio.move_on_after(seconds):
+            await expectation.wait()
+        self._expectations.remove(expectation)
+        missing = expectation.missing()
+        if missing:
+            names = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
+            self.violate(
+                f"{len(missing)} peers ({names}) did not come to {expectation.what} "
+                f"within {seconds:g} s"
+            )
+        return not missing
+
+    def violate(self, what: str) -> None:
+        """Note that something happened that must not."""
+        self.violations.append(f"at {trio.current_time():.3f} s: {what}")
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,244 @@
+"""Production peers in the simulator: they join, fetch, work, crash, come back; and it repeats."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from simnet import scenarios
+from simnet.__main__ import command, simulate
+from simnet.clock import run_virtual
+from simnet.compute import MODELS, Hardware, Workload
+from simnet.network import Line
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+
+KEYS = {
+    "scenario", "peers", "seed", "virtual_seconds", "wall_seconds", "events", "trace_hash",
+    "violations", "figures",
+}  # fmt: skip
+SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
+
+
+def run(main: Any, *, seed: int = 1) -> Simulation:
+    """`main(simulation)` to its end."""
+    simulation = Simulation(seed, workload=SMALL)
+
+    async def virtual() -> None:
+        async with simulation.running():
+            await main(simulation)
+
+    run_virtual(virtual, seed=seed, limit_seconds=3600)
+    return simulation
+
+
+async def small_run(simulation: Simulation, *, workers: int = 2, steps: int = 4) -> dict[str, Peer]:
+    """A bootstrap peer, a trainer, two validators and workers, all started."""
+    await start_bootstrap(
+        simulation, trainers=["trainer"], validators=["v0", "v1"], steps=steps,
+        groups_per_step=8, max_new_tokens=256,
+    )  # fmt: skip
+    plans = [Plan("v0", ["validator"]), Plan("v1", ["validator"])]
+    plans += [
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=10.0),
+             options={"trainer.model": "simulated"})
+    ]  # fmt: skip
+    plans += [Plan(f"w{number}", ["inference"], Line("asia-east")) for number in range(workers)]
+    peers = {}
+    for plan in plans:
+        peers[plan.name] = simulation.add(plan)
+        await peers[plan.name].start()
+    return peers
+
+
+# --- the same again ---
+
+
+def in_a_process(hash_seed: str, *arguments: str) -> dict[str, Any]:
+    program = (
+        "import json, sys\n"
+        f"ballast = [object() for _ in range({hash_seed}0001)]\n"  # other memory addresses
+        "from simnet.__main__ import simulate\n"
+        "print(json.dumps(simulate(sys.argv[1], peers=10, seed=int(sys.argv[2]),"
+        " model_bytes=3_000_000)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    report: dict[str, Any] = json.loads(output)
+    return report
+
+
+@pytest.mark.parametrize("scenario", ["join", "broadcast"])
+def test_one_seed_is_one_trace_whatever_the_process(scenario: str) -> None:
+    first = in_a_process("1", scenario, "3")
+    again = in_a_process("2", scenario, "3")
+    assert set(first) == KEYS
+    assert first["violations"] == []
+    assert first["events"] > 100
+    for report in (first, again):
+        del report["wall_seconds"]
+    assert first == again
+
+
+def test_another_seed_is_another_trace() -> None:
+    first, second = (simulate("join", peers=10, seed=seed) for seed in (1, 2))
+    assert first["trace_hash"] != second["trace_hash"]
+
+
+# --- scenarios ---
+
+
+def test_all_who_join_are_admitted_and_found() -> None:
+    report = simulate("join", peers=12, seed=4)
+    assert report["violations"] == []
+    assert report["figures"]["admitted"] == 9
+    assert report["figures"]["lookups_found"] == 1.0
+    assert report["figures"]["seconds_to_admission"]["max"] < 30
+
+
+def test_a_broadcast_ends_near_its_bound_and_work_begins() -> None:
+    report = simulate("broadcast", peers=12, seed=4, model_bytes=20_000_000)
+    assert report["violations"] == []
+    figures = report["figures"]
+    assert figures["pieces_received"] >= 10 * (20_000_000 // 262_144)
+    # Nothing beats the bound; so small a checkpoint is mostly round trips to far regions.
+    bound = figures["bound_seconds"]
+    assert bound < figures["fetch_seconds"]["max"] < bound + 5.0
+    assert figures["first_submission_seconds"] > 0
+
+
+def test_no_broadcast_is_an_expectation_not_met() -> None:
+    async def main(simulation: Simulation) -> None:
+        waited = simulation.expect("shardcast.checkpoint_complete", ["nobody", "no one"])
+        assert not await simulation.meet(waited, 5.0)
+
+    assert run(main).violations == [
+        "at 5.000 s: 2 peers (nobody, no one) did not come to shardcast.checkpoint_complete "
+        "within 5 s"
+    ]
+
+
+# --- whole runs ---
+
+
+def test_a_whole_run_is_trained_to_its_end() -> None:
+    async def main(simulation: Simulation) -> None:
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        left = simulation.expect("inference.run_over", ["w0", "w1"])
+        await small_run(simulation)
+        await simulation.meet(over, 600)
+        await simulation.meet(left, 60)
+
+    simulation = run(main)
+    assert simulation.violations == []
+    assert simulation.trace.counts["trainer.step_trained"] == 4
+    assert simulation.trace.counts["trainer.checkpoint_published"] == 5
+    assert simulation.trace.counts["membership.peer_evicted"] == 0
+
+
+def test_who_loses_power_comes_back_from_the_disk() -> None:
+    """The trainer in the middle of a step, and a worker: the run still reaches its end, and no
+    submission is trained on twice."""
+
+    async def main(simulation: Simulation) -> None:
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        second = simulation.expect(
+            "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 1
+        )
+        peers = await small_run(simulation)
+        await simulation.meet(second, 300)
+        await trio.sleep(3)
+        await peers["trainer"].crash()
+        await peers["w0"].crash()
+        assert not peers["trainer"].alive
+        await trio.sleep(20)
+        assert simulation.trace.last[-1][2] != "trainer"
+        await peers["trainer"].start(resume=True)
+        await peers["w0"].start()
+        await simulation.meet(over, 900)
+
+    simulation = run(main)
+    assert simulation.violations == []
+    assert simulation.trace.counts["trainer.resumed"] == 1
+    assert simulation.trace.counts["trainer.run_complete"] == 1
+
+
+def test_a_cheat_is_evicted() -> None:
+    async def main(simulation: Simulation) -> None:
+        await small_run(simulation, workers=1, steps=50)
+        out = simulation.expect("membership.peer_evicted", ["trainer"])
+        cheat = simulation.add(
+            Plan("cheat", ["inference"], options={"inference.alter_weights": 0.1})
+        )
+        await cheat.start()
+        await simulation.meet(out, 600)
+
+    simulation = run(main)
+    assert [v for v in simulation.violations if "cheat ended" not in v] == []
+    assert "evicted" in (simulation.peers["cheat"].ended or "")
+
+
+# --- the cost models ---
+
+
+@pytest.mark.parametrize("service", sorted(MODELS))
+def test_a_model_takes_what_its_service_takes(service: str) -> None:
+    module, _, name = service.partition(":")
+    real, model = getattr(importlib.import_module(module), name), MODELS[service]
+
+    def parameters(function: Any) -> dict[str, Any]:
+        return {
+            name: parameter.default
+            for name, parameter in inspect.signature(function).parameters.items()
+            if name not in ("self", "setting", "_")
+        }
+
+    called = [
+        name for name in vars(real) if not name.startswith("_") and name not in ("close", "resume")
+    ]
+    assert called
+    for method in called:
+        assert parameters(getattr(model, method)) == parameters(getattr(real, method)), method
+
+
+# --- the command line ---
+
+
+def test_the_scenarios_are_listed_with_what_they_are() -> None:
+    result = CliRunner().invoke(command, ["list"])
+    assert result.exit_code == 0
+    for name in ("join", "broadcast"):
+        assert f"{name} " in result.output
+    assert "one bootstrap peer" in result.output
+
+
+def test_the_report_is_written_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    result = CliRunner().invoke(
+        command, ["run", "join", "--peers", "10", "--seed", "1", "--json", str(path)]
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(path.read_text())
+    assert set(report) == KEYS
+    assert report["trace_hash"] in result.output
+
+
+def test_mistakes_are_one_sentence() -> None:
+    result = CliRunner().invoke(command, ["run", "jion"])
+    assert result.exit_code == 2
+    assert "unknown scenario 'jion'; there are: broadcast, join" in result.output
+    with pytest.raises(Exception, match="unknown scenario"):
+        scenarios.load("none")
