@@ -753,13 +753,11 @@ class SimulatedTransport(BaseTransport):
     async def _copy(sender: SimulatedTransport, blob: OpenBlob, sink: Sink, server: PeerId) -> None:
         """What has flowed lands in the sink: bytes, or a symbol where there are none."""
         disk = sender._disk
-        if (
-            isinstance(disk, SimulatedDisk)
-            and isinstance(sink, SimulatedSink)
-            and disk.symbol(blob.path, blob.offset, blob.size_bytes) is not None
-        ):
-            await disk.copy(blob.path, blob.offset, blob.size_bytes, sink)
-            return
+        if isinstance(disk, SimulatedDisk) and isinstance(sink, SimulatedSink):
+            symbol = disk.symbol(blob.path, blob.offset, blob.size_bytes)
+            if symbol is not None:  # the disk was read while it flowed: no time on top
+                sink.land(symbol)
+                return
         done = 0
         while done < blob.size_bytes:
             size = min(blob.size_bytes - done, defaults.DISK_INLINE_BYTES_MAX)
