@@ -10,6 +10,7 @@ from typing import Any, cast
 import trio
 import trio.testing
 
+from simnet.clock import run_virtual
 from swarm.identity import Identity, PeerId
 from swarm.kademlia import InvalidRecord, Kademlia, RecordInfo
 from swarm.transport.memory import MemoryNetwork, MemoryTransport
@@ -151,6 +152,4 @@ async def swarm(*, seed: int = 1, latency_seconds: float = 0.02) -> AsyncIterato
 
 def run(test: Callable[[], Awaitable[Any]]) -> Any:
     """In virtual time, the same way every time."""
-    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
-    trio._core._run._r.seed(7)  # type: ignore[attr-defined]
-    return trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+    return run_virtual(test, seed=7)
