@@ -65,8 +65,6 @@ class Process:
     """Where everything it prints is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's own environment."""
-    on_line: Callable[[str], None] | None = None
-    """Told of every line of standard output that is no event."""
     pid: int | None = None
     """While it runs."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
@@ -157,8 +155,6 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
                     watcher.said(process.name, event)
                     continue
                 process.last_lines.append(line[:LAST_LINE_CHARACTERS])
-                if process.on_line is not None:
-                    process.on_line(line)
 
     async def hear_complaints() -> None:
         async with trio.lowlevel.FdStream(complaints) as stream:
