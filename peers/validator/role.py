@@ -188,6 +188,8 @@ class ValidatorRole:
     ) -> Sequence[Envelope]:
         submission = envelope.message
         assert isinstance(submission, Submission)
+        if self._nursery is None:
+            return []  # still starting: the worker asks again, or asks the next in rank
         digest = submission.digest
         if digest in self._judged:
             return [self._judged[digest]]
@@ -214,7 +216,6 @@ class ValidatorRole:
             )
         )
         self._peer.gossip.publish(envelope)
-        assert self._nursery is not None
         self._nursery.start_soon(self._queue_in_turn, case)
         return [await self._acknowledge(case)]
 

@@ -128,7 +128,8 @@ class Person:
     async def kill(self) -> None:
         """SIGKILL to the whole group, as when the machine dies."""
         _kill_group(self.pid, signal.SIGKILL)
-        assert await self.ended(10) == -signal.SIGKILL
+        status = await self.ended(10)
+        assert status == -signal.SIGKILL, f"{self.name} ended with {status}: {self.complaints}"
 
     async def _wait(
         self, found: Callable[[], Any], what: str, seconds: float, *, may_end: bool = False

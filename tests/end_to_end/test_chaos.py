@@ -11,7 +11,7 @@ import trio
 from tests.end_to_end.harness import STEP_SECONDS, Swarm, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
-STEPS = 30
+STEPS = 60
 DEATHS = 12
 MORTAL = ["relay", "trainer", "validator-1", "validator-2", "inference-1", "inference-2"]
 
@@ -22,6 +22,10 @@ def test_random_deaths(seed: int, tmp_path: Path, base: Path, fork_server: Path)
     chance = random.Random(seed)
 
     async def die_and_return(peers: Swarm, name: str) -> None:
+        status = peers[name].status.value
+        if status is not None:
+            assert status == 0, peers[name].complaints  # the run was over sooner
+            return
         await peers[name].kill()
         await trio.sleep(chance.uniform(0, 2))  # how long the machine is away
         peers.restart(name)
@@ -32,7 +36,7 @@ def test_random_deaths(seed: int, tmp_path: Path, base: Path, fork_server: Path)
             await peers.start()
             trainer = peers["trainer"]
             for death in range(DEATHS):
-                await trainer.says("trainer.checkpoint_published", step=2 + 2 * death)
+                await trainer.says("trainer.checkpoint_published", step=2 + 4 * death)
                 await trio.sleep(chance.uniform(0, 1))  # any moment of a step
                 async with trio.open_nursery() as nursery:
                     for name in chance.sample(MORTAL, chance.choice([1, 1, 2])):
