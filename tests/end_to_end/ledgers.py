@@ -123,11 +123,16 @@ def check_accounts(swarm: Swarm) -> Accounts:
 
 
 def check_nobody_was_wronged(accounts: Accounts) -> None:
-    """In a run of honest peers, whatever died: every verdict accepts, and nobody is evicted."""
+    """In a run of honest peers, whatever died: every verdict accepts, and nobody is evicted.
+
+    Work that comes too late to be trained on, after a death, is refused as such: no wrong.
+    """
     wrong = [
         record.entry
         for record in accounts.records
-        if isinstance(record.entry, Judged) and record.entry.outcome != "accepted"
+        if isinstance(record.entry, Judged)
+        and record.entry.outcome != "accepted"
+        and record.entry.failed not in ("stale", "step")
     ]
     assert not wrong, [(e.outcome, e.failed, e.step, e.number, e.worker) for e in wrong]
     assert not accounts.state.evicted
