@@ -23,7 +23,7 @@ from swarm.kademlia.records import Held, InvalidRecord, RecordStore, StoreFull, 
 from swarm.kademlia.requests import Requests
 from swarm.kademlia.routing_table import RoutingTable, key_id, node_id
 from swarm.kademlia.wire import Connection, Message, MessageType, Neighbour, Record
-from swarm.transport import ConnectError, Framing, Stream, Transport
+from swarm.transport import ConnectError, Framing, Stream, StreamError, Transport
 from swarm.world import World
 
 _CHECKERS = 4
@@ -462,7 +462,7 @@ class Kademlia:
     async def _ask(self, neighbour: Neighbour, message: Message) -> Message:
         """One request, and what it teaches about the peer. Raises `PeerError`."""
         try:
-            answer = await self._requests.ask(neighbour, message)
+            answer = await self._request(neighbour, message)
         except PeerError:
             self._note_failure(neighbour.peer)
             raise
@@ -474,6 +474,19 @@ class Kademlia:
             self._note_answer(neighbour.peer, neighbour.addresses)
             self._consider(neighbour)
         return answer
+
+    async def _request(self, neighbour: Neighbour, message: Message) -> Message:
+        """The answer; from a peer that resets GET_PROVIDERS, the contacts it has near the key.
+
+        JavaScript servers (kad-dht 16) take the key for a whole CID and reset unless it is a
+        SHA-256 multihash. They hold no providers of such a key, but they still know the way.
+        """
+        try:
+            return await self._requests.ask(neighbour, message)
+        except StreamError:
+            if message.type is not MessageType.GET_PROVIDERS:
+                raise
+        return await self._requests.ask(neighbour, Message(MessageType.FIND_NODE, message.key))
 
     async def _check(self, neighbour: Neighbour, *, proven: tuple[str, ...] = ()) -> None:
         """Ask a peer for itself: proves that it serves, and says where. Raises `PeerError`.

@@ -70,6 +70,37 @@ def test_a_generic_node_holds_records_however_it_treats_streams(closes_after_eac
     run(main)
 
 
+def test_a_node_that_resets_a_provider_key_still_shows_the_way():
+    async def main():
+        async with swarm() as net:
+            peer, hidden = await net.start(), await net.start()
+            other = await net.start(server=False)
+            near = wire.peer_to_wire(wire.Neighbour(hidden.id, (hidden.address,)))
+            requests = []
+
+            async def serve(stream: Stream) -> None:
+                while (frame := await stream.receive()) is not None:
+                    request = wire.decode(frame)
+                    requests.append(request.type)
+                    if request.type is MessageType.GET_PROVIDERS:
+                        await stream.reset()
+                        return
+                    await stream.send(wire.encode(Message(request.type, closer_peers=(near,))))
+
+            other.transport.serve(wire.PROTOCOL, serve, Framing.DELIMITED)
+            await hidden.dht.provide(KEY)
+            assert await peer.dht.bootstrap([other.address]) == 2
+            peer.dht.table.failed(hidden.id)
+            peer.dht.table.failed(hidden.id)
+            assert [contact.peer for contact in peer.dht.table.contacts()] == [other.id]
+            found = await peer.dht.find_providers(KEY)
+            assert [neighbour.peer for neighbour in found] == [hidden.id]
+            assert requests[-2:] == [MessageType.GET_PROVIDERS, MessageType.FIND_NODE]
+            assert peer.dht.table.contacts()[0].failures == 0
+
+    run(main)
+
+
 def test_a_generic_client_is_served():
     async def main():
         async with swarm() as net:
