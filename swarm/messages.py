@@ -134,9 +134,13 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     warmup_steps: Count = 25
     final_learning_rate_share: float = 1.0
-    """Linear decay ends at this share of the rate; 1 keeps it constant."""
+    """Decay ends at this share of the rate; 1 keeps it constant."""
     optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Optimiser steps per rollout step."""
+    learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
+    """What follows the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
+    decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """Share of all optimiser steps that wsd decays over."""
 
 
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

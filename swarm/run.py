@@ -218,7 +218,23 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
             f"{path}: schedule.max_staleness is {manifest.schedule.max_staleness}, less than "
             f"schedule.asynchrony ({manifest.schedule.asynchrony}), so nothing could be trained on"
         )
+    check_batch(manifest, str(path))
     return manifest
+
+
+def check_batch(manifest: RunManifest, where: str) -> None:
+    """Raises `UserError` when no batch of this run could ever teach anything or be cut evenly."""
+    size, groups = manifest.sampling.group_size, manifest.schedule.groups_per_step
+    if size < 2:
+        raise UserError(
+            f"{where}: sampling.group_size is {size}; a group needs at least 2 completions, "
+            "because a lone one has nothing to be better than"
+        )
+    if groups % manifest.objective.optimiser_steps:
+        raise UserError(
+            f"{where}: schedule.groups_per_step is {groups}, which objective.optimiser_steps "
+            f"({manifest.objective.optimiser_steps}) does not divide"
+        )
 
 
 def _peer_id(text: str, field: str) -> str:

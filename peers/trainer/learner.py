@@ -20,6 +20,7 @@ from torch import Tensor
 
 from peers.policy import model as policy_model
 from peers.trainer import objective as grpo_objective
+from peers.trainer import schedule
 from peers.trainer.batch import Batch, Group, informative, make_batch
 from peers.trainer.durable import whole_folder
 from swarm.errors import UserError
@@ -220,16 +221,10 @@ class Learner:
         }
 
     def learning_rate(self, optimiser_step: int) -> float:
-        """Of one optimiser step, from 0: linear warm-up, then linear decay to the final share.
-
-        A function of the step alone, so a skipped step shifts nothing and a resumed run agrees.
-        """
+        """Of one optimiser step, from 0; see `peers.trainer.schedule`."""
         goal = self.settings.objective
         total = self.settings.schedule.steps * goal.optimiser_steps
-        if optimiser_step < goal.warmup_steps:
-            return goal.learning_rate * (optimiser_step + 1) / goal.warmup_steps
-        done = (optimiser_step - goal.warmup_steps) / max(1, total - goal.warmup_steps)
-        return goal.learning_rate * (1 - (1 - goal.final_learning_rate_share) * min(1.0, done))
+        return schedule.learning_rate(goal, total, optimiser_step)
 
     # --- older policies ----------------------------------------------------------------------
 

@@ -49,6 +49,26 @@ def test_a_misspelt_key_of_the_run_is_refused(run_file: Path) -> None:
         manifest_from_toml(run_file, HASHES)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("group_size = 8", "group_size = 1", "sampling.group_size is 1; a group needs at least 2"),
+        ("groups_per_step = 32", "groups_per_step = 30", "30, which objective.optimiser_steps"),
+    ],
+)
+def test_an_impossible_batch_is_refused(run_file: Path, old: str, new: str, words: str) -> None:
+    text = run_file.read_text().replace("[objective]", "[objective]\noptimiser_steps = 4")
+    assert manifest_from_toml(_written(run_file, text), HASHES).objective.optimiser_steps == 4
+    assert old in text
+    with pytest.raises(UserError, match=words):
+        manifest_from_toml(_written(run_file, text.replace(old, new)), HASHES)
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 def test_the_command_signs_it(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,33 @@
+"""The learning rate of an optimiser step: warm-up, then constant, linear, cosine or WSD.
+
+A function of the step alone, so a skipped step shifts nothing and a resumed run agrees.
+"""
+
+from __future__ import annotations
+
+import math
+
+from swarm.messages import Objective
+
+
+def learning_rate(objective: Objective, optimiser_steps: int, step: int) -> float:
+    """The rate of optimiser step `step` (from 0) of `optimiser_steps` in the whole run.
+
+    Rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the rate
+    and stays there. Cosine: Loshchilov & Hutter 2017 (1608.03983), without restarts. WSD
+    (warm-up, stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of Hägele et al.
+    2024 (2405.18392).
+    """
+    if step < objective.warmup_steps:
+        return objective.learning_rate * (step + 1) / objective.warmup_steps
+    begin = objective.warmup_steps
+    if objective.learning_rate_schedule == "wsd":
+        begin = max(begin, optimiser_steps - math.ceil(objective.decay_share * optimiser_steps))
+    done = min(1.0, max(0, step - begin) / max(1, optimiser_steps - begin))  # of the decay
+    lost = {
+        "constant": 0.0,
+        "cosine": (1 - math.cos(math.pi * done)) / 2,
+        "linear": done,
+        "wsd": done,
+    }[objective.learning_rate_schedule]
+    return objective.learning_rate * (1 - (1 - objective.final_learning_rate_share) * lost)
