@@ -8,8 +8,10 @@ private: trio is pinned, and `check_trio` says clearly when another version lack
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from math import inf
+from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
@@ -90,17 +92,34 @@ def run_virtual(
 
 
 def _waiting_tasks() -> list[str]:
-    """Names of the tasks without children, sorted: those that others wait for."""
+    """What the simulation waits for: its main task, then the names of the tasks without children,
+    sorted, each with where it waits."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
+    main = next((task for task in _children(root) if "run_virtual" in task.name), None)
     leaves, todo = [], [root]
     while todo:
         task = todo.pop()
-        children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-        if not children and not task.name.startswith("trio."):
-            leaves.append(task.name.removeprefix("simnet.clock.run_virtual.<locals>."))
+        children = _children(task)
+        own = task.name.startswith(("trio.", "simulated network")) or task is main
+        if not children and not own:
+            leaves.append(f"{task.name} ({_place(task)})")
         todo += children
     leaves.sort()
     if len(leaves) > TASKS_NAMED_MAX:
         leaves[TASKS_NAMED_MAX:] = [f"and {len(leaves) - TASKS_NAMED_MAX} more"]
-    return leaves
+    return ([f"the main task ({_place(main)})"] if main is not None else []) + leaves
+
+
+def _children(task: trio.lowlevel.Task) -> list[trio.lowlevel.Task]:
+    return [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+
+
+def _place(task: trio.lowlevel.Task) -> str:
+    """`function, file:line` of the innermost frame of a waiting task outside trio."""
+    place = "not begun"
+    for frame, line in task.iter_await_frames():
+        if f"{os.sep}trio{os.sep}" not in frame.f_code.co_filename:
+            path = Path(frame.f_code.co_filename)
+            place = f"{frame.f_code.co_name}, {path.parent.name}/{path.name}:{line}"
+    return place

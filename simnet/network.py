@@ -13,7 +13,7 @@ goes unanswered (25 s).
 from __future__ import annotations
 
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -242,6 +242,7 @@ class SimulatedNetwork:
         self.flows = Flows(self.timeline)
         self.messages = 0
         """Control messages sent so far."""
+        self.messages_by_sender: Counter[PeerId] = Counter()
         self._numbers: dict[str, int] = {}
         self._hosts: dict[PeerId, int] = {}
         """A peer keeps its address when it comes back."""
@@ -445,6 +446,7 @@ class SimulatedNetwork:
     def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float:
         """What one message takes from one to the other, retransmissions included."""
         self.messages += 1
+        self.messages_by_sender[sender.peer_id] += 1
         name = f"{sender.peer_id}>{receiver.peer_id}"
         chance = self._chances.get(name)
         if chance is None:

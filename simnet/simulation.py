@@ -230,18 +230,24 @@ class Simulation:
         """Addresses that new peers are told."""
         self.trace = Trace()
         self.violations: list[str] = []
+        self.listeners: list[Callable[[float, Peer, Event], None]] = []
+        """Called with the virtual time, the peer and each event of it. They must change nothing."""
+        self.ends_at: float | None = None
+        """About when the scenario expects to end, in virtual seconds, for whoever waits for it."""
         self.nursery: trio.Nursery
         self._expectations: list[Expectation] = []
         self._roles: dict[str, type[Role]] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with self.network.running(), trio.open_nursery() as nursery:
-            self.nursery = nursery
-            yield
-            nursery.cancel_scope.cancel()
-        for peer in self.peers.values():
-            peer.disk.close()
+        try:
+            async with self.network.running(), trio.open_nursery() as nursery:
+                self.nursery = nursery
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            for peer in self.peers.values():
+                peer.disk.close()
 
     @staticmethod
     def now() -> float:
@@ -309,7 +315,10 @@ class Simulation:
         """Take an event into the trace; a crashed peer says nothing more."""
         if peer._scope is not life:
             return
-        self.trace.add(trio.current_time(), event.name, peer.name, event.fields)
+        now = trio.current_time()
+        self.trace.add(now, event.name, peer.name, event.fields)
+        for listener in self.listeners:
+            listener(now, peer, event)
         for expectation in self._expectations:
             expectation.hear(peer.name, event)
 

@@ -18,6 +18,9 @@ from simnet.network import Weather
 from simnet.simulation import Simulation
 from swarm.errors import UserError
 
+PEERS_MIN = 10
+"""Fewest peers of a scenario that does not say otherwise."""
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -25,6 +28,9 @@ class Scenario:
     about: str
     """One line."""
     peers: int
+    """How many by default."""
+    peers_min: int
+    """With fewer it makes no sense."""
     run: Callable[[Simulation, int], Awaitable[dict[str, Any]]]
     weather: Weather
     workload: Workload
@@ -48,6 +54,7 @@ def load(name: str) -> Scenario:
         name=name,
         about=(inspect.getdoc(module) or "").partition("\n")[0].rstrip("."),
         peers=module.PEERS,
+        peers_min=getattr(module, "PEERS_MIN", PEERS_MIN),
         run=module.run,
         weather=getattr(module, "WEATHER", Weather()),
         workload=getattr(module, "WORKLOAD", Workload()),

@@ -1,0 +1,263 @@
+"""What a simulation shows of itself: collected from events as they happen, in bounded memory.
+
+The report and the plot read it. Broadcast progress is kept as the times at which each peer had
+another 1/64 of a checkpoint; what was sent over time in at most 256 buckets, whose width doubles
+when they are full; everything else is counters by peer or role.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simnet.scenarios.parts import summary
+from simnet.simulation import Peer, Simulation
+from swarm.events import Event
+from swarm.identity import PeerId
+
+PROGRESS_PARTS = 64
+"""Points of one peer's progress through one checkpoint."""
+
+BROADCASTS_KEPT = 8
+"""Checkpoints whose broadcast is remembered: the first ones."""
+
+FEEDERS_KEPT = 4
+
+BUCKETS_MAX = 256
+ROLE_ORDER = ("trainer", "validator", "relay", "inference", "bootstrap", "observer")
+
+BUSY = {"generating", "training", "judging", "relaying"}
+"""First word of what a peer says it does, when that is its work."""
+
+CAUSES = {
+    "waiting": "waiting for work",
+    "ready": "waiting for work",
+    "fetching": "fetching a policy",
+    "loading": "loading a policy",
+    "delivering": "delivering",
+    "starting": "starting",
+    "preparing": "starting",
+    "run": "run over",
+}
+"""What a peer that is not busy spends its time on, by the same word."""
+
+
+class Buckets:
+    """Amounts by name over time, in buckets that all double their width when there are too many."""
+
+    def __init__(self, width_seconds: float = 0.125) -> None:
+        self.width_seconds = width_seconds
+        self.amounts: dict[str, list[float]] = {}
+
+    def add(self, name: str, start: float, end: float, amount: float) -> None:
+        """Spread an amount evenly over a span of time."""
+        while end >= self.width_seconds * BUCKETS_MAX:
+            self._widen()
+        row = self.amounts.setdefault(name, [])
+        first, last = int(start / self.width_seconds), int(end / self.width_seconds)
+        row.extend([0.0] * (last + 1 - len(row)))
+        if first == last:
+            row[first] += amount
+            return
+        rate = amount / (end - start)
+        row[first] += rate * ((first + 1) * self.width_seconds - start)
+        row[last] += rate * (end - last * self.width_seconds)
+        for bucket in range(first + 1, last):
+            row[bucket] += rate * self.width_seconds
+
+    def _widen(self) -> None:
+        self.width_seconds *= 2
+        for name, row in self.amounts.items():
+            padded = [*row, 0.0] if len(row) % 2 else row
+            self.amounts[name] = [a + b for a, b in zip(padded[::2], padded[1::2], strict=True)]
+
+
+@dataclass
+class Broadcast:
+    """One checkpoint on its way to everybody."""
+
+    total_bytes: int
+    published: float
+    publisher: str
+    received: dict[str, int] = field(default_factory=dict)
+    """Bytes by peer."""
+    progress: dict[str, array[float]] = field(default_factory=dict)
+    """By peer: when it had 1/64 of it, 2/64, ..."""
+    complete: dict[str, float] = field(default_factory=dict)
+    """When each peer had all of it."""
+    fed_by: dict[str, list[str]] = field(default_factory=dict)
+    """Who gave each peer the most bytes, at most `FEEDERS_KEPT`, the first one first."""
+
+
+class Observations:
+    """Listens to a simulation from now on."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.broadcasts: dict[tuple[int, int], Broadcast] = {}
+        """By (lineage, step)."""
+        self.sent_bytes = Buckets()
+        """Bytes of pieces by role of the sender, over time."""
+        self.pieces_sent_bytes: Counter[str] = Counter()
+        """By peer."""
+        self.pieces_received_bytes: Counter[str] = Counter()
+        self.lookup_hops: Counter[int] = Counter()
+        self.lookups_timed_out = 0
+        self.spent_seconds: dict[str, dict[str, float]] = {}
+        """By peer: seconds at its work ("busy"), and otherwise by cause."""
+        self._doing: dict[str, tuple[float, str]] = {}
+        self._names: dict[PeerId, str] = {}
+        self._handlers: dict[str, Callable[[float, Peer, Mapping[str, Any]], None]] = {
+            "shardcast.piece_received": self._piece,
+            "shardcast.checkpoint_complete": self._complete,
+            "trainer.checkpoint_published": self._published,
+            "dht.lookup_finished": self._lookup,
+            "peer.status": self._status,
+        }
+        simulation.listeners.append(self._hear)
+
+    def _hear(self, now: float, peer: Peer, event: Event) -> None:
+        handler = self._handlers.get(event.name)
+        if handler is not None:
+            handler(now, peer, event.fields)
+
+    def name_of(self, peer: PeerId) -> str:
+        """The name of a peer in this simulation, for the id that others know."""
+        if peer not in self._names:
+            self._names = {each.id: each.name for each in self.simulation.peers.values()}
+        return self._names.get(peer, peer)
+
+    def role_of(self, name: str) -> str:
+        peer = self.simulation.peers.get(name)
+        return peer.plan.roles[0] if peer is not None and peer.plan.roles else "other"
+
+    # --- events ---
+
+    def _published(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
+        key = (fields["lineage"], fields["step"])
+        if key not in self.broadcasts and len(self.broadcasts) < BROADCASTS_KEPT:
+            self.broadcasts[key] = Broadcast(fields["bytes"], now, peer.name)
+
+    def _piece(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
+        size, source = fields["bytes"], self.name_of(fields["source"])
+        self.pieces_sent_bytes[source] += size
+        self.pieces_received_bytes[peer.name] += size
+        self.sent_bytes.add(self.role_of(source), max(0.0, now - fields["seconds"]), now, size)
+        broadcast = self.broadcasts.get((fields["lineage"], fields["step"]))
+        if broadcast is None:
+            return
+        got = broadcast.received[peer.name] = broadcast.received.get(peer.name, 0) + size
+        times = broadcast.progress.get(peer.name)
+        if times is None:
+            times = broadcast.progress[peer.name] = array("d")
+        reached = min(PROGRESS_PARTS, got * PROGRESS_PARTS // max(1, broadcast.total_bytes))
+        while len(times) < reached:
+            times.append(now)
+
+    def _complete(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
+        broadcast = self.broadcasts.get((fields["lineage"], fields["step"]))
+        by_source: Mapping[PeerId, int] = fields["by_source"]
+        if broadcast is not None and peer.name not in broadcast.complete:
+            broadcast.complete[peer.name] = now
+            most = sorted(by_source, key=lambda source: -by_source[source])[:FEEDERS_KEPT]
+            broadcast.fed_by[peer.name] = [self.name_of(source) for source in most]
+
+    def _lookup(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
+        if fields["timed_out"]:
+            self.lookups_timed_out += 1
+        elif fields["hops"]:
+            self.lookup_hops[fields["hops"]] += 1
+
+    def _status(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
+        since, doing = self._doing.get(peer.name, (now, ""))
+        if doing:
+            spent = self.spent_seconds.setdefault(peer.name, {})
+            cause = "busy" if doing in BUSY else CAUSES.get(doing, doing)
+            spent[cause] = spent.get(cause, 0.0) + now - since
+        self._doing[peer.name] = (now, fields["doing"].partition(" ")[0])
+
+    # --- summaries ---
+
+    def main_broadcast(self) -> tuple[tuple[int, int], Broadcast] | None:
+        """The one that most peers completed or began; the first one of several."""
+        if not self.broadcasts:
+            return None
+        return max(
+            self.broadcasts.items(),
+            key=lambda item: (len(item[1].complete), len(item[1].received)),
+        )
+
+    def messages_by_peer(self) -> dict[str, int]:
+        """Control messages that each peer has sent so far."""
+        sent = self.simulation.network.messages_by_sender
+        return {peer.name: sent.get(peer.id, 0) for peer in self.simulation.peers.values()}
+
+    def shares(self, names: list[str]) -> dict[str, float]:
+        """Parts of the time of some peers together, spent busy and by cause; they add up to 1."""
+        spent: dict[str, float] = {}
+        for name in names:
+            for cause, seconds in self.spent_seconds.get(name, {}).items():
+                spent[cause] = spent.get(cause, 0.0) + seconds
+        whole = sum(spent.values())
+        if whole <= 0:
+            return {}
+        return {cause: seconds / whole for cause, seconds in sorted(spent.items())}
+
+    def names_by_role(self) -> dict[str, list[str]]:
+        """Peers by their first role, in the order in which roles are read about."""
+        found: dict[str, list[str]] = {}
+        for name in self.simulation.peers:
+            found.setdefault(self.role_of(name), []).append(name)
+        known = [role for role in ROLE_ORDER if role in found]
+        return {role: found[role] for role in [*known, *sorted(set(found) - set(known))]}
+
+    def summary(self) -> dict[str, Any]:
+        """Messages, traffic, lookups and shares of time, by role, as plain data."""
+        messages = self.messages_by_peer()
+        roles: dict[str, Any] = {}
+        for role, names in self.names_by_role().items():
+            sent = sorted(messages[name] for name in names)
+            roles[role] = {
+                "peers": len(names),
+                "messages_sent_median": sent[len(sent) // 2],
+                "messages_sent_max": sent[-1],
+                "pieces_sent_bytes": sum(self.pieces_sent_bytes[name] for name in names),
+                "pieces_received_bytes": sum(self.pieces_received_bytes[name] for name in names),
+                "time_shares": {
+                    cause: round(share, 4) for cause, share in self.shares(names).items()
+                },
+            }
+        return {
+            "control_messages": self.simulation.network.messages,
+            "dht_lookups": self.lookup_hops.total() + self.lookups_timed_out,
+            "dht_hops_median": _median(self.lookup_hops),
+            "dht_hops_max": max(self.lookup_hops, default=None),
+            "roles": roles,
+            "broadcasts": [
+                {
+                    "lineage": lineage,
+                    "step": step,
+                    "bytes": broadcast.total_bytes,
+                    "published_seconds": round(broadcast.published, 3),
+                    "receivers": len(broadcast.received),
+                    "complete": len(broadcast.complete),
+                    "seconds": summary(
+                        at - broadcast.published for at in broadcast.complete.values()
+                    ),
+                }
+                for (lineage, step), broadcast in self.broadcasts.items()
+            ],
+        }
+
+
+def _median(counts: Counter[int]) -> int | None:
+    """The median of values counted."""
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if 2 * seen >= counts.total():
+            return value
+    return None

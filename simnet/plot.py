@@ -1,0 +1,435 @@
+"""One picture of a simulation: `draw(observations, report, path)`.
+
+A panel for each thing there is data of: broadcast progress per peer, uplink use, the tree of who
+fed whom, how peers spent their time, messages per peer, DHT hops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simnet.observations import PROGRESS_PARTS, Broadcast, Observations
+from swarm.demo.view import readable_bytes, readable_seconds
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+COLOURS = {
+    "trainer": "#8e44ad",
+    "validator": "#e59c15",
+    "relay": "#2c6fbb",
+    "inference": "#16a085",
+    "bootstrap": "#5f6b76",
+    "observer": "#a0785a",
+}
+OTHER_COLOUR = "#95a5a6"
+CAUSE_COLOURS = {
+    "busy": "#16a085",
+    "waiting for work": "#d9534f",
+    "fetching a policy": "#2c6fbb",
+    "loading a policy": "#8fbce6",
+    "delivering": "#e59c15",
+    "starting": "#c9ced3",
+    "run over": "#eceff1",
+}
+INK, FAINT = "#2f3b45", "#d5dadd"
+
+LINES_MAX = 200
+"""Peers whose progress is drawn one by one; of more, percentiles."""
+
+TREE_PEERS_MAX = 100
+"""Peers drawn as a tree; more are counted by how many hands away the trainer is."""
+
+BARS_MAX = 20
+"""Workers whose time is drawn one by one; more are taken together in that many groups."""
+
+_Panel = Callable[["Axes"], None]
+
+
+def draw(observations: Observations, report: dict[str, Any], path: Path) -> None:
+    """Write the picture; raises `UserError` if that cannot be done."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    panels = _panels(observations, report)
+    columns = min(3, max(1, math.ceil(math.sqrt(len(panels)))))
+    rows = max(1, math.ceil(len(panels) / columns))
+    style = {
+        "font.size": 9.0, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
+        "xtick.color": INK, "ytick.color": INK, "axes.titleweight": "bold",
+        "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+        "legend.frameon": False, "legend.fontsize": 8.0, "svg.hashsalt": "simnet",
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        picture = Figure(
+            figsize=(5.4 * columns, 3.9 * rows + 0.6),
+            dpi=130,
+            layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
+        )
+        speed = report["virtual_seconds"] / max(report["wall_seconds"], 1e-9)
+        partial = ", interrupted" if report.get("interrupted") else ""
+        picture.suptitle(
+            f"{report['scenario']}: {report['peers']:,} peers, seed {report['seed']}{partial} — "
+            f"{readable_seconds(report['virtual_seconds'])} of virtual time, {speed:,.0f} × real "
+            "time",
+            fontsize=12, fontweight="bold", x=0.01, ha="left",
+        )  # fmt: skip
+        for number, panel in enumerate(panels):
+            panel(picture.add_subplot(rows, columns, number + 1))
+        try:
+            picture.savefig(path)
+        except OSError as error:
+            raise UserError(f"--plot {path} cannot be written ({error.strerror})") from error
+
+
+def _panels(observations: Observations, report: dict[str, Any]) -> list[_Panel]:
+    panels: list[_Panel] = []
+    main = observations.main_broadcast()
+    if main is not None and main[1].progress:
+        (_, step), broadcast = main
+        bound = report["figures"].get("bound_seconds")
+        panels.append(lambda axes: _progress(axes, observations, step, broadcast, bound))
+    if observations.sent_bytes.amounts:
+        panels.append(lambda axes: _uplinks(axes, observations))
+    if main is not None and main[1].fed_by:
+        (_, fed_step), fed = main
+        if len(fed.fed_by) <= TREE_PEERS_MAX:
+            panels.append(lambda axes: _tree(axes, observations, fed_step, fed))
+        else:
+            panels.append(lambda axes: _hands(axes, observations, fed_step, fed))
+    if any(observations.role_of(name) in _WORKING for name in observations.spent_seconds):
+        panels.append(lambda axes: _time(axes, observations))
+    panels.append(lambda axes: _messages(axes, observations))
+    if observations.lookup_hops:
+        panels.append(lambda axes: _hops(axes, observations))
+    return panels
+
+
+def colour(role: str) -> str:
+    return COLOURS.get(role, OTHER_COLOUR)
+
+
+def _scale(seconds: float) -> tuple[float, str]:
+    """(seconds in one unit, its name) for an axis that ends there."""
+    if seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def _grid(axes: Axes) -> None:
+    axes.grid(color=FAINT, linewidth=0.6, alpha=0.7)
+    axes.set_axisbelow(True)
+
+
+def _whole_numbers(axis: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+# --- the broadcast -----------------------------------------------------------------------------
+
+
+def _progress(
+    axes: Axes, observations: Observations, step: int, broadcast: Broadcast, bound: float | None
+) -> None:
+    ends = [times[-1] - broadcast.published for times in broadcast.progress.values() if times]
+    unit, unit_name = _scale(max([*ends, bound or 0.0]))
+    curves = {
+        name: [(time - broadcast.published) / unit for time in times]
+        for name, times in broadcast.progress.items()
+    }
+    shares = [100.0 * part / PROGRESS_PARTS for part in range(PROGRESS_PARTS + 1)]
+    if len(curves) <= LINES_MAX:
+        shown: set[str] = set()
+        width = 1.4 if len(curves) <= 30 else 0.7
+        # Workers first, so that the few others lie on top.
+        for role, names in reversed(observations.names_by_role().items()):
+            for name in names:
+                if name in curves:
+                    axes.plot(
+                        [0.0, *curves[name]], shares[: len(curves[name]) + 1], color=colour(role),
+                        linewidth=width, alpha=0.75, label=None if role in shown else role,
+                    )  # fmt: skip
+                    shown.add(role)
+    else:
+        columns = [
+            sorted(curve[part] for curve in curves.values() if len(curve) > part)
+            for part in range(PROGRESS_PARTS)
+        ]
+        columns = [column for column in columns if column]
+
+        def at(share: float) -> list[float]:
+            return [0.0, *(column[int(share * (len(column) - 1))] for column in columns)]
+
+        heights = shares[: len(columns) + 1]
+        fill = colour("inference")
+        axes.fill_betweenx(heights, at(0.0), at(1.0), color=fill, alpha=0.15, label="all peers")
+        axes.fill_betweenx(heights, at(0.1), at(0.9), color=fill, alpha=0.3, label="10 to 90 %")
+        axes.plot(at(0.5), heights, color=fill, linewidth=1.8, label="median")
+    if bound is not None:
+        axes.axvline(bound / unit, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+        axes.annotate(
+            "bound", (bound / unit, 92), xytext=(-4, 0), textcoords="offset points", ha="right",
+        )  # fmt: skip
+    axes.set(
+        title=f"policy {step} arrives ({readable_bytes(broadcast.total_bytes)})",
+        xlabel=f"{unit_name} since it was published", ylabel="% received", ylim=(0, 101),
+    )  # fmt: skip
+    axes.set_xlim(left=0)
+    _grid(axes)
+    axes.legend(loc="lower right")
+
+
+def _uplinks(axes: Axes, observations: Observations) -> None:
+    buckets = observations.sent_bytes
+    width = buckets.width_seconds
+    length = max(map(len, buckets.amounts.values()))
+    unit, unit_name = _scale(length * width)
+    roles = [role for role in observations.names_by_role() if role in buckets.amounts]
+    top = [0.0] * (2 * length)
+    times = [t for bucket in range(length) for t in (bucket * width / unit,
+                                                     (bucket + 1) * width / unit)]  # fmt: skip
+    for role in roles:
+        row = buckets.amounts[role]
+        row = [*row, *[0.0] * (length - len(row))]
+        below = top
+        top = [
+            low + rate
+            for low, rate in zip(
+                below, (amount * 8e-9 / width for amount in row for _ in (0, 1)), strict=True
+            )
+        ]
+        axes.fill_between(
+            times, below, top, color=colour(role), alpha=0.85, linewidth=0, label=role
+        )
+    took_part = observations.pieces_sent_bytes.keys() | observations.pieces_received_bytes.keys()
+    peers = observations.simulation.peers
+    lines = [peers[name].plan.line for name in sorted(took_part) if name in peers]
+    capacity = 8e-9 * sum(line.uplink_bytes_per_second for line in lines)
+    if 0 < capacity < 3 * max(top):
+        axes.axhline(capacity, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="all uplinks")
+    axes.set(
+        title=f"uplinks in use (of {capacity:,.3g} Gb/s)", xlabel=f"{unit_name} of virtual time",
+        ylabel="Gb/s",
+    )  # fmt: skip
+    first = min(
+        bucket for row in buckets.amounts.values() for bucket, amount in enumerate(row) if amount
+    )
+    axes.set_xlim(first * width / unit, length * width / unit)
+    axes.set_ylim(0, max(1e-9, 1.15 * max(top)))
+    _grid(axes)
+    axes.legend(loc="upper right", ncols=2)
+
+
+# --- who fed whom ------------------------------------------------------------------------------
+
+
+def feeding_tree(broadcast: Broadcast) -> dict[str, str]:
+    """Each receiver's feeder: who gave it the most, of those that do not hang below it; the
+    publisher is the root."""
+    parents: dict[str, str] = {}
+    for name in sorted(broadcast.complete, key=lambda name: (broadcast.complete[name], name)):
+        for feeder in [*broadcast.fed_by.get(name, []), broadcast.publisher]:
+            above = feeder
+            while above in parents and above != name:
+                above = parents[above]
+            if above != name:
+                parents[name] = feeder
+                break
+    return parents
+
+
+def depths(parents: dict[str, str]) -> dict[str, int]:
+    """How many hands a checkpoint passed through on its way to each peer; 0 for a root."""
+    found: dict[str, int] = {}
+    for name in parents:
+        path = [name]
+        while path[-1] in parents and path[-1] not in found:
+            path.append(parents[path[-1]])
+        depth = found.setdefault(path[-1], 0)
+        for each in reversed(path[:-1]):
+            depth += 1
+            found[each] = depth
+    return found
+
+
+def _tree(axes: Axes, observations: Observations, step: int, broadcast: Broadcast) -> None:
+    """Roots at the left; leaves one below the other; a feeder in the middle of those it fed."""
+    parents = feeding_tree(broadcast)
+    children: dict[str, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(name)
+    level = depths(parents)
+    places: dict[str, float] = {}
+    rows = 0
+    for root in sorted(name for name in level if name not in parents):
+        todo = [(root, False)]
+        while todo:
+            name, expanded = todo.pop()
+            below = sorted(children.get(name, []), key=lambda child: (child in children, child))
+            if below and not expanded:
+                todo.append((name, True))
+                todo += [(child, False) for child in reversed(below)]
+            elif below:
+                places[name] = sum(places[child] for child in below) / len(below)
+            else:
+                places[name] = rows
+                rows += 1
+    for name, parent in parents.items():
+        x, y, x0, y0 = level[name], places[name], level[parent], places[parent]
+        middle = x0 + 0.5
+        axes.plot([x0, middle, middle, x], [y0, y0, y, y], color=FAINT, linewidth=0.9, zorder=1)
+    deepest = max(level.values(), default=0)
+    for role, names in observations.names_by_role().items():
+        here = [name for name in names if name in level]
+        if here:
+            size = 46 if len(level) <= 40 else 22
+            axes.scatter(
+                [level[name] for name in here], [places[name] for name in here],
+                s=size, color=colour(role), label=role, zorder=2,
+            )  # fmt: skip
+    font = max(3.6, min(8.0, 210 / max(1, rows)))
+    for name in level:
+        inner = name in children
+        axes.annotate(
+            _short(name), (level[name], places[name]), xytext=(0, 5) if inner else (6, 0),
+            textcoords="offset points", ha="center" if inner else "left",
+            va="bottom" if inner else "center", fontsize=font, zorder=3,
+        )  # fmt: skip
+    axes.set(title=f"who fed whom policy {step} (most of its bytes)", yticks=[])
+    axes.set_xlim(-0.8, deepest + 0.8)
+    axes.set_ylim(rows - 0.2, -0.8)
+    axes.set_xticks(
+        range(deepest + 1), ["published", *(f"hand {n}" for n in range(1, deepest + 1))]
+    )
+    axes.spines["left"].set_visible(False)
+    axes.legend(loc="lower left")
+
+
+def _short(name: str) -> str:
+    """`w-12` for `worker-12`: labels are many."""
+    word, dash, number = name.rpartition("-")
+    return f"{word[0]}{number}" if dash and number.isdigit() and word else name
+
+
+def _hands(axes: Axes, observations: Observations, step: int, broadcast: Broadcast) -> None:
+    level = depths(feeding_tree(broadcast))
+    counts: dict[str, Counter[int]] = {}
+    for name, depth in level.items():
+        if depth:
+            counts.setdefault(observations.role_of(name), Counter())[depth] += 1
+    deepest = max(level.values(), default=1)
+    bottom = [0] * deepest
+    for role, by_depth in counts.items():
+        heights = [by_depth[depth + 1] for depth in range(deepest)]
+        axes.bar(range(1, deepest + 1), heights, bottom=bottom, color=colour(role), label=role)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set(
+        title=f"who fed whom policy {step} (most of its bytes)",
+        xlabel="hands between the trainer and a peer", ylabel="peers",
+    )  # fmt: skip
+    _whole_numbers(axes.xaxis)
+    _grid(axes)
+    axes.legend()
+
+
+# --- time, messages, hops ----------------------------------------------------------------------
+
+_WORKING = ("trainer", "validator", "inference")
+
+
+def _time(axes: Axes, observations: Observations) -> None:
+    bars: list[tuple[str, dict[str, float]]] = []
+    for role, names in observations.names_by_role().items():
+        names = [name for name in names if name in observations.spent_seconds]
+        if role not in _WORKING or not names:
+            continue
+        if len(names) <= (BARS_MAX if role == "inference" else 4):
+            bars += [(name, observations.shares([name])) for name in names]
+            continue
+        names.sort(key=lambda name: -observations.shares([name]).get("busy", 0.0))
+        groups = min(len(names), BARS_MAX if role == "inference" else 1)
+        for group in range(groups):
+            first, last = group * len(names) // groups, (group + 1) * len(names) // groups
+            label = f"{role} {first + 1}–{last}" if last - first > 1 else names[first]
+            bars.append((label, observations.shares(names[first:last])))
+    causes = ["busy", *(cause for cause in CAUSE_COLOURS if cause != "busy")]
+    causes += sorted({cause for _, shares in bars for cause in shares} - set(causes))
+    left = [0.0] * len(bars)
+    for cause in causes:
+        widths = [100.0 * shares.get(cause, 0.0) for _, shares in bars]
+        if max(widths, default=0.0) < 0.05:
+            continue
+        axes.barh(
+            range(len(bars)), widths, left=left, height=0.82,
+            color=CAUSE_COLOURS.get(cause, OTHER_COLOUR), label=cause,
+        )  # fmt: skip
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize=7.5)
+    axes.set(title="how they spent their time, in %", xlim=(0, 100))
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.07), ncols=3)
+
+
+def _messages(axes: Axes, observations: Observations) -> None:
+    messages = observations.messages_by_peer()
+    rows = [
+        (role, [messages[name] for name in names])
+        for role, names in observations.names_by_role().items()
+    ]
+    axes.hist(
+        [counts for _, counts in rows], bins=min(30, max(8, len(messages) // 3)), stacked=True,
+        color=[colour(role) for role, _ in rows], label=[role for role, _ in rows],
+    )  # fmt: skip
+    total = observations.simulation.network.messages
+    axes.set(
+        title=f"control messages sent ({total:,} in all)", xlabel="messages by one peer",
+        ylabel="peers",
+    )  # fmt: skip
+    axes.set_xlim(left=0)
+    _whole_numbers(axes.yaxis)
+    _grid(axes)
+    axes.legend()
+
+
+def _hops(axes: Axes, observations: Observations) -> None:
+    hops = observations.lookup_hops
+    total = hops.total()
+    values = range(1, max(hops) + 1)
+    axes.bar(
+        values, [100 * hops[value] / total for value in values], width=0.6, color=colour("relay")
+    )
+    for value in values:
+        if hops[value]:
+            axes.annotate(
+                f"{hops[value]:,}", (value, 100 * hops[value] / total), ha="center", va="bottom",
+                xytext=(0, 2), textcoords="offset points", fontsize=8,
+            )  # fmt: skip
+    peers = sum(peer.alive for peer in observations.simulation.peers.values()) or len(
+        observations.simulation.peers
+    )
+    axes.axvline(math.log2(max(2, peers)) / 2, color=INK, linewidth=1.0, linestyle=(0, (4, 3)),
+                 label="log₂(peers) / 2")  # fmt: skip
+    lost = observations.lookups_timed_out
+    axes.set(
+        title=f"hops of {total:,} DHT lookups" + (f" ({lost:,} timed out)" if lost else ""),
+        xlabel="hops", ylabel="% of lookups",
+    )  # fmt: skip
+    axes.set_ylim(top=1.12 * max(100 * count / total for count in hops.values()))
+    _whole_numbers(axes.xaxis)
+    _grid(axes)
+    axes.legend()

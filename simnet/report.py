@@ -1,0 +1,226 @@
+"""The report of a simulation: what came of it, for a person at a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simnet.watch import readable_speed, readable_virtual
+from swarm.demo.view import readable_bytes
+
+DIM = "bright_black"
+BROADCASTS_SHOWN = 6
+UNITS = ("_bytes", "_seconds", "_minutes", "_share", "_mbps")
+"""Ends of names that say a figure's unit."""
+
+
+def print_report(report: dict[str, Any], replay: str, console: Console | None = None) -> None:
+    """Print what `simulate` returned; `replay` is the command that does it again."""
+    console = console or Console(highlight=False)
+    for part in (
+        _head(report),
+        *_figures(report["figures"]),
+        _broadcasts(report["network"]["broadcasts"]),
+        _roles(report["network"]),
+        _time(report["network"]),
+    ):
+        if part is not None:
+            console.print(part)
+            console.print()
+    line = Text("trace hash ", style=DIM)
+    line.append(report["trace_hash"])
+    console.print(line, soft_wrap=True)
+    for violation in report["violations"]:
+        console.print(Text(f"VIOLATION {violation}", style="bold red"), soft_wrap=True)
+    if report["violations"]:
+        console.print(Text(f"replay: {replay}"), soft_wrap=True)
+
+
+def _head(report: dict[str, Any]) -> RenderableType:
+    virtual, wall = report["virtual_seconds"], report["wall_seconds"]
+    title = Text(report["scenario"], style="bold cyan")
+    title.append(f"  {report['peers']:,} peers, seed {report['seed']}", style="bold")
+    if report.get("interrupted"):
+        title.append("  interrupted: what follows is partial", style="bold yellow")
+    elif report["violations"]:
+        count = len(report["violations"])
+        title.append(f"  {count} violation{'s' if count > 1 else ''}", style="bold red")
+    else:
+        title.append("  nothing violated", style="bold green")
+    line = Text(
+        f"{readable_virtual(virtual)} of virtual time in {readable_virtual(wall)} "
+        f"({readable_speed(virtual / max(wall, 1e-9))} real time), {report['events']:,} events, "
+        f"{report['network']['control_messages']:,} control messages",
+        style=DIM,
+    )
+    return Group(title, line)
+
+
+def new_table(title: str) -> Table:
+    """The look of every table here."""
+    return Table(
+        title=title, title_style="bold", title_justify="left", header_style=DIM,
+        box=box.SIMPLE_HEAD, border_style=DIM, pad_edge=False, show_edge=False,
+    )  # fmt: skip
+
+
+def _figures(figures: dict[str, Any]) -> list[RenderableType]:
+    """One table of single figures, one of those with parts, one for each list of rows."""
+    single = {name: value for name, value in figures.items() if not isinstance(value, (dict, list))}
+    parts = {name: value for name, value in figures.items() if isinstance(value, dict) and value}
+    shown: list[RenderableType] = []
+    for name, rows in figures.items():
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            shown.append(_rows(name, rows))
+    if single:
+        table = Table.grid(padding=(0, 3))
+        table.add_column(style=DIM, no_wrap=True)
+        table.add_column(justify="right")
+        for name, value in single.items():
+            table.add_row(words(name), figure(name, value))
+        shown.append(table)
+    if parts:
+        columns = list(dict.fromkeys(key for value in parts.values() for key in value))
+        table = new_table("")
+        table.title = None
+        table.add_column("")
+        for column in columns:
+            table.add_column(words(column), justify="right")
+        for name, value in parts.items():
+            cells = (
+                figure(_unit_of(column) or name, value[column]) if column in value else ""
+                for column in columns
+            )
+            table.add_row(words(name), *cells)
+        shown.append(table)
+    return shown
+
+
+def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
+    """A list of like rows; the first column names them and says their unit."""
+    table = new_table(words(title))
+    columns = list(rows[0])
+    for index, column in enumerate(columns):
+        table.add_column(words(column), justify="right" if index else "left", no_wrap=not index)
+    for row in rows:
+        name = str(row[columns[0]])
+        cells = (
+            "–" if row.get(column) is None else figure(_unit_of(column) or name, row[column])
+            for column in columns[1:]
+        )
+        table.add_row(words(name), *cells)
+    return table
+
+
+def _broadcasts(broadcasts: list[dict[str, Any]]) -> Table | None:
+    begun = [entry for entry in broadcasts if entry["receivers"]]
+    if not begun:
+        return None
+    table = new_table("broadcasts")
+    for column in ("policy", "published at", "size", "complete", "median", "p99", "last"):
+        table.add_column(column, justify="right")
+    for entry in begun[:BROADCASTS_SHOWN]:
+        seconds = entry["seconds"]
+        table.add_row(
+            str(entry["step"]),
+            readable_virtual(entry["published_seconds"]),
+            readable_bytes(entry["bytes"]),
+            f"{entry['complete']} of {entry['receivers']}",
+            *(
+                readable_virtual(seconds[name]) if seconds else "–"
+                for name in ("median", "p99", "max")
+            ),
+        )
+    if len(begun) > BROADCASTS_SHOWN:
+        table.caption = f"and {len(begun) - BROADCASTS_SHOWN} more"
+    return table
+
+
+def _roles(network: dict[str, Any]) -> Table:
+    table = new_table("peers")
+    table.add_column("role")
+    table.add_column("peers", justify="right")
+    table.add_column("messages\nsent each", justify="right")
+    table.add_column("most\nby one", justify="right")
+    table.add_column("pieces\nsent", justify="right")
+    table.add_column("pieces\nreceived", justify="right")
+    for role, entry in network["roles"].items():
+        table.add_row(
+            role,
+            f"{entry['peers']:,}",
+            f"{entry['messages_sent_median']:,}",
+            f"{entry['messages_sent_max']:,}",
+            _bytes_or_dash(entry["pieces_sent_bytes"]),
+            _bytes_or_dash(entry["pieces_received_bytes"]),
+        )
+    if network["dht_lookups"]:
+        table.caption = (
+            f"{network['dht_lookups']:,} DHT lookups, hops: {network['dht_hops_median']} in the "
+            f"median, {network['dht_hops_max']} at most"
+        )
+        table.caption_justify = "left"
+    return table
+
+
+def _time(network: dict[str, Any]) -> Table | None:
+    """What the peers that compute spent their time on."""
+    rows = {
+        role: entry["time_shares"]
+        for role, entry in network["roles"].items()
+        if role in ("trainer", "validator", "inference") and entry["time_shares"]
+    }
+    causes = [
+        cause
+        for cause in dict.fromkeys(
+            ["busy", *(cause for shares in rows.values() for cause in shares)]
+        )
+        if any(shares.get(cause, 0.0) >= 0.0005 for shares in rows.values())
+    ]
+    if not causes:
+        return None
+    table = new_table("how they spent their time")
+    table.add_column("role")
+    for cause in causes:
+        table.add_column(cause.replace(" ", "\n", 1), justify="right")
+    for role, shares in rows.items():
+        cells = (f"{shares[cause]:.1%}" if cause in shares else "–" for cause in causes)
+        table.add_row(role, *cells)
+    return table
+
+
+def _bytes_or_dash(count: int) -> str:
+    return readable_bytes(count) if count else "–"
+
+
+def _unit_of(name: str) -> str | None:
+    return name if name.endswith(UNITS) else None
+
+
+def words(name: str) -> str:
+    """A name of the report as a person says it: without underscores and unit."""
+    for unit in ("_bytes", "_seconds"):
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def figure(name: str, value: Any) -> str:
+    """A figure with the unit that its name says."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_bytes"):
+        return readable_bytes(int(value))
+    if "seconds" in name:
+        return f"{value:.3f} s" if value < 10 else f"{value:,.1f} s"
+    if name.endswith("_minutes"):
+        return f"{value:.1f} min"
+    if name.endswith("_share"):
+        return f"{value:.1%}"
+    return f"{value:,}"

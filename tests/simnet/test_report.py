@@ -1,0 +1,236 @@
+"""What a person sees of a simulation: progress, report, plot, and one sentence for mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from simnet.__main__ import command, simulate
+from simnet.clock import Deadlock, run_virtual
+from simnet.observations import BUCKETS_MAX, Broadcast, Buckets
+from simnet.plot import depths, feeding_tree
+from simnet.report import figure, print_report
+from simnet.simulation import Simulation
+from simnet.watch import Watch, progress_line
+
+SMALL = 3_000_000
+
+
+def printed(report: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    print_report(report, "python -m simnet run x", console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def broadcast(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A small broadcast, watched and drawn."""
+    path = tmp_path_factory.mktemp("plots") / "broadcast.svg"
+    report = simulate(
+        "broadcast", peers=12, seed=3, model_bytes=SMALL, watch=Watch(show=True), plot_path=path
+    )
+    return report, path
+
+
+def test_the_report_says_what_came_of_it(broadcast: tuple[dict[str, Any], Path]) -> None:
+    report, _ = broadcast
+    text = printed(report)
+    assert "broadcast  12 peers, seed 3  nothing violated" in text
+    assert report["trace_hash"] in text
+    assert "10 of 10" in text  # all who fetch have policy 0
+    for words in ("inference", "validator", "waiting", "pieces", "DHT lookups"):
+        assert words in text
+
+
+def test_a_violation_is_shown_with_its_replay(broadcast: tuple[dict[str, Any], Path]) -> None:
+    report = {**broadcast[0], "violations": ["at 1.000 s: something"]}
+    text = printed(report)
+    assert "1 violation" in text
+    assert "VIOLATION at 1.000 s: something\nreplay: python -m simnet run x\n" in text
+
+
+def test_bytes_received_are_bytes_sent(broadcast: tuple[dict[str, Any], Path]) -> None:
+    roles = broadcast[0]["network"]["roles"]
+    sent = sum(role["pieces_sent_bytes"] for role in roles.values())
+    received = sum(role["pieces_received_bytes"] for role in roles.values())
+    assert sent == received >= 10 * SMALL
+    for role in ("trainer", "validator", "inference"):
+        assert sum(roles[role]["time_shares"].values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_plot_has_a_panel_for_everything(broadcast: tuple[dict[str, Any], Path]) -> None:
+    drawn = broadcast[1].read_text()
+    assert drawn.startswith("<?xml")
+    assert drawn.count('id="axes_') == 6
+
+
+def test_progress_is_one_line() -> None:
+    simulation = Simulation(1)
+    simulation.ends_at = 100.0
+    line = progress_line(simulation, virtual=40.0, speed=2.0).plain
+    assert "40.0 s virtual" in line
+    assert "2.00 × real time" in line
+    assert "about 30 s left" in line
+
+
+def test_looking_on_changes_nothing_and_is_a_log_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simnet.watch.LOG_SECONDS", 0.0)
+    watched = simulate("join", peers=10, watch=Watch(show=True))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3
+    assert all("virtual" in line and "messages" in line for line in lines)
+    assert simulate("join", peers=10)["trace_hash"] == watched["trace_hash"]
+
+
+# --- data ---
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 5000), st.floats(0, 100), st.floats(0, 1e9), st.sampled_from(["a", "b"])
+        ),
+        max_size=40,
+    )
+)
+def test_buckets_lose_nothing_and_stay_few(spans: list[tuple[float, float, float, str]]) -> None:
+    buckets = Buckets()
+    for start, length, amount, name in spans:
+        buckets.add(name, start, start + length, amount)
+    for name in ("a", "b"):
+        whole = sum(amount for _, _, amount, whose in spans if whose == name)
+        assert sum(buckets.amounts.get(name, [])) == pytest.approx(whole, rel=1e-6, abs=1e-3)
+    assert all(len(row) <= BUCKETS_MAX for row in buckets.amounts.values())
+
+
+NAMES = ["root", *"abcdefgh"]
+
+
+@given(
+    st.permutations(NAMES[1:]),
+    st.lists(st.lists(st.sampled_from(NAMES), max_size=3), min_size=8, max_size=8),
+)
+def test_who_fed_whom_is_a_tree(order: list[str], feeders: list[list[str]]) -> None:
+    """Also where two peers gave each other the most."""
+    broadcast = Broadcast(1, 0.0, "root")
+    for at, name in enumerate(order):
+        broadcast.complete[name] = float(at)
+        broadcast.fed_by[name] = feeders[at]
+    parents = feeding_tree(broadcast)
+    assert set(parents) == set(order)
+    level = depths(parents)
+    assert level["root"] == 0
+    for name, parent in parents.items():
+        assert level[name] == level[parent] + 1
+        assert parent in broadcast.fed_by[name] or parent == "root"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("checkpoint_bytes", 62_000_000_000, "62.0 GB"),
+        ("bound_seconds", 4.0, "4.000 s"),
+        ("broadcast_minutes", 13.96, "14.0 min"),
+        ("idle_share", 0.1234, "12.3%"),
+        ("pieces", 12345, "12,345"),
+        ("binding", "source", "source"),
+        ("first", None, "–"),
+        ("ok", True, "yes"),
+    ],
+)
+def test_a_figure_has_the_unit_of_its_name(name: str, value: Any, shown: str) -> None:
+    assert figure(name, value) == shown
+
+
+# --- ending early ---
+
+
+def test_an_interrupt_ends_the_simulation_and_says_so() -> None:
+    watch, simulation = Watch(), Simulation(1)
+    seen: list[float] = []
+
+    async def main() -> None:
+        with watch.watching(simulation):
+            await trio.sleep(5.0)
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep(1000.0)
+        seen.append(trio.current_time())
+
+    before = signal.getsignal(signal.SIGINT)
+    run_virtual(main, seed=1)
+    assert watch.interrupted
+    assert seen == [5.0]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_prints_the_partial_report(tmp_path: Path) -> None:
+    path = tmp_path / "partial.json"
+    program = (
+        "import os, signal, threading\n"
+        "from simnet.__main__ import command\n"
+        "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "command()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "run", "join", "--peers", "200", "--json", str(path)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 130, ended.stderr
+    assert "interrupted: what follows is partial" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    report = json.loads(path.read_text())
+    assert report["interrupted"] is True
+    assert report["figures"] == {}
+
+
+def test_a_deadlock_says_where_everybody_waits() -> None:
+    async def main() -> None:
+        async def forgotten() -> None:
+            await trio.Event().wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(forgotten, name="the forgotten one")
+
+    with pytest.raises(Deadlock) as caught:
+        run_virtual(main, seed=1)
+    assert "the main task (main, simnet/test_report.py:" in str(caught.value)
+    assert "the forgotten one (forgotten, simnet/test_report.py:" in str(caught.value)
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["jion"], "unknown scenario 'jion'; there are: "),
+        (["join", "--peers", "3"], "join needs at least 10 peers, not 3"),
+        (["join", "--model-gb", "0"], "--model-gb must lie between 0.001 and 100000, not 0"),
+        (["join", "--json", "/"], "--json / is a folder; name a file"),
+        (["join", "--json", "/no/such/x"], "cannot be written: there is no folder /no/such"),
+        (["join", "--plot", "x.gif"], "--plot x.gif must end with .png or .svg or .pdf"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_is_run(
+    arguments: list[str], sentence: str
+) -> None:
+    result = CliRunner().invoke(command, ["run", *arguments])
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert result.output.startswith("error: ")
+    assert len(result.output.splitlines()) == 1
