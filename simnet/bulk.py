@@ -1,7 +1,13 @@
-"""The bulk plane of a simulated transport: blobs that flow from disk to disk."""
+"""The bulk plane of a simulated transport: blobs that flow from disk to disk.
+
+A task that fetches sleeps once: the round trips before the first byte are one entry of the
+timeline, where the server is asked and the transfer begins, and the transfer's end wakes the
+task. A broadcast of 62 GB to 1,000 peers has two million of these.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import trio
@@ -10,14 +16,7 @@ from simnet.disk import SimulatedDisk, SimulatedSink
 from simnet.flows import Flow, Link
 from swarm import defaults
 from swarm.identity import Identity, PeerId
-from swarm.transport import (
-    BlobReference,
-    BulkService,
-    FetchError,
-    OpenBlob,
-    Refused,
-    Source,
-)
+from swarm.transport import BlobReference, BulkService, FetchError, OpenBlob, Refused, Source
 from swarm.transport.base import BaseTransport
 from swarm.world import Disk, Piece, Sink, World
 
@@ -44,9 +43,10 @@ class BulkPlane(BaseTransport):
         self.line = line
         self.gone = False
         """Killed: what its tasks still do reaches nobody."""
+        self.uplink = Link(line.uplink_bytes_per_second)
+        self.downlink = Link(line.downlink_bytes_per_second)
         self._network = network
-        self._uplink = Link(line.uplink_bytes_per_second)
-        self._downlink = Link(line.downlink_bytes_per_second)
+        self._bulk_name = f"bulk {self.peer_id}"
         self._transfers: dict[Flow, tuple[PeerId, PeerId]] = {}
         self._admissions: dict[tuple[PeerId | None, PeerId], tuple[bytes, bool]] = {}
         """As a client: (who we said we are, server) → (credential shown, whether admitted)."""
@@ -57,125 +57,205 @@ class BulkPlane(BaseTransport):
             del self._admissions[key]
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        server, service, client = await self._bulk_server(source)
-        try:
-            blob = service.open(client, reference.digest)
-        except Refused as refused:
-            raise _refusal(server.peer_id, refused) from refused
-        try:
-            if blob.size_bytes != reference.size_bytes:
+        server = await self._server(source)
+        client = self.peer_id if source.peer else None
+        opened: OpenBlob | None = None
+
+        def ask() -> OpenBlob:
+            nonlocal opened
+            service = self._connected(server, client)
+            try:
+                opened = service.open(client, reference.digest)
+            except Refused as refused:
+                raise _refusal(server.peer_id, refused) from refused
+            if opened.size_bytes != reference.size_bytes:
                 raise FetchError(
-                    f"{server.peer_id} offers {blob.size_bytes} bytes of a blob of "
+                    f"{server.peer_id} offers {opened.size_bytes} bytes of a blob of "
                     f"{reference.size_bytes}"
                 )
-            await self._transfer(server, self, server.peer_id, blob, sink)
+            return opened
+
+        try:
+            await _Transfer(self, server, server, self, ask).through()
+            assert opened is not None
+            await _copy(server, opened, self, sink, server.peer_id)
         finally:
-            blob.release()
+            if opened is not None:
+                opened.release()
         return sink.finish()
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
-        server, service, client = await self._bulk_server(target)
-        try:
-            sink = service.accept(client, reference)
-        except Refused as refused:
-            raise _refusal(server.peer_id, refused) from refused
-        try:
-            blob = OpenBlob(path, 0, self._disk.size_bytes(path))
+        server = await self._server(target)
+        client = self.peer_id if target.peer else None
+        sink: Sink | None = None
+        blob = OpenBlob(path, 0, self._disk.size_bytes(path))
+
+        def ask() -> OpenBlob:
+            nonlocal sink
+            service = self._connected(server, client)
+            try:
+                sink = service.accept(client, reference)
+            except Refused as refused:
+                raise _refusal(server.peer_id, refused) from refused
             if blob.size_bytes != reference.size_bytes:
                 raise FetchError(f"{path} has {blob.size_bytes} bytes, not {reference.size_bytes}")
-            await self._transfer(self, server, server.peer_id, blob, sink)
+            return blob
+
+        try:
+            await _Transfer(self, server, self, server, ask).through()
+            assert sink is not None
+            await _copy(self, blob, server, sink, server.peer_id)
             piece = sink.finish()
             if not piece.verify(reference.digest):
                 raise FetchError(f"{server.peer_id} refused: 422 the bytes have another hash")
+            service = server._service
+            if service is None:
+                raise FetchError(f"{server.peer_id} broke off")
             try:
                 await service.received(client, reference, sink, piece)
             except Refused as refused:
                 raise _refusal(server.peer_id, refused) from refused
         except BaseException:
-            sink.abandon()
+            if sink is not None:
+                sink.abandon()
             raise
 
-    async def _bulk_server(self, source: Source) -> tuple[BulkPlane, BulkService, PeerId | None]:
-        """The peer behind a source, its service, and who we are to it; one round trip, or two
-        where no connection is kept."""
+    async def _server(self, source: Source) -> BulkPlane:
+        """The peer behind a source; raises `FetchError` when nobody answers there."""
         network = self._network
-        await trio.lowlevel.checkpoint()
-        name = source.peer or ", ".join(source.addresses) or "a source without any address"
         server: BulkPlane | None = None
         for address in source.addresses:
             host = address.removeprefix("http://").partition(":")[0]
-            server = server or network.at_host(host)
-            if server is None and network.is_dark(host):
+            server = network.at_host(host)
+            if server is not None:
+                break
+            if network.is_dark(host):
                 await trio.sleep(defaults.BULK_CONNECT_SECONDS)
         if server is None and source.peer is not None:
             server = network.neighbour(self.peer_id, source.peer)
+        reason = None
         if server is None or server.gone or (source.peer and server.peer_id != source.peer):
-            raise FetchError(f"{name} cannot be reached")
-        client = self.peer_id if source.peer else None
-        credential = self._credential if source.peer else b""
-        key = (client, server.peer_id)
-        held = self._admissions.get(key)
-        for _ in range(2 if held is None else 1):
-            if network.is_silent(self, server):
-                await trio.sleep(defaults.BULK_CONNECT_SECONDS)
-                raise FetchError(f"{name} does not answer")
-            await trio.sleep(network.draw_latency(self, server))
-            await trio.sleep(network.draw_latency(server, self))
+            reason = "cannot be reached"
+        elif network.is_silent(self, server):
+            await trio.sleep(defaults.BULK_CONNECT_SECONDS)
+            reason = "does not answer"
+        if server is None or reason is not None:
+            await trio.lowlevel.checkpoint()
+            name = source.peer or ", ".join(source.addresses) or "a source without any address"
+            raise FetchError(f"{name} {reason}")
+        return server
+
+    def _connected(self, server: BulkPlane, client: PeerId | None) -> BulkService:
+        """The service of a server that our request has reached; raises `FetchError`."""
         service = server._service
         if server.gone:
-            raise FetchError(f"{name} cannot be reached")
+            raise FetchError(f"{server.peer_id} cannot be reached")
         if service is None or server._is_banned(self.peer_id):
-            raise FetchError(f"{name} refused: 403 serves no blobs to this peer")
+            raise FetchError(f"{server.peer_id} refused: 403 serves no blobs to this peer")
+        credential = self._credential if client else b""
+        key = (client, server.peer_id)
+        held = self._admissions.get(key)
         if held is None or held[0] != credential:
             held = self._admissions[key] = (credential, service.admits(client, credential))
         if not held[1]:
             del self._admissions[key]
-            raise FetchError(f"{name} refused: 403 this peer is not admitted")
-        return server, service, client
+            raise FetchError(f"{server.peer_id} refused: 403 this peer is not admitted")
+        return service
 
-    async def _transfer(
+
+class _Transfer:
+    """One blob on its way between a client and a server."""
+
+    def __init__(
         self,
+        client: BulkPlane,
+        server: BulkPlane,
         sender: BulkPlane,
         receiver: BulkPlane,
-        server: PeerId,
-        blob: OpenBlob,
-        sink: Sink,
+        ask: Callable[[], OpenBlob],
     ) -> None:
-        """Let a blob flow from one disk to the other."""
-        flows = self._network.flows
-        flow = flows.start(sender._uplink, receiver._downlink, blob.size_bytes)
+        self._client = client
+        self._server = server
+        self._sender = sender
+        self._receiver = receiver
+        self._ask = ask
+        self._flow: Flow | None = None
+        self._error: FetchError | None = None
+        self._task: trio.lowlevel.Task | None = None
+
+    async def through(self) -> None:
+        """Ask, and wait until the blob has flowed; raises `FetchError`."""
+        client, server = self._client, self._server
+        network = client._network
+        seconds = network.draw_latency(client, server) + network.draw_latency(server, client)
+        if (client.peer_id, server.peer_id) not in client._admissions:
+            seconds *= 2  # a connection is opened first
+        network.at(trio.current_time() + seconds, client._bulk_name, self._begin)
+        self._task = trio.lowlevel.current_task()
+        try:
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        finally:
+            flow = self._flow
+            if flow is not None:
+                del self._sender._transfers[flow], self._receiver._transfers[flow]
+                network.flows.fail(flow, "given up")
+        if self._error is not None:
+            raise self._error
+
+    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _begin(self) -> None:
+        """The server was asked."""
+        if self._task is None:
+            return
+        try:
+            blob = self._ask()
+        except FetchError as error:
+            self._end(error)
+            return
+        network, sender, receiver = self._client._network, self._sender, self._receiver
+        flow = network.flows.start(sender.uplink, receiver.downlink, blob.size_bytes, self._flowed)
+        self._flow = flow
         ends = (sender.peer_id, receiver.peer_id)
         sender._transfers[flow] = receiver._transfers[flow] = ends
-        if self._network.is_silent(sender, receiver):
-            self._network._stall(flow)
-        try:
-            await flow.ended.wait()
-        finally:
-            del sender._transfers[flow], receiver._transfers[flow]
-            flows.fail(flow, "given up")
-        if flow.failure is not None:
-            raise FetchError(f"{server} {flow.failure}")
-        await self._copy(sender, blob, sink, server)
-        sender._traffic.sent += blob.size_bytes
-        receiver._traffic.received += blob.size_bytes
+        if network.is_silent(sender, receiver):
+            network.stall(flow)
 
-    @staticmethod
-    async def _copy(sender: BulkPlane, blob: OpenBlob, sink: Sink, server: PeerId) -> None:
-        """What has flowed lands in the sink: bytes, or a symbol where there are none."""
-        disk = sender._disk
-        if isinstance(disk, SimulatedDisk) and isinstance(sink, SimulatedSink):
-            symbol = disk.symbol(blob.path, blob.offset, blob.size_bytes)
-            if symbol is not None:  # the disk was read while it flowed: no time on top
-                sink.land(symbol)
-                return
-        done = 0
-        while done < blob.size_bytes:
-            size = min(blob.size_bytes - done, defaults.DISK_INLINE_BYTES_MAX)
-            data = await disk.read(blob.path, blob.offset + done, size)
-            if len(data) != size:
-                raise FetchError(f"{server} broke off after {done + len(data)} bytes")
-            sink.write(data)
-            done += size
+    def _flowed(self, flow: Flow) -> None:
+        if flow.failure is None:
+            self._end(None)
+        else:
+            self._end(FetchError(f"{self._server.peer_id} {flow.failure}"))
+
+    def _end(self, error: FetchError | None) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            self._error = error
+            trio.lowlevel.reschedule(task)
+
+
+async def _copy(
+    sender: BulkPlane, blob: OpenBlob, receiver: BulkPlane, sink: Sink, server: PeerId
+) -> None:
+    """What has flowed lands in the sink: bytes, or a symbol where there are none."""
+    disk = sender._disk
+    symbol = None
+    if isinstance(disk, SimulatedDisk) and isinstance(sink, SimulatedSink):
+        symbol = disk.symbol(blob.path, blob.offset, blob.size_bytes)
+        if symbol is not None:  # the disk was read while it flowed: no time on top
+            sink.land(symbol)
+    done = 0 if symbol is None else blob.size_bytes
+    while done < blob.size_bytes:
+        size = min(blob.size_bytes - done, defaults.DISK_INLINE_BYTES_MAX)
+        data = await disk.read(blob.path, blob.offset + done, size)
+        if len(data) != size:
+            raise FetchError(f"{server} broke off after {done + len(data)} bytes")
+        sink.write(data)
+        done += size
+    sender._traffic.sent += blob.size_bytes
+    receiver._traffic.received += blob.size_bytes
 
 
 def _refusal(peer: PeerId, refused: Refused) -> FetchError:

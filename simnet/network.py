@@ -294,7 +294,7 @@ class SimulatedNetwork:
             self._cuts[pair] = self._cuts.get(pair, 0) + 1
         self._lose_later(a, b)
         for flow in self._flows_between(a, b):
-            self._stall(flow)
+            self.stall(flow)
 
     def heal(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
         """Undo one `cut`."""
@@ -357,7 +357,7 @@ class SimulatedNetwork:
         del self._by_host[transport.host]
         for flow in list(transport._transfers):
             if transport.host in self._gone_dark:
-                self._stall(flow)
+                self.stall(flow)
             else:
                 self.flows.fail(flow, "broke off")
 
@@ -386,14 +386,13 @@ class SimulatedNetwork:
             return []
         return [flow for flow, ends in transport._transfers.items() if b in ends]
 
-    def _stall(self, flow: Flow) -> None:
+    def stall(self, flow: Flow) -> None:
         """Nothing of a transfer arrives; its receiver gives up if that lasts."""
         self.flows.pause(flow)
-        left = flow.left_bytes
+        left = self.flows.left_bytes(flow)
 
         def give_up() -> None:
-            flow.advance(trio.current_time())
-            if flow.left_bytes == left:
+            if self.flows.left_bytes(flow) == left:
                 seconds = defaults.BULK_STALL_SECONDS
                 self.flows.fail(flow, f"has sent nothing for {seconds:g} s")
 
@@ -422,6 +421,8 @@ class SimulatedNetwork:
 
     def is_cut(self, sender: BulkPlane, receiver: BulkPlane) -> bool:
         """Whether nothing passes from one to the other."""
+        if not self._cuts and not self._gone_dark:
+            return False
         return (
             (sender.peer_id, receiver.peer_id) in self._cuts
             or sender.host in self._gone_dark

@@ -185,6 +185,7 @@ def test_a_cheat_is_evicted() -> None:
         )
         await cheat.start()
         await simulation.meet(out, 600)
+        await trio.sleep(5)  # the cheat hears of it as well
 
     simulation = run(main)
     assert [v for v in simulation.violations if "cheat ended" not in v] == []
