@@ -308,6 +308,31 @@ CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024
 """A received checkpoint at least this large is fsynced when complete and trusted at the next
 start; a smaller one is not fsynced but hashed again at the next start, which is cheaper."""
 
+DELTA_BLOCK_BYTES = 256 * 1024
+"""Compared, packed and changed at a time: fits a core's cache, and divides every piece."""
+
+DELTA_CHECKPOINT_BYTES_MIN = 4 * 1024 * 1024
+"""A smaller checkpoint is published without a delta: its full pieces travel as fast."""
+
+DELTA_SHARE_MAX = 0.5
+"""Of the full bytes: a delta that would be larger is not published, nor a chain fetched."""
+
+DELTA_CHAIN_MAX = 8
+"""Deltas a manifest names: how old a policy may be from which a peer still catches up. Whoever is
+further behind fetches in full, as every checkpoint can be, so no chain hangs on older ones."""
+
+DELTA_STALL_SECONDS = 30.0
+"""A delta's deadline without its transfer time; after it the checkpoint is fetched in full."""
+
+DELTA_BYTES_PER_CALL = 256 * 1024 * 1024
+"""Bytes of pieces that a child makes from deltas in one call, so that they are served meanwhile."""
+
+DELTA_CHILD_BYTES_MAX = 1 << 30
+"""Address space of the child that encodes and applies deltas: python, numpy, buffers."""
+
+MIRRORS_MAX = 8
+"""Mirrors that a manifest may name."""
+
 SOURCE_SMOOTHING = 0.3
 """Weight of the newest observation in the averages of success and bandwidth (INTELLECT-2)."""
 

@@ -122,8 +122,16 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "membership.peer_evicted": lambda f: f"peer {_short(f['remote'])} was evicted: {f['reason']}",
     "membership.refused": lambda f: f"peer {_short(f['remote'])} was not admitted: {f['reason']}",
     "shardcast.checkpoint_complete": lambda f: (
-        f"fetched policy {f['step']}: {_megabytes(f['bytes_fetched'])} in {f['seconds']:.1f} s "
+        f"fetched {'the delta to ' if f['delta'] else ''}policy {f['step']}: "
+        f"{_megabytes(f['bytes_fetched'])} in {f['seconds']:.1f} s "
         f"from {len(f['by_source'])} peers"
+    ),
+    "shardcast.delta_applied": lambda f: (
+        f"made policy {f['step']} from policy {f['base']} and {_megabytes(f['bytes_deltas'])} "
+        "of deltas"
+    ),
+    "shardcast.delta_failed": lambda f: (
+        f"no delta for policy {f['step']}, in full instead: {f['reason']}"
     ),
     "shardcast.checkpoint_failed": lambda f: (
         f"policy {f['step']} could not be fetched yet: {f['reason']}"

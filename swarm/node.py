@@ -44,6 +44,7 @@ from swarm.run import (
     serve_manifests,
 )
 from swarm.settings import PeerSettings
+from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.manifest import BadManifest
@@ -372,7 +373,15 @@ class RunNode:
             quota_bytes=node.settings.quota_bytes,
         )
         self.have = HaveExchange(node.world, node.transport, self.store, node.events)
-        self.fetcher = Fetcher(node.world, node.transport, self.store, node.events, have=self.have)
+        self.deltas = Deltas(self.store, node.compute, node.events)
+        self.fetcher = Fetcher(
+            node.world,
+            node.transport,
+            self.store,
+            node.events,
+            have=self.have,
+            deltas=self.deltas,
+        )
         self.pushes = _Pushes()
         self.blobs = BlobService(self.admits, store=self.store, pushes=self.pushes)
         self._providers: dict[bytes, list[Source]] = {}

@@ -559,7 +559,7 @@ class TrainerRole:
                 {"folder": str(self._disk.local_path(folder))},
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
-            held, _ = await self._peer.store.publish(folder, self._lineage, step)
+            held = await self._peer.deltas.publish(folder, self._lineage, step)
         if step not in self._logged_policies:
             await self._trusted.append(
                 [CheckpointPublished(lineage=self._lineage, step=step, manifest=held.digest)]

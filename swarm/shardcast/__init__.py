@@ -6,6 +6,8 @@ several sources at once, each checked and passed on the moment it is there.
 
 - `manifest`: what a checkpoint consists of, and how a hostile one is refused
 - `store`: checkpoints on disk, complete and partial; survives a crash at any point
+- `delta`: the file that turns one checkpoint into the next, bit for bit (in a child process)
+- `chain`: when a delta is published, and when one is used
 - `sources`: which source to ask next
 - `fetch`: from an announcement to a complete folder
 - `have`: who has which pieces, among neighbours

@@ -9,6 +9,7 @@ others are cancelled. Nothing that was committed is ever fetched again, also aft
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,10 +22,11 @@ from swarm.errors import DeadlineError, DiskFullError, SwarmError
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
+from swarm.shardcast.chain import Deltas
 from swarm.shardcast.have import Claim, HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.sources import SourceBook, source_name
-from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key
+from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key, delta_key
 from swarm.transport import BlobReference, FetchError, Source, Transport
 from swarm.world import Sink, World
 
@@ -69,8 +71,9 @@ class _Line:
 class _Job:
     """One running fetch."""
 
-    def __init__(self, checkpoint: Checkpoint, started: float) -> None:
-        self.key: Key = (checkpoint.lineage, checkpoint.step)
+    def __init__(self, key: Key, checkpoint: Checkpoint, sources: Sources, started: float) -> None:
+        self.key = key
+        self.caller_sources = sources
         self.digest = checkpoint.manifest_digest
         self.manifest_bytes = checkpoint.manifest_bytes
         self.started = started
@@ -95,6 +98,13 @@ class _Job:
         assert self.held is not None
         piece = self.held.manifest.pieces[index]
         return BlobReference(piece.digest, piece.size_bytes)
+
+    def sources(self) -> Iterable[Source]:
+        """Those that the caller knows, and the mirrors that the manifest names."""
+        mirrors = self.held.manifest.mirrors if self.held is not None else ()
+        return itertools.chain(
+            self.caller_sources(), (Source(addresses=(mirror,)) for mirror in mirrors)
+        )
 
     def line(self, name: str) -> _Line:
         return self.lines.setdefault(name, _Line())
@@ -123,6 +133,7 @@ class Fetcher:
         *,
         have: HaveExchange | None = None,
         book: SourceBook | None = None,
+        deltas: Deltas | None = None,
         parallel: int = defaults.FETCH_PARALLEL,
         parallel_per_source: int = defaults.FETCH_PARALLEL_PER_SOURCE,
     ) -> None:
@@ -131,6 +142,7 @@ class Fetcher:
         self._store = store
         self._events = events
         self._have = have
+        self._deltas = deltas
         self.book = book if book is not None else SourceBook(world)
         self._parallel = parallel
         self._parallel_per_source = parallel_per_source
@@ -156,8 +168,10 @@ class Fetcher:
         *,
         deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
         supersede: bool = False,
+        is_delta: bool = False,
     ) -> str:
-        """The folder of a complete checkpoint on this peer's disk, fetched if it is not there.
+        """The folder of a complete checkpoint on this peer's disk, fetched if it is not there: by
+        deltas where an older one is here and its manifest names a short chain from that.
 
         The announcement must have been believed already; everything fetched is checked against
         it. A second fetch of the same checkpoint waits for the first. With `supersede`, running
@@ -168,22 +182,24 @@ class Fetcher:
         `DeadlineError` naming the sources and what was wrong with each, `DiskFullError`,
         `BadManifest`, `CheckpointConflict`, `Superseded`.
         """
-        key = (checkpoint.lineage, checkpoint.step)
+        key: Key = (checkpoint.lineage, checkpoint.step)
+        if is_delta:
+            key = delta_key(key)
         started = self._world.now()
         waiting_for = "another fetch of it"
         try:
             with trio.fail_after(deadline_seconds):
                 while (running := self._jobs.get(key)) is not None:
                     await running.done.wait()
-                folder = await self._already(checkpoint)
+                folder = await self._already(key, checkpoint)
                 if folder is not None:
                     return folder
-                job = self._jobs[key] = _Job(checkpoint, started)
+                job = self._jobs[key] = _Job(key, checkpoint, sources, started)
                 self._store.pin(key)
                 try:
                     if supersede:
                         self._supersede(key)
-                    return await self._run(job, sources)
+                    return await self._run(job)
                 finally:
                     waiting_for = job.waiting_for()
                     self._store.unpin(key)
@@ -195,10 +211,9 @@ class Fetcher:
                 f"({waiting_for})"
             ) from error
 
-    async def _already(self, checkpoint: Checkpoint) -> str | None:
+    async def _already(self, key: Key, checkpoint: Checkpoint) -> str | None:
         """The folder if the checkpoint is complete here; discards a partial one of another
         manifest."""
-        key = (checkpoint.lineage, checkpoint.step)
         held = self._store.held(key)
         if held is None:
             return None
@@ -220,13 +235,13 @@ class Fetcher:
                 job.superseded_by = key
                 job.scope.cancel()
 
-    async def _run(self, job: _Job, sources: Sources) -> str:
-        held = self._store.held(job.key)
-        if held is not None:
-            await self._begun(job, held)
+    async def _run(self, job: _Job) -> str:
         with job.scope:
+            held = self._store.held(job.key)
+            if held is not None:
+                await self._begun(job, held)
             async with trio.open_nursery() as nursery:
-                await self._hand_out(job, sources, nursery)
+                await self._hand_out(job, nursery)
         if job.error is not None:
             raise job.error
         if job.superseded_by is not None:
@@ -242,6 +257,7 @@ class Fetcher:
             step=job.key[1],
             seconds=self._world.now() - job.started,
             bytes=job.held.manifest.total_bytes,
+            delta=job.held.is_delta,
             bytes_fetched=sum(job.bytes_by_source.values()),
             by_source=dict(sorted(job.bytes_by_source.items())),
         )
@@ -250,28 +266,35 @@ class Fetcher:
     async def _begun(self, job: _Job, held: Held) -> None:
         """The manifest is here: from now on its missing pieces are wanted."""
         await self._store.copy_known(held)
+        if self._deltas is not None and not held.is_delta:
+            await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
         missing = held.missing()
         self._world.random.shuffle(missing)
         job.held = held
         job.missing = dict.fromkeys(missing)
 
+    async def _fetch_delta(self, job: _Job, delta: Checkpoint, deadline_seconds: float) -> str:
+        return await self.fetch(
+            delta, job.caller_sources, deadline_seconds=deadline_seconds, is_delta=True
+        )
+
     # --- handing out work --------------------------------------------------------------------
 
-    async def _hand_out(self, job: _Job, sources: Sources, nursery: trio.Nursery) -> None:
+    async def _hand_out(self, job: _Job, nursery: trio.Nursery) -> None:
         """Start attempts until nothing is missing and nothing under way."""
         while job.held is None or job.missing or job.attempts or job.landing:
             job.changed = trio.Event()
-            wake_at = self._assign(job, sources, nursery)
+            wake_at = self._assign(job, nursery)
             with trio.move_on_at(wake_at):
                 await job.changed.wait()
 
-    def _assign(self, job: _Job, sources: Sources, nursery: trio.Nursery) -> float:
+    def _assign(self, job: _Job, nursery: trio.Nursery) -> float:
         """Give every free slot a piece; returns when to look again if nothing changes."""
         now = self._world.now()
         wake_at = now + defaults.SOURCES_RECHECK_SECONDS
         known = {
             source_name(source): source
-            for source in sources()
+            for source in job.sources()
             if source.peer != self._transport.peer_id
         }
         able: list[str] = []

@@ -2,17 +2,21 @@
 
 A manifest is a blob of msgpack, fetched by its BLAKE3 like any piece; the trainer signs that hash
 (`swarm.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size` bytes, in
-order, so a reader needs no trust to know that nothing overlaps and nothing is missing.
+order, so a reader needs no trust to know that nothing overlaps and nothing is missing. It may also
+name deltas, which lead here from earlier checkpoints, and mirrors, which serve the pieces.
 """
 
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Iterator
+from typing import Annotated
 
 import blake3
 import msgspec
 import trio
+from msgspec import Meta
 
 from swarm import defaults
 from swarm.errors import DECODE_ERRORS, SwarmError
@@ -51,6 +55,20 @@ class ManifestPiece(msgspec.Struct, array_like=True, frozen=True):
     """BLAKE3-256."""
 
 
+class DeltaLink(msgspec.Struct, array_like=True, frozen=True):
+    """A delta (`swarm.shardcast.delta`), itself published like a checkpoint of one file."""
+
+    base_step: Count
+    """The checkpoint, of this lineage, that it changes into the next in the chain."""
+    base: Digest
+    """That checkpoint's manifest."""
+    manifest: Digest
+    """The delta's own manifest."""
+    manifest_bytes: Annotated[int, Meta(ge=1, le=defaults.CHECKPOINT_MANIFEST_BYTES_MAX)]
+    total_bytes: Count
+    """Of the delta."""
+
+
 class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Everything needed to fetch and check a checkpoint. New fields go last, with a default."""
 
@@ -60,6 +78,10 @@ class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=T
     piece_size: Count
     files: list[ManifestFile]
     pieces: list[ManifestPiece]
+    deltas: list[DeltaLink] = []
+    """The chain that leads here, newest first: each one's result is the base of the one before."""
+    mirrors: list[str] = []
+    """`http://` or `https://` roots where `GET /blob/<hex digest>` gives the pieces."""
 
     @property
     def total_bytes(self) -> int:
@@ -140,6 +162,51 @@ def check(manifest: CheckpointManifest) -> None:
                 f"piece {number} is stated at (file, offset, size) {stated} where {expected} "
                 "is due, so pieces overlap or are missing"
             )
+    _check_deltas(manifest)
+    _check_mirrors(manifest.mirrors)
+
+
+def _check_deltas(manifest: CheckpointManifest) -> None:
+    if len(manifest.deltas) > defaults.DELTA_CHAIN_MAX:
+        raise BadManifest(
+            f"the manifest names {len(manifest.deltas)} deltas, more than the "
+            f"{defaults.DELTA_CHAIN_MAX} allowed"
+        )
+    step = manifest.step
+    for link in manifest.deltas:
+        if link.base_step >= step:
+            raise BadManifest(
+                f"the chain of deltas goes from step {step} to {link.base_step}, so it has a cycle "
+                "or leads nowhere"
+            )
+        step = link.base_step
+    digests = [digest for link in manifest.deltas for digest in (link.base, link.manifest)]
+    if len(set(digests)) < len(digests):
+        raise BadManifest("the chain of deltas names one manifest twice, so it has a cycle")
+
+
+def _check_mirrors(mirrors: list[str]) -> None:
+    if len(mirrors) > defaults.MIRRORS_MAX:
+        raise BadManifest(
+            f"the manifest names {len(mirrors)} mirrors, more than the {defaults.MIRRORS_MAX} "
+            "allowed"
+        )
+    for mirror in mirrors:
+        if not is_mirror(mirror):
+            raise BadManifest(f"the mirror {mirror[:80]!r} is no http:// or https:// address")
+
+
+def is_mirror(address: str) -> bool:
+    """Whether this is an address that a mirror can have: no user, query or fragment in it."""
+    if not 1 <= len(address) <= 300 or not address.isascii() or not address.isprintable():
+        return False
+    try:
+        parts = urllib.parse.urlsplit(address)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in address)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and plain and port != 0
 
 
 def _check_files(files: list[ManifestFile]) -> None:

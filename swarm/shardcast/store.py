@@ -2,6 +2,7 @@
 
     checkpoints/<lineage>-<step>/            the files in place, and `.manifest`
     checkpoints/<lineage>-<step>/.complete   nothing in this folder needs to be hashed again
+    checkpoints/<lineage>-<step>.delta/      the same for the delta that leads to it
     checkpoints/<lineage>-<step>.removed/    being deleted
     checkpoints/.spare/                      pieces that are asked of several sources at once
 
@@ -43,18 +44,26 @@ from swarm.shardcast.manifest import (
 from swarm.transport import OpenBlob
 from swarm.world import Disk, Sink
 
-Key = tuple[int, int]
-"""(lineage, step): checkpoints in the order in which they supersede each other."""
+Key = tuple[int, ...]
+"""(lineage, step): checkpoints in the order in which they supersede each other. With a third
+element, 1: the delta that leads to that checkpoint, which is kept and served like one."""
 
 _COMPLETE_NAME = ".complete"
-_FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})")
+_FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.delta)?")
 _SPARE_NAME = ".spare"
+ENCODING_NAME = ".encoding"
+"""Where a delta is made before it is published."""
 _HASHERS = 4
 """Pieces hashed at once at start."""
 
 
 class CheckpointConflict(SwarmError):
     """Two different manifests claim the same (lineage, step)."""
+
+
+def delta_key(key: Key) -> Key:
+    """The key of the delta that leads to a checkpoint."""
+    return (key[0], key[1], 1)
 
 
 class Change(Enum):
@@ -88,10 +97,12 @@ class Held:
     """Files whose SHA-256 was found right."""
     readers: int = 0
     """Blobs being sent."""
+    is_delta: bool = False
 
     @property
     def key(self) -> Key:
-        return (self.manifest.lineage, self.manifest.step)
+        key = (self.manifest.lineage, self.manifest.step)
+        return delta_key(key) if self.is_delta else key
 
     def missing(self) -> list[int]:
         """Indices of pieces not yet here."""
@@ -128,7 +139,7 @@ class CheckpointStore:
         self._events = events
         self._keep = keep
         self._quota_bytes = quota_bytes
-        self._root = root
+        self.root = root
         self._held: dict[Key, Held] = {}
         # Where a digest is: (checkpoint, piece), piece -1 being the manifest itself. Checkpoints
         # share pieces when a file did not change, so there may be several places.
@@ -142,10 +153,10 @@ class CheckpointStore:
 
     def complete(self) -> list[Key]:
         """Complete checkpoints, oldest first."""
-        return sorted(key for key, held in self._held.items() if held.complete)
+        return sorted(k for k, held in self._held.items() if held.complete and not held.is_delta)
 
     def held(self, key: Key) -> Held | None:
-        """A checkpoint whose manifest is here, complete or not."""
+        """A checkpoint or delta whose manifest is here, complete or not."""
         return self._held.get(key)
 
     def named(self, digest: bytes) -> Held | None:
@@ -153,7 +164,7 @@ class CheckpointStore:
         return next((held for held, index in self._places.get(digest, ()) if index < 0), None)
 
     def all(self) -> list[Held]:
-        """Every checkpoint whose manifest is here, oldest first."""
+        """Every checkpoint and delta whose manifest is here, oldest first."""
         return [self._held[key] for key in sorted(self._held)]
 
     def knows(self, digest: bytes) -> bool:
@@ -201,23 +212,37 @@ class CheckpointStore:
         return self._pins[key] > more_than
 
     async def trim(self) -> None:
-        """Remove what is not kept: complete ones older than the newest `keep`, and partial ones
-        that a complete one supersedes; never what is pinned or being sent."""
+        """Remove what is not kept: complete ones older than the newest `keep`, partial ones that
+        a complete one supersedes, and deltas that the newest one does not name; never what is
+        pinned or being sent."""
         async with self._trimming:
             complete = self.complete()
             if not complete:
                 return
+            newest = self._held[complete[-1]]
+            live = {link.manifest for link in newest.manifest.deltas}
             old = set(complete[: -self._keep])
             for held in self.all():
-                superseded = held.key in old or (not held.complete and held.key < complete[-1])
-                if superseded and not held.readers and not self.is_pinned(held.key):
+                if held.is_delta:
+                    superseded = held.key < delta_key(newest.key) and held.digest not in live
+                else:
+                    superseded = held.key in old or (not held.complete and held.key < newest.key)
+                if superseded and self._is_free(held):
                     await self._remove(held)
+
+    def _is_free(self, held: Held) -> bool:
+        return not held.readers and not self.is_pinned(held.key)
 
     async def _remove(self, held: Held) -> None:
         self._forget(held)
         # Renamed first: a folder half deleted by a crash must not be taken for a checkpoint.
         await self._delete(held.folder)
-        self._events.emit("shardcast.checkpoint_removed", lineage=held.key[0], step=held.key[1])
+        self._events.emit(
+            "shardcast.checkpoint_removed",
+            lineage=held.key[0],
+            step=held.key[1],
+            delta=held.is_delta,
+        )
 
     async def _delete(self, folder: str) -> None:
         doomed = folder + ".removed"
@@ -244,7 +269,7 @@ class CheckpointStore:
         self._tell(Change.REMOVED, held)
 
     def _name(self, key: Key) -> str:
-        return f"{self._root}/{key[0]}-{key[1]}"
+        return f"{self.root}/{key[0]}-{key[1]}" + (".delta" if len(key) > 2 else "")
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -264,7 +289,7 @@ class CheckpointStore:
         blob = await self.disk.read(f"{folder}/{MANIFEST_NAME}")
         try:
             manifest = parse(blob)
-            if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key):
+            if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key[:2]):
                 raise BadManifest(
                     f"the manifest announced for {self.run} {key[0]}/{key[1]} is one of "
                     f"{manifest.run[:200]} {manifest.lineage}/{manifest.step}"
@@ -272,26 +297,40 @@ class CheckpointStore:
         except BadManifest:
             await self._delete(folder)
             raise
-        held = Held(manifest, digest, len(blob), folder, pieces=bytearray(len(manifest.pieces)))
-        self._make_sure_of_room(held)
+        held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
+        held.pieces = bytearray(len(manifest.pieces))
+        await self._make_sure_of_room(held)
         for file in manifest.files:
             await self.disk.allocate(f"{folder}/{file.name}", file.size_bytes)
         self._remember(held)
         return held
 
-    def _make_sure_of_room(self, new: Held) -> None:
+    async def _make_sure_of_room(self, new: Held) -> None:
+        """Room for a new one, if need be in place of older complete ones that nobody uses: a peer
+        with little disk keeps fewer. The newest stays: it is the base of the next delta."""
         total = new.manifest.total_bytes
+        for key in [*self.complete()[:-1], None]:
+            room, whose = self._room()
+            if total <= room:
+                return
+            async with self._trimming:
+                held = self._held.get(key) if key is not None else None
+                if held is not None and self._is_free(held) and held.key < new.key:
+                    await self._remove(held)
+        raise DiskFullError(
+            f"checkpoint {new.key[0]}/{new.key[1]} needs {total / 1e6:.1f} MB but only "
+            f"{max(room, 0) / 1e6:.1f} MB {whose}; free some space or move --home to a "
+            "larger disk"
+        )
+
+    def _room(self) -> tuple[int, str]:
+        """Bytes for another checkpoint, and what they are."""
         room, whose = self.disk.free_bytes(), "are free on this disk"
         if self._quota_bytes is not None:
             used = sum(held.manifest.total_bytes for held in self._held.values())
             if self._quota_bytes - used < room:
                 room, whose = self._quota_bytes - used, "are left of this peer's quota"
-        if total > room:
-            raise DiskFullError(
-                f"checkpoint {new.key[0]}/{new.key[1]} needs {total / 1e6:.1f} MB but only "
-                f"{max(room, 0) / 1e6:.1f} MB {whose}; free some space or move --home to a "
-                "larger disk"
-            )
+        return room, whose
 
     def sink(self, held: Held, index: int) -> Sink:
         """Where a missing piece goes; one writer at a time, since it may write in place."""
@@ -302,7 +341,7 @@ class CheckpointStore:
     async def spare_file(self, size_bytes: int) -> AsyncIterator[str]:
         """A file for a piece whose place somebody else is writing to; removed with the block."""
         self._spares += 1
-        path = f"{self._root}/{_SPARE_NAME}/{self._spares}"
+        path = f"{self.root}/{_SPARE_NAME}/{self._spares}"
         await self.disk.allocate(path, size_bytes)
         try:
             yield path
@@ -392,28 +431,48 @@ class CheckpointStore:
         elif not held.complete:
             await self._remove(held)
 
+    async def withdraw(self, key: Key) -> None:
+        """Remove one that nobody was told of, complete or not."""
+        held = self._held.get(key)
+        if held is not None:
+            async with self._trimming:
+                await self._remove(held)
+
     # --- publishing --------------------------------------------------------------------------
 
-    async def publish(self, folder: str, lineage: int, step: int) -> tuple[Held, bytes]:
-        """Make a folder on this disk a checkpoint: hash it, write its manifest, move it here.
+    async def publish(
+        self,
+        folder: str,
+        lineage: int,
+        step: int,
+        *,
+        manifest: CheckpointManifest | None = None,
+        is_delta: bool = False,
+    ) -> tuple[Held, bytes]:
+        """Make a folder on this disk a checkpoint: hash it (or believe `manifest`, if given), write
+        its manifest, move it here; with `is_delta`, the delta that leads to (lineage, step).
 
         `folder` is gone afterwards; everything is durable before this returns. Returns the
         checkpoint and its manifest's digest. Publishing what is already here again returns that;
         other content under the same (lineage, step) raises `CheckpointConflict`.
         """
-        key = (lineage, step)
-        manifest = await build(self.disk, folder, run=self.run, lineage=lineage, step=step)
+        key: Key = (lineage, step)
+        if is_delta:
+            key = delta_key(key)
+        if manifest is None:
+            manifest = await build(self.disk, folder, run=self.run, lineage=lineage, step=step)
         blob = manifest.encode()
         digest = digest_of(blob)
         known = self._held.get(key)
         if known is not None and known.complete:
-            if known.digest != digest:
+            # Deltas and mirrors may differ: they are ways to the content.
+            if (known.manifest.files, known.manifest.pieces) != (manifest.files, manifest.pieces):
                 raise CheckpointConflict(
                     f"checkpoint {lineage}/{step} was published with other content; go on with "
                     "the next step, or open a new lineage"
                 )
             await self.disk.remove(folder)
-            return known, digest
+            return known, known.digest
         await self.discard(key)
         await self.disk.write(f"{folder}/{MANIFEST_NAME}", blob)
         await self.disk.sync(folder)
@@ -422,7 +481,7 @@ class CheckpointStore:
         final = self._name(key)
         await self.disk.rename(folder, final)
         await self.disk.sync(final)
-        held = Held(manifest, digest, len(blob), final, complete=True)
+        held = Held(manifest, digest, len(blob), final, complete=True, is_delta=is_delta)
         held.pieces = bytearray(b"\x01" * len(manifest.pieces))
         self._remember(held)
         self._tell(Change.COMPLETE, held)
@@ -433,15 +492,17 @@ class CheckpointStore:
 
     async def recover(self) -> None:
         """Find what is on disk, believing only what hashes right. Once, before anything else."""
-        await self.disk.remove(f"{self._root}/{_SPARE_NAME}")
-        for name in self.disk.list(self._root):
-            path = f"{self._root}/{name}"
+        for name in (_SPARE_NAME, ENCODING_NAME):
+            await self.disk.remove(f"{self.root}/{name}")
+        for name in self.disk.list(self.root):
+            path = f"{self.root}/{name}"
             match = _FOLDER.fullmatch(name)
             if match is None:
                 if name.endswith(".removed"):
                     await self.disk.remove(path)
                 continue
-            held = await self._read_back(path, (int(match[1]), int(match[2])))
+            key: Key = (int(match[1]), int(match[2]))
+            held = await self._read_back(path, delta_key(key) if match[3] else key)
             if held is None:
                 await self._delete(path)
                 continue
@@ -457,6 +518,7 @@ class CheckpointStore:
                 "shardcast.checkpoint_found",
                 lineage=held.key[0],
                 step=held.key[1],
+                delta=held.is_delta,
                 complete=held.complete,
                 pieces=len(held.pieces) - len(held.missing()),
                 pieces_all=len(held.pieces),
@@ -469,9 +531,9 @@ class CheckpointStore:
             manifest = parse(blob)
         except (FileNotFoundError, BadManifest):
             return None
-        if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key):
+        if (manifest.run, manifest.lineage, manifest.step) != (self.run, *key[:2]):
             return None
-        held = Held(manifest, digest_of(blob), len(blob), path)
+        held = Held(manifest, digest_of(blob), len(blob), path, is_delta=len(key) > 2)
         if self.disk.exists(f"{path}/{_COMPLETE_NAME}") and all(
             self.disk.exists(f"{path}/{file.name}")
             and self.disk.size_bytes(f"{path}/{file.name}") == file.size_bytes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import trio
 import trio.testing
@@ -16,6 +17,7 @@ import trio.testing
 from swarm.events import Event, Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
+from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
@@ -23,7 +25,7 @@ from swarm.shardcast.store import CheckpointStore, Held
 from swarm.transport import Source, Transport
 from swarm.transport.libp2p import open_libp2p
 from swarm.transport.memory import MemoryNetwork
-from swarm.world import Disk, World
+from swarm.world import Child, ChildError, Compute, Disk, World
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 from tests.shardcast.memory_disk import MemoryDisk
@@ -46,6 +48,49 @@ class VirtualWorld:
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
         return function()
+
+
+class InPlace:
+    """`swarm.world.Compute` without processes: a "child" works in place. `before(method)` may
+    raise, as a child that dies does."""
+
+    def __init__(self, before: Callable[[str], None] = lambda method: None) -> None:
+        self.before = before
+        self.calls: list[str] = []
+
+    @asynccontextmanager
+    async def child(
+        self,
+        service: str,
+        *,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        memory_limit_bytes: int | None = None,
+        start_deadline_seconds: float = 60.0,
+    ) -> AsyncIterator[Child]:
+        module, _, kind = service.partition(":")
+        yield _ChildInPlace(
+            self, name, getattr(importlib.import_module(module), kind)(**(arguments or {}))
+        )
+
+
+class _ChildInPlace:
+    def __init__(self, compute: InPlace, name: str, service: Any) -> None:
+        self.name = name
+        self._compute = compute
+        self._service = service
+
+    async def call(
+        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
+    ) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        self._compute.before(method)
+        self._compute.calls.append(method)
+        try:
+            result: dict[str, Any] = getattr(self._service, method)(**(arguments or {}))
+        except Exception as error:
+            raise ChildError(str(error), type(error).__name__) from error
+        return result
 
 
 class Recorder:
@@ -83,6 +128,7 @@ class Peer:
     have: HaveExchange | None
     service: BlobService
     events: Recorder
+    deltas: Deltas | None = None
 
     @property
     def source(self) -> Source:
@@ -119,6 +165,21 @@ async def peer(
 
 
 @asynccontextmanager
+async def delta_peer(
+    network: MemoryNetwork, number: int, home: Path, *, compute: InPlace | None = None
+) -> AsyncIterator[Peer]:
+    """A peer on the network in memory with real files below `home`, that knows deltas."""
+    identity = Identity(number.to_bytes(32, "big"))
+    world = Machine()
+    disk = LocalDisk(home)
+    async with (
+        network.transport(identity, world=world, disk=disk) as transport,
+        assembled(world, transport, disk, have=True, compute=compute or InPlace()) as one,
+    ):
+        yield one
+
+
+@asynccontextmanager
 async def real_peer(number: int, home: Path) -> AsyncIterator[Peer]:
     """A peer with sockets on loopback and files below `home`."""
     identity = Identity(number.to_bytes(32, "big"))
@@ -133,7 +194,13 @@ async def real_peer(number: int, home: Path) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def assembled(
-    world: World, transport: Transport, disk: Disk, *, have: bool, keep: int = 5
+    world: World,
+    transport: Transport,
+    disk: Disk,
+    *,
+    have: bool,
+    keep: int = 5,
+    compute: Compute | None = None,
 ) -> AsyncIterator[Peer]:
     events = Events(world, transport.peer_id)
     recorder = Recorder(events)
@@ -141,13 +208,16 @@ async def assembled(
         store = CheckpointStore(disk, RUN, events, keep=keep)
         await store.recover()
         exchange = HaveExchange(world, transport, store, events) if have else None
-        fetcher = Fetcher(world, transport, store, events, have=exchange)
+        deltas = Deltas(store, compute, events) if compute is not None else None
+        fetcher = Fetcher(world, transport, store, events, have=exchange, deltas=deltas)
         service = BlobService(lambda peer, credential: True, store=store)
         transport.serve_bulk(service)
         if exchange is not None:
             await nursery.start(exchange.run)
         # The tests look into a disk in memory; a real one they only read through its interface.
-        yield Peer(transport, cast(MemoryDisk, disk), store, fetcher, exchange, service, recorder)
+        yield Peer(
+            transport, cast(MemoryDisk, disk), store, fetcher, exchange, service, recorder, deltas
+        )
         nursery.cancel_scope.cancel()
 
 

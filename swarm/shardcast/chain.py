@@ -1,0 +1,276 @@
+"""Deltas on the network side: when one is published, and when one is used.
+
+The trainer publishes checkpoint k with a delta against k−1 where that pays; its manifest names the
+last few deltas, newest first. A peer that holds one of their bases in full fetches the deltas
+instead of the pieces, and a child makes the pieces from them, each checked like one that came over
+the network. Whatever a delta cannot give (a file whose tensors changed shape, a delta that nobody
+has any more) is fetched as always. So every checkpoint is its own anchor: its full pieces are in
+its manifest, and whoever applied the delta serves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import trio
+
+from swarm import defaults
+from swarm.errors import SwarmError
+from swarm.events import Events
+from swarm.messages import Checkpoint
+from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
+from swarm.shardcast.store import ENCODING_NAME, CheckpointStore, Held, Key, delta_key
+from swarm.world import Compute
+
+DELTA_FILE = "delta"
+"""The only file of a published delta."""
+
+_SERVICE = "swarm.shardcast.delta:DeltaService"
+_BYTES_PER_SECOND_MIN = 20e6
+"""Deadline of the child: it does about 1 GB/s on an idle core."""
+
+FetchDelta = Callable[[Checkpoint, float], Awaitable[str]]
+"""Fetch a delta like a checkpoint, within so many seconds: its folder."""
+
+
+class Deltas:
+    """Publishes checkpoints with their deltas, and fills checkpoints from deltas."""
+
+    def __init__(self, store: CheckpointStore, compute: Compute, events: Events) -> None:
+        self._store = store
+        self._compute = compute
+        self._events = events
+
+    # --- publishing --------------------------------------------------------------------------
+
+    async def publish(
+        self, folder: str, lineage: int, step: int, *, mirrors: Sequence[str] = ()
+    ) -> Held:
+        """`CheckpointStore.publish`, with a delta against the newest older checkpoint where one
+        is smaller than half. Durable, delta included, before it returns."""
+        key = (lineage, step)
+        known = self._store.held(key)
+        links: list[DeltaLink] = []
+        built: list[CheckpointManifest] = []
+
+        async def hash_folder() -> None:
+            run = self._store.run
+            built.append(await build(self._store.disk, folder, run=run, lineage=lineage, step=step))
+
+        failed: list[BaseException] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hash_folder)
+                if known is None or not known.complete:
+                    links = await self._encode(folder, key)
+        except* (SwarmError, OSError) as group:
+            failed += group.exceptions
+        if failed:
+            raise failed[0]
+        manifest = msgspec.structs.replace(built[0], deltas=links, mirrors=list(mirrors))
+        held, _ = await self._store.publish(folder, lineage, step, manifest=manifest)
+        return held
+
+    def _base(self, key: Key) -> Held | None:
+        """The newest complete checkpoint of this lineage before `key`."""
+        older = [other for other in self._store.complete() if other < key and other[0] == key[0]]
+        return self._store.held(older[-1]) if older else None
+
+    async def _encode(self, folder: str, key: Key) -> list[DeltaLink]:
+        """Publish the delta that leads to the checkpoint in `folder`; the chain, or nothing."""
+        base = self._base(key)
+        if base is None or base.manifest.total_bytes < defaults.DELTA_CHECKPOINT_BYTES_MIN:
+            return []
+        self._store.pin(base.key)
+        try:
+            held = await self._encode_against(base, folder, key)
+        except SwarmError as error:  # a delta is a saving, never a condition
+            self._events.emit("shardcast.delta_failed", step=key[1], reason=str(error))
+            return []
+        finally:
+            self._store.unpin(base.key)
+        if held is None:
+            return []
+        link = DeltaLink(
+            base_step=base.key[1],
+            base=base.digest,
+            manifest=held.digest,
+            manifest_bytes=held.manifest_bytes,
+            total_bytes=held.manifest.total_bytes,
+        )
+        return [link, *base.manifest.deltas][: defaults.DELTA_CHAIN_MAX]
+
+    async def _encode_against(self, base: Held, folder: str, key: Key) -> Held | None:
+        disk = self._store.disk
+        making = f"{self._store.root}/{ENCODING_NAME}"
+        # Left by a crash between the delta and its checkpoint: nobody was told of it.
+        await self._store.withdraw(delta_key(key))
+        await disk.remove(making)
+        await disk.write(f"{making}/{DELTA_FILE}", b"")
+        total = base.manifest.total_bytes
+        try:
+            async with self._compute.child(
+                _SERVICE, name="delta", memory_limit_bytes=defaults.DELTA_CHILD_BYTES_MAX
+            ) as child:
+                made = await child.call(
+                    "encode",
+                    {
+                        "base": str(disk.local_path(base.folder)),
+                        "new": str(disk.local_path(folder)),
+                        "out": str(disk.local_path(f"{making}/{DELTA_FILE}")),
+                        "names": [file.name for file in base.manifest.files],
+                        "limit_bytes": int(total * defaults.DELTA_SHARE_MAX),
+                    },
+                    deadline_seconds=60 + total / _BYTES_PER_SECOND_MIN,
+                )
+            self._events.emit(
+                "shardcast.delta_encoded", step=key[1], base=base.key[1], bytes_full=total, **made
+            )
+            if not made["size_bytes"]:
+                return None
+            held, _ = await self._store.publish(making, key[0], key[1], is_delta=True)
+            return held
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await disk.remove(making)
+
+    # --- catching up -------------------------------------------------------------------------
+
+    async def fill(self, held: Held, fetch: FetchDelta) -> None:
+        """Make missing pieces of a checkpoint from the cheapest chain of deltas, if there is one.
+
+        Whatever goes wrong is an event; what is then still missing is to be fetched in full.
+        """
+        chain = self._cheapest(held)
+        if chain is None:
+            return
+        base, links = chain
+        try:
+            with self._pinned([base.key, *(self._key(held, link) for link in links)]):
+                folders = await self._fetch_chain(held, links, fetch)
+                made = await self._make(held, base, folders)
+            self._events.emit(
+                "shardcast.delta_applied",
+                step=held.key[1],
+                base=base.key[1],
+                deltas=len(links),
+                bytes_deltas=sum(link.total_bytes for link in links),
+                bytes_made=made,
+            )
+        except (SwarmError, OSError) as error:
+            if self._store.held(held.key) is not held:  # its manifest contradicts itself
+                raise
+            self._events.emit("shardcast.delta_failed", step=held.key[1], reason=str(error))
+
+    def _cheapest(self, held: Held) -> tuple[Held, list[DeltaLink]] | None:
+        """A complete base, and the deltas from there, oldest first: the shortest chain, since each
+        further link only adds to it."""
+        missing = sum(held.manifest.pieces[index].size_bytes for index in held.missing())
+        cost = 0
+        for count, link in enumerate(held.manifest.deltas, 1):
+            cost += link.manifest_bytes + link.total_bytes
+            if cost > missing * defaults.DELTA_SHARE_MAX:
+                return None
+            base = self._store.named(link.base)
+            if base is not None and base.complete and not base.is_delta:
+                return base, held.manifest.deltas[:count][::-1]
+        return None
+
+    @staticmethod
+    def _key(held: Held, link: DeltaLink) -> Key:
+        """Where the delta of a link is kept: with the checkpoint that it leads to."""
+        chain = held.manifest.deltas
+        position = chain.index(link)
+        step = chain[position - 1].base_step if position else held.key[1]
+        return delta_key((held.key[0], step))
+
+    @contextmanager
+    def _pinned(self, keys: Sequence[Key]) -> Iterator[None]:
+        for key in keys:
+            self._store.pin(key)
+        try:
+            yield
+        finally:
+            for key in keys:
+                self._store.unpin(key)
+
+    async def _fetch_chain(
+        self, held: Held, links: Sequence[DeltaLink], fetch: FetchDelta
+    ) -> list[str]:
+        """Folders of all deltas, fetched where they are not here."""
+        folders: dict[Key, str] = {}
+
+        async def one(link: DeltaLink) -> None:
+            key = self._key(held, link)
+            checkpoint = Checkpoint(
+                lineage=key[0],
+                step=key[1],
+                manifest_digest=link.manifest,
+                manifest_bytes=link.manifest_bytes,
+                total_bytes=link.total_bytes,
+            )
+            seconds = (
+                defaults.DELTA_STALL_SECONDS
+                + link.total_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
+            )
+            folders[key] = await fetch(checkpoint, seconds)
+            found = self._store.held(key)
+            if found is None or [file.name for file in found.manifest.files] != [DELTA_FILE]:
+                raise BadManifest(f"what is named as the delta to step {key[1]} is none")
+
+        # One after the other: each is fetched from many sources at once already.
+        for link in links:
+            await one(link)
+        return [folders[self._key(held, link)] for link in links]
+
+    async def _make(self, held: Held, base: Held, folders: Sequence[str]) -> int:
+        """Have a child make the missing pieces; those that come out right count as arrived.
+        Returns their bytes."""
+        local = self._store.disk.local_path
+        pieces, files = held.manifest.pieces, held.manifest.files
+        done_bytes = 0
+        async with self._compute.child(
+            _SERVICE, name="delta", memory_limit_bytes=defaults.DELTA_CHILD_BYTES_MAX
+        ) as child:
+            for indices in _portions(held):
+                wanted = [
+                    (
+                        index,
+                        files[pieces[index].file].name,
+                        pieces[index].offset,
+                        pieces[index].size_bytes,
+                        pieces[index].digest,
+                    )
+                    for index in indices
+                ]
+                size = sum(pieces[index].size_bytes for index in indices)
+                result = await child.call(
+                    "make",
+                    {
+                        "base": str(local(base.folder)),
+                        "target": str(local(held.folder)),
+                        "deltas": [str(local(f"{folder}/{DELTA_FILE}")) for folder in folders],
+                        "pieces": wanted,
+                    },
+                    deadline_seconds=60 + size / _BYTES_PER_SECOND_MIN,
+                )
+                for index in result["made"]:
+                    done_bytes += pieces[index].size_bytes
+                    await self._store.landed(held, index)
+        return done_bytes
+
+
+def _portions(held: Held) -> Iterator[list[int]]:
+    """Missing pieces in order, as many at a time as a child makes in one call."""
+    portion: list[int] = []
+    size = 0
+    for index in held.missing():
+        portion.append(index)
+        size += held.manifest.pieces[index].size_bytes
+        if size >= defaults.DELTA_BYTES_PER_CALL:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

@@ -1,0 +1,448 @@
+"""Deltas: the words of a checkpoint that differ from the one before it, and nothing else.
+
+After one optimiser step at the learning rates of reinforcement learning about 99 % of the bf16
+weights are bit for bit what they were (PULSE, 2026). A *delta file* holds, block by block, the
+positions that changed and by how much their raw bits did, so that base and delta give the next
+checkpoint exactly, whatever its format: nothing is rounded, nothing is interpreted.
+
+    magic, 8 bytes      length of the header, 4 bytes, little-endian as everything here
+    header, msgpack     [block_bytes, [[name, size_bytes, word_bytes], …]]
+    lengths, 4 bytes each: of the frame of every block of every file, in order; 0: no change
+    frames              zstd, one per changed block
+
+A block is `block_bytes` of a file (the last one less), an array of words of 1, 2, 4 or 8 bytes.
+Its frame holds the number of changes n (4 bytes), the number of wide gaps (4 bytes), n gaps of one
+byte (words skipped since the last change, 255 for a wide one), the wide gaps of 4 bytes, and n
+differences of the words as integers, modulo their width and zigzag, as planes: first all lowest
+bytes, then all second bytes, and so on. After a small step nearly all are ±1, so the planes above
+the lowest compress to nothing.
+
+This module needs numpy and runs in a child process (`DeltaService`); the network side is
+`swarm.shardcast.chain`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from blake3 import blake3
+
+from swarm import defaults
+from swarm.errors import DECODE_ERRORS, SwarmError
+
+MAGIC = b"swdelta1"
+_HEADER_BYTES_MAX = 1 << 20
+_SAFETENSORS_HEADER_BYTES_MAX = 100_000_000  # as the safetensors library allows
+_WIDE = 255
+"""The gap that stands for "see the wide gaps"."""
+_LEVEL = 1
+"""Of zstd. Higher ones take longer and gain under 2 %: the planes are short of patterns."""
+_WORD_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+}
+"""By the dtype's name in safetensors; all others are taken byte by byte."""
+_UNSIGNED: dict[int, npt.DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+_SIGNED: dict[int, npt.DTypeLike] = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}
+
+Words = npt.NDArray[Any]
+"""A block as unsigned integers of its word size, shape [words]."""
+Positions = npt.NDArray[np.int64]
+
+
+class BadDelta(SwarmError):
+    """A delta file is refused, or does not fit its base. One sentence says why."""
+
+
+class _File(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    size_bytes: int
+    word_bytes: int
+
+    def blocks(self, block_bytes: int) -> int:
+        return -(-self.size_bytes // block_bytes)
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    block_bytes: int
+    files: list[_File]
+
+
+_decode_header = msgspec.msgpack.Decoder(_Header).decode
+
+
+# --- one block -------------------------------------------------------------------------------
+
+
+def changed_positions(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: int) -> Words:
+    """Indices, in order, of the words of `word` bytes in which two equally long blocks differ.
+
+    Whole 8-byte words are compared first: where few weights changed, that is most of the work.
+    """
+    whole = len(old) // 8 * 8
+    old_wide, new_wide = old[:whole].view("<u8"), new[:whole].view("<u8")
+    wide = np.flatnonzero(old_wide != new_wide)
+    inner = np.flatnonzero((old_wide[wide] ^ new_wide[wide]).view(_UNSIGNED[word]))
+    per_wide = 8 // word
+    found = wide[inner // per_wide] * per_wide + inner % per_wide
+    if whole < len(old):
+        rest = np.flatnonzero(
+            old[whole:].view(_UNSIGNED[word]) != new[whole:].view(_UNSIGNED[word])
+        )
+        found = np.concatenate([found, rest + whole // word])
+    return found
+
+
+def encode_block(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: int) -> bytes:
+    """What turns block `old` into `new`, before compression; empty when they are equal."""
+    positions = changed_positions(old, new, word)
+    if not len(positions):
+        return b""
+    gaps = positions.copy()
+    gaps[1:] -= positions[:-1] + 1
+    wide = gaps[gaps >= _WIDE]
+    bits = 8 * word
+    raised = (new.view(_UNSIGNED[word])[positions] - old.view(_UNSIGNED[word])[positions]).view(
+        _SIGNED[word]
+    )
+    zigzag = (raised << 1) ^ (raised >> (bits - 1))
+    planes = zigzag.view(np.uint8).reshape(-1, word).T
+    return b"".join(
+        (
+            struct.pack("<II", len(positions), len(wide)),
+            np.minimum(gaps, _WIDE).astype(np.uint8).tobytes(),
+            wide.astype("<u4").tobytes(),
+            planes.tobytes(),
+        )
+    )
+
+
+def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None:
+    """Change `block` in place; raises `BadDelta` for anything that `encode_block` cannot make."""
+    words = block.view(_UNSIGNED[word])
+    if len(payload) < 8:
+        raise BadDelta("a block of the delta is cut short")
+    count, wide_count = struct.unpack_from("<II", payload)
+    if not 0 < count <= len(words) or len(payload) != 8 + count + 4 * wide_count + count * word:
+        raise BadDelta(f"a block of the delta states {count} changes, which do not fit it")
+    data = np.frombuffer(payload, np.uint8)
+    gaps = data[8 : 8 + count].astype(np.int64)
+    is_wide = gaps == _WIDE
+    start = 8 + count + 4 * wide_count
+    if np.count_nonzero(is_wide) != wide_count:
+        raise BadDelta("a block of the delta contradicts itself on its wide gaps")
+    gaps[is_wide] = np.frombuffer(payload, "<u4", wide_count, 8 + count)
+    positions: Positions = np.cumsum(gaps + 1) - 1
+    if positions[-1] >= len(words):
+        raise BadDelta("a block of the delta changes words behind its end")
+    zigzag = np.ascontiguousarray(data[start:].reshape(word, count).T).view(_UNSIGNED[word])[:, 0]
+    words[positions] += (zigzag >> 1) ^ (0 - (zigzag & 1))
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def word_bytes_of(path: Path) -> int:
+    """The word size in which a safetensors file is compared; 0 when it is none.
+
+    The narrowest of its tensors', so that no word spans two of them: a wider value that changes is
+    then two changes, which is as exact.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or not 2 <= length <= min(size - 8, _SAFETENSORS_HEADER_BYTES_MAX):
+            return 0
+        raw = file.read(length)
+    try:
+        header = msgspec.json.decode(raw, type=dict[str, dict[str, Any]])
+    except DECODE_ERRORS:
+        return 0
+    dtypes = [entry.get("dtype") for name, entry in header.items() if name != "__metadata__"]
+    widths = [_WORD_BYTES.get(str(dtype), 1) for dtype in dtypes]
+    return math.gcd(8 + length, size, *widths)
+
+
+def _same_layout(base: Path, new: Path) -> bool:
+    """Whether two safetensors files hold tensors of the same names, types, shapes and order."""
+    if not base.is_file() or base.stat().st_size != new.stat().st_size:
+        return False
+    with base.open("rb") as old_file, new.open("rb") as new_file:
+        length = old_file.read(8)
+        if new_file.read(8) != length:
+            return False
+        size = int.from_bytes(length, "little")
+        try:
+            return bool(
+                size <= _SAFETENSORS_HEADER_BYTES_MAX
+                and _tensors(old_file.read(size)) == _tensors(new_file.read(size))
+            )
+        except ValueError:
+            return False
+
+
+def _tensors(header: bytes) -> Any:
+    tensors = json.loads(header)
+    tensors.pop("__metadata__", None)
+    return tensors
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode` made."""
+
+    size_bytes: int
+    """Of the delta file; 0 when it was given up, and is gone."""
+    changed_words: int
+    words: int
+    """Compared, in all."""
+
+
+def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_bytes: int) -> Encoded:
+    """Write to `out`, durably, what turns files `names` of folder `base` into those of `new`.
+
+    Files that are no safetensors, or have other tensors than in the base, are left out: whoever
+    applies the delta fetches those in full. Given up, with `size_bytes` 0, when there is no such
+    file or the delta would exceed `limit_bytes`. Needs a few megabytes of memory.
+    """
+    block_bytes = defaults.DELTA_BLOCK_BYTES
+    files = []
+    for name in names:
+        word = word_bytes_of(new / name) if (new / name).is_file() else 0
+        if word and _same_layout(base / name, new / name):
+            files.append(_File(name, (new / name).stat().st_size, word))
+    if not files:
+        return Encoded(0, 0, 0)
+    header = msgspec.msgpack.encode(_Header(block_bytes, files))
+    blocks = sum(file.blocks(block_bytes) for file in files)
+    lengths = np.zeros(blocks, "<u4")
+    table_at = len(MAGIC) + 4 + len(header)
+    compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    done_bytes, changed, number = table_at + lengths.nbytes, 0, 0
+    with out.open("wb") as target:
+        target.seek(done_bytes)
+        for file in files:
+            with (base / file.name).open("rb") as old_file, (new / file.name).open("rb") as source:
+                for old, fresh in _pairs(old_file, source, block_bytes):
+                    payload = encode_block(old, fresh, file.word_bytes)
+                    if payload:
+                        changed += struct.unpack_from("<I", payload)[0]
+                        frame = compressor.compress(payload)
+                        lengths[number] = len(frame)
+                        done_bytes += len(frame)
+                        if done_bytes > limit_bytes:
+                            break
+                        target.write(frame)
+                    number += 1
+        if done_bytes <= limit_bytes:
+            target.seek(0)
+            target.write(MAGIC + struct.pack("<I", len(header)) + header + lengths.tobytes())
+            target.flush()
+            os.fsync(target.fileno())
+    words = sum(file.size_bytes // file.word_bytes for file in files)
+    if done_bytes > limit_bytes:
+        out.unlink()
+        return Encoded(0, changed, words)
+    return Encoded(done_bytes, changed, words)
+
+
+def _pairs(
+    old: BinaryIO, new: BinaryIO, block_bytes: int
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
+    """Blocks of two equally long files, in two buffers that are used again and again."""
+    buffers = np.empty(block_bytes, np.uint8), np.empty(block_bytes, np.uint8)
+    while count := _fill(old, buffers[0]):
+        if _fill(new, buffers[1]) != count:
+            raise BadDelta("a checkpoint changed while it was compared")
+        yield buffers[0][:count], buffers[1][:count]
+
+
+def _fill(file: BinaryIO, buffer: npt.NDArray[np.uint8]) -> int:
+    """Read until the buffer is full or the file ends; bytes read."""
+    view, done = buffer.data, 0
+    while done < len(view) and (count := file.readinto(view[done:])):  # type: ignore[attr-defined]
+        done += count
+    return done
+
+
+class Delta:
+    """A delta file opened for reading, in a `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `BadDelta`; `OSError` when it cannot be read."""
+        self._file = path.open("rb")
+        try:
+            self._read_header(path.stat().st_size)
+        except BaseException:
+            self._file.close()
+            raise
+        self._decompressor = zstandard.ZstdDecompressor()
+
+    def _read_header(self, size_bytes: int) -> None:
+        start = self._file.read(len(MAGIC) + 4)
+        if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 4:
+            raise BadDelta("the delta does not begin as a delta does")
+        length = int.from_bytes(start[len(MAGIC) :], "little")
+        if length > min(_HEADER_BYTES_MAX, size_bytes):
+            raise BadDelta(f"the delta's header claims {length} bytes")
+        try:
+            header = _decode_header(self._file.read(length))
+        except DECODE_ERRORS as error:
+            raise BadDelta(f"the delta's header cannot be decoded: {error}") from error
+        self.block_bytes = header.block_bytes
+        if self.block_bytes != defaults.DELTA_BLOCK_BYTES:
+            raise BadDelta(f"the delta's blocks have {self.block_bytes} bytes")
+        self.files: dict[str, _File] = {}
+        self._first: dict[str, int] = {}
+        blocks = 0
+        for file in header.files:
+            if file.word_bytes not in _UNSIGNED or file.size_bytes % file.word_bytes:
+                raise BadDelta(f"the delta's words have {file.word_bytes} bytes")
+            if file.size_bytes < 0 or file.name in self.files:
+                raise BadDelta(f"the delta lists {file.name[:80]!r} wrongly")
+            self.files[file.name] = file
+            self._first[file.name] = blocks
+            blocks += file.blocks(self.block_bytes)
+        table_at = len(start) + length
+        if table_at + 4 * blocks > size_bytes:
+            raise BadDelta(f"the delta is too short for {blocks} blocks")
+        self._lengths = np.frombuffer(self._file.read(4 * blocks), "<u4").astype(np.int64)
+        self._offsets = np.cumsum(self._lengths) - self._lengths + table_at + 4 * blocks
+        if table_at + 4 * blocks + int(self._lengths.sum()) != size_bytes:
+            raise BadDelta("the delta's blocks do not add up to its size")
+
+    def __enter__(self) -> Delta:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._file.close()
+
+    def change(self, name: str, number: int, block: npt.NDArray[np.uint8]) -> None:
+        """Turn block `number` of a file from the base's into the new one, in place."""
+        file = self.files[name]
+        index = self._first[name] + number
+        length = int(self._lengths[index])
+        if not length:
+            return
+        # pread past the page cache costs little; two children may read one delta.
+        frame = os.pread(self._file.fileno(), length, int(self._offsets[index]))
+        most = 8 + len(block) // file.word_bytes * (5 + file.word_bytes)
+        try:
+            parameters = zstandard.get_frame_parameters(frame)
+            if parameters.content_size > most:
+                raise BadDelta(f"a block of the delta unpacks to {parameters.content_size} bytes")
+            payload = self._decompressor.decompress(frame, max_output_size=most)
+        except zstandard.ZstdError as error:
+            raise BadDelta(f"a block of the delta cannot be unpacked: {error}") from error
+        apply_block(payload, block, file.word_bytes)
+
+
+class PieceToMake(msgspec.Struct, array_like=True, frozen=True):
+    """A piece of the checkpoint wanted."""
+
+    index: int
+    name: str
+    """Of its file."""
+    offset: int
+    """Within the file; a multiple of the piece size."""
+    size_bytes: int
+    digest: bytes
+    """BLAKE3-256: nothing is written that has another."""
+
+
+class Chain:
+    """Deltas that lead, one after the other, from a complete checkpoint to a later one; in a
+    `with` block."""
+
+    def __init__(self, base: Path, target: Path, deltas: Sequence[Path]) -> None:
+        """`base` and `target` are checkpoint folders, `deltas` files, oldest first. Raises
+        `BadDelta`."""
+        self._base, self._target = base, target
+        with ExitStack() as stack:
+            self._deltas = [stack.enter_context(Delta(path)) for path in deltas]
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Chain:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._stack.close()
+
+    def covers(self, name: str) -> bool:
+        """Whether every delta of the chain, and the base, has this file, in one size."""
+        sizes = {delta.files[name].size_bytes for delta in self._deltas if name in delta.files}
+        path = self._base / name
+        return (
+            all(name in delta.files for delta in self._deltas)
+            and len(sizes) == 1
+            and path.is_file()
+            and path.stat().st_size == sizes.pop()
+        )
+
+    def make(self, pieces: Sequence[PieceToMake]) -> list[int]:
+        """Make pieces, check them, and write the right ones to their places in the target.
+
+        Returns the indices of those. Memory: the largest piece and a few megabytes.
+        """
+        made = []
+        buffer = np.empty(max(piece.size_bytes for piece in pieces), np.uint8)
+        for piece in pieces:
+            if not self.covers(piece.name):
+                continue
+            block = buffer[: piece.size_bytes]
+            with (self._base / piece.name).open("rb") as source:
+                source.seek(piece.offset)
+                if _fill(source, block) != piece.size_bytes:
+                    continue
+            self._change(piece, block)
+            if blake3(block.data).digest() != piece.digest:
+                continue
+            with (self._target / piece.name).open("r+b") as target:
+                target.seek(piece.offset)
+                target.write(block.data)
+            made.append(piece.index)
+        return made
+
+    def _change(self, piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:
+        step = defaults.DELTA_BLOCK_BYTES
+        for start in range(0, piece.size_bytes, step):
+            part = data[start : start + step]
+            for delta in self._deltas:
+                delta.change(piece.name, (piece.offset + start) // step, part)
+
+
+# --- the child -------------------------------------------------------------------------------
+
+
+class DeltaService:
+    """What runs in the child: arguments and results as `swarm.world.Child.call` carries them."""
+
+    def encode(
+        self, base: str, new: str, out: str, names: list[str], limit_bytes: int
+    ) -> dict[str, Any]:
+        """See `encode`."""
+        made = encode(Path(base), Path(new), Path(out), names, limit_bytes=limit_bytes)
+        return {
+            "size_bytes": made.size_bytes,
+            "changed_words": made.changed_words,
+            "words": made.words,
+        }
+
+    def make(self, base: str, target: str, deltas: list[str], pieces: list[Any]) -> dict[str, Any]:
+        """See `Chain.make`; `pieces` are `PieceToMake` as arrays."""
+        with Chain(Path(base), Path(target), [Path(path) for path in deltas]) as chain:
+            return {"made": chain.make(msgspec.convert(pieces, list[PieceToMake]))}

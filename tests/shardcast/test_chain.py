@@ -1,0 +1,314 @@
+"""Checkpoints by delta between peers: the cheapest chain, and what happens when it breaks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from swarm import defaults
+from swarm.messages import Checkpoint
+from swarm.shardcast.manifest import (
+    BadManifest,
+    CheckpointManifest,
+    DeltaLink,
+    build,
+    check,
+    parse,
+)
+from swarm.shardcast.store import delta_key
+from swarm.transport.memory import MemoryNetwork
+from swarm.world import ChildDied
+from swarm.world.compute import LocalCompute
+from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer
+from tests.shardcast.test_delta import changed, safetensors
+from tests.shardcast.test_manifest import parsed, raw_manifest
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture(autouse=True)
+def small_checkpoints_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+
+
+def policies(count: int, share: float = 0.01, megabytes: float = 1.5) -> list[Files]:
+    """A sharded model after each of `count` steps."""
+    rng = random.Random(7)
+    shards = [rng.randbytes(int(megabytes * (1 << 19))) for _ in range(2)]
+    result = []
+    for step in range(count):
+        result.append(
+            {f"m-{i}.safetensors": safetensors({"w": ("BF16", s)}) for i, s in enumerate(shards)}
+            | {"config.json": b"{}", "notes.txt": b"step %d" % step}
+        )
+        shards = [changed(shard, share, 10 * step + i) for i, shard in enumerate(shards)]
+    return result
+
+
+async def publish(peer: Peer, step: int, files: Files) -> Checkpoint:
+    for name, data in files.items():
+        await peer.disk.write(f"made/{name}", data)
+    assert peer.deltas is not None
+    return announcement(await peer.deltas.publish("made", 0, step))
+
+
+async def fetch(peer: Peer, checkpoint: Checkpoint, *sources: Peer) -> None:
+    with trio.fail_after(20):
+        await peer.fetcher.fetch(checkpoint, lambda: [source.source for source in sources])
+
+
+def holds(peer: Peer, home: Path, step: int, files: Files) -> bool:
+    folder = home / f"checkpoints/0-{step}"
+    return (0, step) in peer.store.complete() and all(
+        (folder / name).read_bytes() == data for name, data in files.items()
+    )
+
+
+def fetched(peer: Peer, step: int) -> int:
+    """Bytes of full pieces that came over the network."""
+    return sum(
+        event.fields["bytes_fetched"]
+        for event in peer.events.named("shardcast.checkpoint_complete")
+        if event.fields["step"] == step and not event.fields["delta"]
+    )
+
+
+def test_a_peer_catches_up_by_deltas_and_serves_in_full(tmp_path: Path) -> None:
+    """The relay has 0 and takes 1 by delta, then 4 by a chain of three; a newcomer gets all of 4
+    from the relay alone, though it never received most of its pieces."""
+    homes = {name: tmp_path / name for name in ("trainer", "relay", "newcomer")}
+    files = policies(5)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, homes["trainer"]) as trainer,
+            delta_peer(network, 2, homes["relay"]) as relay,
+            delta_peer(network, 3, homes["newcomer"]) as newcomer,
+        ):
+            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+            await fetch(relay, checkpoints[0], trainer)
+            await fetch(relay, checkpoints[1], trainer)
+            assert holds(relay, homes["relay"], 1, files[1])
+            checkpoints += [await publish(trainer, step, files[step]) for step in range(2, 5)]
+            await fetch(relay, checkpoints[4], trainer)
+            assert holds(relay, homes["relay"], 4, files[4])
+            assert fetched(relay, 4) < checkpoints[4].total_bytes / 20
+            applied = relay.events.named("shardcast.delta_applied")
+            assert [event.fields["deltas"] for event in applied] == [1, 3]
+            await fetch(newcomer, checkpoints[4], relay)
+            assert holds(newcomer, homes["newcomer"], 4, files[4])
+            assert not newcomer.events.named("shardcast.delta_applied")
+
+    trio.run(main)
+
+
+def test_a_relay_passes_deltas_on(tmp_path: Path) -> None:
+    files = policies(2)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as relay,
+            delta_peer(network, 3, tmp_path / "3") as worker,
+        ):
+            for step in range(2):
+                checkpoint = await publish(trainer, step, files[step])
+                await fetch(relay, checkpoint, trainer)
+                await fetch(worker, checkpoint, relay)
+            assert holds(worker, tmp_path / "3", 1, files[1])
+            assert fetched(worker, 1) < checkpoint.total_bytes / 20
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("how", ["gone", "corrupt", "the child dies", "changed shapes", "dense"])
+def test_a_broken_chain_falls_back_to_the_full_pieces(tmp_path: Path, how: str) -> None:
+    files = policies(2)
+    if how == "dense":
+        for name in ("m-0.safetensors", "m-1.safetensors"):
+            raw = random.Random(name).randbytes(int(1.5 * (1 << 19)))
+            files[1][name] = safetensors({"w": ("BF16", raw)})
+    if how == "changed shapes":
+        files[1]["m-1.safetensors"] = safetensors({"w": ("BF16", bytes(1 << 19))})
+
+    def die(method: str) -> None:
+        if how == "the child dies" and method == "make":
+            raise ChildDied("delta was killed by SIGKILL")
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2", compute=InPlace(die)) as worker,
+        ):
+            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+            delta = trainer.store.held(delta_key((0, 1)))
+            assert (delta is None) == (how == "dense")
+            if how == "gone":
+                await trainer.store.withdraw(delta_key((0, 1)))
+            elif how == "corrupt":  # the trainer's own disk: its pieces do not hash right
+                path = tmp_path / "1/checkpoints/0-1.delta/delta"
+                path.write_bytes(bytes(path.stat().st_size))
+            await fetch(worker, checkpoints[0], trainer)
+            await fetch(worker, checkpoints[1], trainer)
+            assert holds(worker, tmp_path / "2", 1, files[1])
+            failed = worker.events.named("shardcast.delta_failed")
+            assert len(failed) == (how in ("gone", "corrupt", "the child dies"))
+            assert fetched(worker, 1) > checkpoints[1].total_bytes * 0.4
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defaults, "DELTA_STALL_SECONDS", 0.5)
+        patch.setattr(defaults, "SOURCE_CORRUPT_SECONDS", 0.1)
+        trio.run(main)
+
+
+def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
+    """The trainer signs a delta that leads elsewhere: no piece comes out right, all are fetched."""
+    files = policies(3)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as worker,
+        ):
+            first = await publish(trainer, 0, files[0])
+            await publish(trainer, 1, files[1])
+            wrong = trainer.store.held(delta_key((0, 1)))
+            assert wrong is not None
+            link = DeltaLink(
+                0,
+                first.manifest_digest,
+                wrong.digest,
+                wrong.manifest_bytes,
+                wrong.manifest.total_bytes,
+            )
+            for name, data in files[2].items():
+                await trainer.disk.write(f"made/{name}", data)
+            manifest = await build(trainer.disk, "made", run=RUN, lineage=0, step=2)
+            manifest = msgspec.structs.replace(manifest, deltas=[link])
+            held, _ = await trainer.store.publish("made", 0, 2, manifest=manifest)
+            await fetch(worker, first, trainer)
+            await fetch(worker, announcement(held), trainer)
+            assert holds(worker, tmp_path / "2", 2, files[2])
+            assert fetched(worker, 2) > held.manifest.total_bytes * 0.9
+
+    trio.run(main)
+
+
+def test_killed_while_applying_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The child dies after some of the calls and the peer with it; at the next start nothing half
+    made counts as a checkpoint, what was made is kept, and the delta is not fetched again."""
+    files = policies(2)
+
+    class Killed(BaseException):
+        """kill -9."""
+
+    calls = 0
+
+    def kill(method: str) -> None:
+        nonlocal calls
+        calls += method == "make"
+        if calls == 4:
+            raise Killed
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with delta_peer(network, 1, tmp_path / "1") as trainer:
+            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+            with pytest.raises(BaseExceptionGroup) as stopped:
+                async with delta_peer(network, 2, tmp_path / "2", compute=InPlace(kill)) as worker:
+                    await fetch(worker, checkpoints[0], trainer)
+                    await fetch(worker, checkpoints[1], trainer)
+            assert stopped.group_contains(Killed)
+            async with delta_peer(network, 2, tmp_path / "2") as worker:
+                assert worker.store.complete() == [(0, 0)]
+                held = worker.store.held((0, 1))
+                assert held is not None
+                assert 0 < len(held.missing()) < len(held.pieces) - 2
+                await fetch(worker, checkpoints[1], trainer)
+                assert holds(worker, tmp_path / "2", 1, files[1])
+                received = worker.events.named("shardcast.piece_received")
+                assert sum(event.fields["bytes"] for event in received) < 1000
+                assert len(worker.events.named("shardcast.delta_applied")) == 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defaults, "DELTA_BYTES_PER_CALL", 1)
+        trio.run(main)
+
+
+def test_a_real_child_encodes_and_applies(tmp_path: Path) -> None:
+    files = policies(2)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1", compute=LocalCompute()) as trainer,  # type: ignore[arg-type]
+            delta_peer(network, 2, tmp_path / "2", compute=LocalCompute()) as worker,  # type: ignore[arg-type]
+        ):
+            for step in range(2):
+                await fetch(worker, await publish(trainer, step, files[step]), trainer)
+            assert holds(worker, tmp_path / "2", 1, files[1])
+            assert worker.events.named("shardcast.delta_applied")
+
+    trio.run(main)
+
+
+def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
+    files = policies(13)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with delta_peer(network, 1, tmp_path) as trainer:
+            for step in range(13):
+                last = await publish(trainer, step, files[step])
+            assert trainer.store.complete() == [(0, step) for step in range(8, 13)]
+            deltas = [held.key[1] for held in trainer.store.all() if held.is_delta]
+            assert deltas == list(range(13 - defaults.DELTA_CHAIN_MAX, 13))
+            # The same again changes nothing, whatever its base would be now.
+            assert await publish(trainer, 12, files[12]) == last
+        async with delta_peer(network, 1, tmp_path) as trainer:
+            assert [held.key[1] for held in trainer.store.all() if held.is_delta] == deltas
+            newest = trainer.store.held((0, 12))
+            assert newest is not None and len(newest.manifest.deltas) == defaults.DELTA_CHAIN_MAX
+
+    trio.run(main)
+
+
+# --- hostile chains --------------------------------------------------------------------------
+
+
+def _manifest(*links: DeltaLink) -> CheckpointManifest:
+    manifest = parsed(raw_manifest({"a": 7}))
+    return msgspec.structs.replace(manifest, step=9, deltas=list(links))
+
+
+def _link(base_step: int, base: int, manifest: int) -> DeltaLink:
+    return DeltaLink(base_step, bytes([base]) * 32, bytes([manifest]) * 32, 100, 1000)
+
+
+@pytest.mark.parametrize(
+    ("links", "reason"),
+    [
+        ([_link(9, 1, 2)], "from step 9 to 9, so it has a cycle"),
+        ([_link(8, 1, 2), _link(8, 3, 4)], "from step 8 to 8, so it has a cycle"),
+        ([_link(7, 1, 2), _link(8, 3, 4)], "from step 7 to 8, so it has a cycle"),
+        ([_link(8, 1, 2), _link(7, 1, 4)], "names one manifest twice"),
+        ([_link(8, 1, 2), _link(7, 2, 4)], "names one manifest twice"),
+        ([_link(8 - i, 2 * i, 2 * i + 1) for i in range(9)], "9 deltas, more than the 8"),
+    ],
+)
+def test_hostile_chains_are_refused_in_one_sentence(links: list[DeltaLink], reason: str) -> None:
+    with pytest.raises(BadManifest, match=reason) as refused:
+        parse(_manifest(*links).encode())
+    assert "\n" not in str(refused.value)
+
+
+def test_an_honest_chain_is_accepted() -> None:
+    check(_manifest(_link(8, 1, 2), _link(5, 3, 4)))
