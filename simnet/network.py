@@ -611,6 +611,8 @@ class SimulatedTransport(BulkPlane):
 
     def _start_stream(self, connection: _Connection, protocol: str, framing: Framing) -> Stream:
         remote = connection.peer
+        if remote.gone:  # it answered, and died before it was asked for more
+            raise StreamError(f"stream {protocol} with {remote.peer_id}: the connection was lost")
         if protocol not in remote._handlers:
             raise StreamError(
                 f"stream {protocol} with {remote.peer_id}: the peer does not speak it"
