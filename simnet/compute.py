@@ -295,6 +295,7 @@ class TrainerModel:
         environment: str,
         environment_version: str,
         seed: int,
+        sharding: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{model} {seed}"
@@ -329,7 +330,7 @@ class TrainerModel:
             ],
         }
 
-    async def save(self, folder: str) -> dict[str, Any]:
+    async def begin_save(self, folder: str) -> dict[str, Any]:
         path = f"{self._disk.path_of(folder)}/state"
         await self._disk.write(path, msgspec.msgpack.encode((self._step, self._consumed)))
         return {}
@@ -343,13 +344,19 @@ class TrainerModel:
         await self._disk.sync(path)
         return {}
 
-    async def evaluate(self, prompts: int, split: str) -> dict[str, Any]:
+    async def finish_save(self) -> dict[str, Any]:
+        return {}
+
+    async def end(self) -> dict[str, Any]:
+        return {}
+
+    async def evaluate(self, folder: str, prompts: int, split: str) -> dict[str, Any]:
         work = self._setting.workload
         skill = min(1.0, work.reward_start + work.reward_gain * self._step)
         return {"sampled": skill, "greedy": skill}
 
     async def prepare_base(self, folder: str, seed: int) -> dict[str, Any]:
-        return {"sft_steps": 0, **await self.evaluate(0, "held_out")}
+        return {"sft_steps": 0, **await self.evaluate(folder, 0, "held_out")}
 
     def _bytes(self) -> int:
         return self._setting.workload.model_bytes
@@ -359,7 +366,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "peers.inference.engine_service:EngineService": EngineModel,
     "peers.validator.inspector:InspectorService": InspectorModel,
     "peers.validator.prefill:PrefillService": PrefillModel,
-    "peers.trainer.service:TrainerService": TrainerModel,
+    "peers.trainer.service:open_service": TrainerModel,
 }
 
 

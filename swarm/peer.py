@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -146,9 +146,30 @@ def exit_with(error: BaseException) -> int:
     raise error
 
 
+def become_rank(names: Sequence[str]) -> None:
+    """Under `torchrun`, ranks above 0 are no peers: one becomes its role's `rank_module`, which
+    takes its orders from rank 0, and never returns from here. Raises `UserError`.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return
+    modules = [module for name in names if (module := _rank_module(name))]
+    if len(names) != 1 or len(modules) != 1:
+        raise UserError(
+            f"the environment's RANK is {rank}, but role {', '.join(names)} is one process; start "
+            "torchrun with --role trainer alone, and other roles without torchrun"
+        )
+    os.execv(sys.executable, [sys.executable, "-m", modules[0]])
+
+
+def _rank_module(name: str) -> str | None:
+    return None if name == BOOTSTRAP else getattr(load_role(name), "rank_module", None)
+
+
 def start(settings: PeerSettings) -> int:
     """Run a peer to its end; returns the exit status."""
     try:
+        become_rank(settings.role)
         trio.run(_until_signal, settings)
     except (SwarmError, BaseExceptionGroup) as error:
         return exit_with(error)

@@ -31,6 +31,8 @@ class Role(Protocol):
         """Do the work until cancelled; returning means the role's work is over."""
         ...
 
+    # Optional: `rank_module: ClassVar[str]`, what the ranks above 0 run under `torchrun`.
+
 
 BOOTSTRAP = "bootstrap"
 """The one role that needs no run: it serves the DHT and hands out manifests (`swarm.peer`)."""

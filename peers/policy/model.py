@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,40 @@ def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)
+
+
+def save_share(
+    weights: Mapping[str, torch.Tensor],
+    folder: Path,
+    config: Any,
+    base: Path,
+    rank: int,
+    owners: Mapping[str, int],
+) -> None:
+    """Write one rank's share of a policy's weights to `folder`; rank 0 adds all that is no weight.
+
+    `owners` says which rank writes which parameter. If that is rank 0 alone, the file is
+    `model.safetensors`; else rank r writes file r + 1 of a sharded Hugging Face checkpoint.
+    The tokenizer comes from `base`, the dtype in the config from the weights.
+    """
+    ranks = 1 + max(owners.values())
+    files = ["model.safetensors"]
+    if ranks > 1:
+        files = [f"model-{each + 1:05}-of-{ranks:05}.safetensors" for each in range(ranks)]
+    if weights:
+        contiguous = {name: value.contiguous() for name, value in weights.items()}
+        safetensors.torch.save_file(contiguous, folder / files[rank], metadata={"format": "pt"})
+    if rank != 0:
+        return
+    if ranks > 1:
+        index = {"metadata": {}, "weight_map": {name: files[r] for name, r in owners.items()}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    config = copy.deepcopy(config)
+    config.dtype = next(iter(weights.values())).dtype
+    config.save_pretrained(folder)
+    for name in (*TOKENIZER_FILES, "generation_config.json"):
+        if (base / name).exists():
+            shutil.copyfile(base / name, folder / name)
 
 
 def count_parameters(model: torch.nn.Module) -> int:

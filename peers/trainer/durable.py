@@ -5,32 +5,57 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from peers.trainer.ranks import Ranks
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def whole_folder(
+    folder: Path, ranks: Ranks | None = None, *, saving: bool = False
+) -> Iterator[Path]:
     """Yield an empty folder beside `folder`; on success make it durable and give it that name.
 
-    A folder already there is replaced. If the block raises, nothing of it is left.
+    A folder already there is replaced. If the block raises, nothing of it is left. With several
+    ranks all write into the same folder, and it fails for all when it fails for one (`saving` as
+    in `Ranks.agree`).
     """
+    ranks = ranks or Ranks()
     aside = folder.with_name(folder.name + ".aside")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
     new = [parent for parent in folder.parents if not parent.exists()]
-    aside.mkdir(parents=True)
+    with _together(ranks, saving):
+        if ranks.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+            aside.mkdir(parents=True)
     try:
-        yield aside
-        for path in sorted(aside.rglob("*")):
-            _sync(path)
-        _sync(aside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-        for parent in (folder, *new):
-            _sync(parent.parent)
+        with _together(ranks, saving):
+            yield aside
+            for path in sorted(aside.rglob("*")):
+                with suppress(FileNotFoundError):  # another rank's scratch file
+                    _sync(path)
+        with _together(ranks, saving):
+            if ranks.rank == 0:
+                _sync(aside)
+                if folder.exists():
+                    shutil.rmtree(folder)
+                aside.rename(folder)
+                for parent in (folder, *new):
+                    _sync(parent.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if ranks.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _together(ranks: Ranks, saving: bool) -> Iterator[None]:
+    """All ranks leave the block together, by the same way."""
+    try:
+        yield
+    except BaseException as error:
+        ranks.agree(error, saving=saving)
+        raise
+    ranks.agree(saving=saving)
 
 
 def _sync(path: Path) -> None:

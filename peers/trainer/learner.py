@@ -7,30 +7,30 @@ rollout of policy p that is trained on in step s has age s − p.
 from __future__ import annotations
 
 import copy
-import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from peers.policy import model as policy_model
+from peers.trainer import checkpoint, schedule
 from peers.trainer import objective as grpo_objective
-from peers.trainer import schedule
 from peers.trainer.batch import Batch, Group, informative, make_batch
 from peers.trainer.durable import whole_folder
+from peers.trainer.ranks import Ranks
+from peers.trainer.sharding import Sharding, assign, local, part_of, shard, whole
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
-STATE_VERSION = 1
 PADDED_TOKENS_MAX = 1 << 14
 """Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""
 
 Weights = dict[str, Tensor]
+"""Of a policy, by parameter: this rank's part of each."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,23 @@ class LearnerSettings:
     temperature: float = 1.0
     """Of the rollouts' sampling: log-probabilities are those of logits / temperature."""
     seed: int = 0
+    sharding: Sharding = field(default_factory=Sharding)
 
 
 class Learner:
     """Holds the policy in fp32, AdamW, and the last policies that rollouts may come from."""
 
-    def __init__(self, base: Path, settings: LearnerSettings, lineage: int = 0) -> None:
+    def __init__(
+        self,
+        base: Path,
+        settings: LearnerSettings,
+        lineage: int = 0,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Begin with the Hugging Face folder `base` as policy 0; raises `UserError`.
 
-        `base` is also the reference of the KL term and where `export` finds the tokenizer.
+        `base` is also the reference of the KL term and where `export` finds the tokenizer. With
+        several `ranks`, all make and call their learners alike.
         """
         grpo_objective.check(settings.objective)
         self.settings = settings
@@ -69,11 +77,15 @@ class Learner:
             "tokens": 0,
         }
         self._base = base
+        self._ranks = ranks or Ranks()
         loaded = policy_model.load(base)
         self._published_dtype: torch.dtype = loaded.dtype
         # eval: dropout would make the ratio between two passes over the same weights differ from 1.
-        self.model: Any = loaded.float().eval()
+        self.model: Any = loaded.eval()
         self._scratch: Any = copy.deepcopy(self.model).requires_grad_(False)  # older policies
+        for model in (self.model, self._scratch):
+            shard(model, model.model.layers, self._ranks, settings.sharding)
+        self._saving: _Saving | None = None
         goal = settings.objective
         self._optimiser = torch.optim.AdamW(
             self.model.parameters(),
@@ -158,7 +170,8 @@ class Learner:
             )
         log_old = log_generation
         if self.settings.schedule.old == "step_start":
-            now = dict(self.model.named_parameters())  # not as published: that may be rounded
+            # Not as published: that may be rounded.
+            now = {name: local(value) for name, value in self.model.named_parameters()}
             log_old = self._log_probabilities(now, batch)
         return _Prepared(
             batch=batch,
@@ -172,7 +185,7 @@ class Learner:
 
     def _log_probabilities(self, weights: Weights, batch: Batch) -> Tensor:
         """fp32 [n]: the batch's tokens under an older policy."""
-        _assign(self._scratch, weights)
+        assign(self._scratch, weights)
         return torch.cat(
             [
                 forward(self._scratch, part, self.settings.temperature)[0]
@@ -240,7 +253,7 @@ class Learner:
     def _published(self) -> Weights:
         """A copy of the weights as `export` writes them, which is what inference peers load."""
         return {
-            name: parameter.detach().to(self._published_dtype, copy=True)
+            name: local(parameter).detach().to(self._published_dtype, copy=True)
             for name, parameter in self.model.named_parameters()
         }
 
@@ -251,84 +264,87 @@ class Learner:
 
         Older policies are not written: their published folders are handed to `load`.
         """
-        names = [name for name, _ in self.model.named_parameters()]
-        state = self._optimiser.state_dict()["state"]  # {index of parameter: {key: tensor}}
-        tensors = {
-            f"optimiser.{names[index]}.{key}": value
-            for index, values in state.items()
-            for key, value in values.items()
+        self.begin_save(folder)
+        self.finish_save()
+
+    def begin_save(self, folder: Path) -> None:
+        """Copy the state and write it beside what follows; `finish_save` says when it is there."""
+        self.finish_save()
+        facts = {
+            "step": self.step,
+            "lineage": self.lineage,
+            "consumed": {str(step): names for step, names in self.consumed.items()},
+            "counters": self.counters,
         }
-        tensors["generator"] = self._generator.get_state()
-        weights = {name: value.detach() for name, value in self.model.named_parameters()}
-        with whole_folder(folder) as aside:
-            safetensors.torch.save_file(weights, aside / "model.safetensors")
-            safetensors.torch.save_file(tensors, aside / "optimiser.safetensors")
-            (aside / "state.json").write_text(
-                json.dumps(
-                    {
-                        "version": STATE_VERSION,
-                        "step": self.step,
-                        "lineage": self.lineage,
-                        "consumed": {str(step): names for step, names in self.consumed.items()},
-                        "counters": self.counters,
-                    },
-                    indent=1,
-                )
-            )
+        self._saving = _Saving(folder, checkpoint.stage(self._state()), facts, self._ranks)
+
+    def finish_save(self) -> None:
+        """Wait until what `begin_save` began is durable; raises what `checkpoint.write` raises."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every tensor of the state, by its name on disk; filled in place by `load`."""
+        state = {f"model.{name}": value for name, value in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self._optimiser.state[parameter].items():
+                state[f"optimiser.{name}.{key}"] = value
+        state["generator"] = self._generator.get_state()
+        return state
 
     def load(self, folder: Path, policies: Mapping[int, Path]) -> None:
         """Continue exactly where `save` wrote `folder`; raises `UserError` if it does not fit.
 
-        `policies` gives the exported folders of policies before that step, as far as they are
-        still there; rollouts of a policy that is not held cannot be trained on.
+        The state may come from another number of ranks. `policies` gives the exported folders of
+        policies before that step, as far as they are still there; rollouts of a policy that is
+        not held cannot be trained on.
         """
-        try:
-            state = json.loads((folder / "state.json").read_text())
-            weights = safetensors.torch.load_file(folder / "model.safetensors")
-            tensors = safetensors.torch.load_file(folder / "optimiser.safetensors")
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise UserError(f"trainer state {folder} cannot be read ({error})") from error
-        if state.get("version") != STATE_VERSION:
-            raise UserError(
-                f"trainer state {folder} has version {state.get('version')}; "
-                f"this program reads version {STATE_VERSION}"
-            )
-        self._check_fit(weights, folder)
-        _assign(self.model, weights)
-        self._generator.set_state(tensors.pop("generator"))
-        self._optimiser.load_state_dict(
+        facts = checkpoint.read_facts(folder)
+        shapes = checkpoint.shapes(folder)
+        self._check_fit(
             {
-                "state": self._optimiser_state(tensors),
-                "param_groups": self._optimiser.state_dict()["param_groups"],
-            }
+                name.removeprefix("model."): shape
+                for name, shape in shapes.items()
+                if name.startswith("model.")
+            },
+            folder,
         )
-        self.step = int(state["step"])
-        self.lineage = int(state["lineage"])
-        self.counters = {name: int(value) for name, value in state["counters"].items()}
-        self.consumed = {int(step): list(names) for step, names in state["consumed"].items()}
+        if any(name.startswith("optimiser.") for name in shapes):
+            self._make_optimiser_state()
+        state = self._state()
+        checkpoint.read(folder, state, self._ranks)
+        self._generator.set_state(state["generator"])
+        self.step = int(facts["step"])
+        self.lineage = int(facts["lineage"])
+        self.counters = {name: int(value) for name, value in facts["counters"].items()}
+        self.consumed = {int(step): list(names) for step, names in facts["consumed"].items()}
         self._policies.clear()
         oldest = self.step - self.settings.schedule.max_staleness - 1
         for policy, published in sorted(policies.items()):
             if oldest <= policy < self.step:
                 older = policy_model.read_weights(published)
-                self._check_fit(older, published)
+                self._check_fit(
+                    {name: tuple(value.shape) for name, value in older.items()}, published
+                )
                 self._policies[policy] = {
-                    name: older[name] for name, _ in self.model.named_parameters()
+                    name: part_of(older[name], parameter)
+                    for name, parameter in self.model.named_parameters()
                 }
         self._remember()
 
-    def _optimiser_state(self, tensors: Weights) -> dict[int, Weights]:
-        """`optimiser.<parameter>.<key>` → the nesting that torch expects."""
-        index = {name: place for place, (name, _) in enumerate(self.model.named_parameters())}
-        state: dict[int, Weights] = {}
-        for full_name, value in tensors.items():
-            name, _, key = full_name.removeprefix("optimiser.").rpartition(".")
-            state.setdefault(index[name], {})[key] = value
-        return state
+    def _make_optimiser_state(self) -> None:
+        """What AdamW makes in its first step, for `load` to fill."""
+        for parameter in self.model.parameters():
+            self._optimiser.state[parameter] = {
+                "step": torch.zeros((), device=local(parameter).device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
 
-    def _check_fit(self, weights: Weights, folder: Path) -> None:
+    def _check_fit(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
         for name, parameter in self.model.named_parameters():
-            found = tuple(weights[name].shape) if name in weights else None
+            found = shapes.get(name)
             if found != tuple(parameter.shape):
                 raise UserError(
                     f"{folder} holds another model than {self._base}: {name} has shape {found}, "
@@ -336,12 +352,46 @@ class Learner:
                 )
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably."""
-        published = self.model
-        if published.dtype != self._published_dtype:
-            published = copy.deepcopy(self.model).to(self._published_dtype)
-        with whole_folder(folder) as aside:
-            policy_model.save(published, aside, tokenizer_from=self._base)
+        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably.
+
+        With several ranks each gathers all parameters and writes its share of them.
+        """
+        mine: Weights = {}
+        owners: dict[str, int] = {}
+        loads = [0] * self._ranks.world
+        for name, parameter in self.model.named_parameters():
+            owners[name] = loads.index(min(loads))
+            loads[owners[name]] += parameter.numel()
+            full = whole(parameter.detach().to(self._published_dtype))
+            if owners[name] == self._ranks.rank:
+                mine[name] = full.cpu()
+        with whole_folder(folder, self._ranks) as aside:
+            policy_model.save_share(
+                mine, aside, self.model.config, self._base, self._ranks.rank, owners
+            )
+
+
+class _Saving:
+    """A state on its way to the disk, in a thread."""
+
+    def __init__(
+        self, folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ranks: Ranks
+    ) -> None:
+        self._error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                checkpoint.write(folder, tensors, facts, ranks)
+            except BaseException as error:  # raised by `finish`, where somebody hears it
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="saving")
+        self._thread.start()
+
+    def finish(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
 
 
 @dataclass(frozen=True)
@@ -388,13 +438,6 @@ def _micro_batches(batch: Batch) -> Iterator[Batch]:
         return
     for start in range(0, len(batch), rows):
         yield batch.rows(torch.arange(start, min(start + rows, len(batch))))
-
-
-@torch.no_grad()
-def _assign(model: Any, weights: Weights) -> None:
-    """Copy weights into a model's parameters, in the parameters' dtype."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
 
 
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:

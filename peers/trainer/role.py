@@ -30,6 +30,8 @@ from swarm.watch import Watched
 from swarm.world import Child
 
 TRAIN_DEADLINE_SECONDS = 24 * 3600.0
+START_DEADLINE_SECONDS = 600.0
+"""For the child to import torch and, under `torchrun`, to meet all other ranks."""
 EVALUATE_PROMPTS = 512
 ACCEPTED = "accepted"
 STATES = "trainer/states"
@@ -82,6 +84,7 @@ class TrainerRole:
     """
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+    rank_module: ClassVar[str] = "peers.trainer.follower"
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
@@ -105,6 +108,8 @@ class TrainerRole:
         """The last ones judged: their announcement may come after the verdict."""
         self._known: set[bytes] = set()
         """Submissions that are in the pool or were consumed."""
+        self._exported = ""
+        """Folder of the newest policy this life has exported."""
         self._training_groups = 0
         """Groups of the batch in training, which are not in the pool any more."""
         self._changed = Watched(0)
@@ -119,7 +124,9 @@ class TrainerRole:
         await self._open_database()
         async with (
             self._node.compute.child(
-                "peers.trainer.service:TrainerService", name="trainer"
+                "peers.trainer.service:open_service",
+                name="trainer",
+                start_deadline_seconds=START_DEADLINE_SECONDS,
             ) as learner,
             trio.open_nursery() as nursery,
         ):
@@ -187,7 +194,8 @@ class TrainerRole:
             if options.get("trainer.prepare_base"):
                 await self._prepare_base(learner, model, arguments["seed"])
             await learner.call("start", arguments, deadline_seconds=TRAIN_DEADLINE_SECONDS)
-            await self._save(learner, 0)
+            await self._begin_save(learner, 0)
+            await self._finish_save(learner)
             await self._publish(learner, 0, reward=0.0)
         await self._load_pool()
 
@@ -477,7 +485,9 @@ class TrainerRole:
                 for accepted, outcomes in zip(batch, result.pop("outcomes"), strict=True)
             ]
             await self._keep_consumed(step + 1, consumed, result["reward"])
-            await self._save(learner, step + 1)
+            await self._begin_save(learner, step + 1)
+            await self._export(learner, step + 1)  # while the state is written
+            await self._finish_save(learner)
             await self._trusted.append(list(consumed))
             await self._publish(learner, step + 1, reward=result["reward"])
             self._events.emit(
@@ -538,27 +548,38 @@ class TrainerRole:
             )
         )
 
-    async def _save(self, learner: Child, step: int) -> None:
-        """Make the training state after `step` durable, the consumed submissions inside it."""
+    async def _begin_save(self, learner: Child, step: int) -> None:
+        """Have the training state after `step` written, the consumed submissions inside it."""
         await learner.call(
-            "save",
+            "begin_save",
             {"folder": str(self._disk.local_path(f"{STATES}/{step}"))},
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
+
+    async def _finish_save(self, learner: Child) -> None:
+        """Wait until that state is durable: before it is, nothing may be announced."""
+        await learner.call("finish_save", {}, deadline_seconds=TRAIN_DEADLINE_SECONDS)
         for older in self._states()[:-STATES_KEPT]:
             await self._disk.remove(f"{STATES}/{older}")
 
-    async def _publish(self, learner: Child, step: int, *, reward: float) -> None:
-        """Make policy `step` a checkpoint, log it, announce it."""
-        held = self._peer.store.held((self._lineage, step))
-        if held is None or not held.complete:
-            folder = f"trainer/export-{step}"
-            await self._disk.remove(folder)
+    async def _export(self, learner: Child, step: int) -> str:
+        """Write policy `step`, unless that was done; its folder."""
+        folder = f"trainer/export-{step}"
+        if self._exported != folder:
+            await self._disk.remove(folder)  # of a life before, perhaps of another batch
             await learner.call(
                 "export",
                 {"folder": str(self._disk.local_path(folder))},
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
+            self._exported = folder
+        return folder
+
+    async def _publish(self, learner: Child, step: int, *, reward: float) -> None:
+        """Make policy `step` a checkpoint, log it, announce it."""
+        held = self._peer.store.held((self._lineage, step))
+        if held is None or not held.complete:
+            folder = await self._export(learner, step)
             held = await self._peer.deltas.publish(folder, self._lineage, step)
         if step not in self._logged_policies:
             await self._trusted.append(
@@ -615,7 +636,11 @@ class TrainerRole:
             self._peer.status.doing = "evaluating"
             measured = await learner.call(
                 "evaluate",
-                {"prompts": EVALUATE_PROMPTS, "split": "held_out"},
+                {
+                    "folder": str(self._disk.local_path(held.folder)),
+                    "prompts": EVALUATE_PROMPTS,
+                    "split": "held_out",
+                },
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
             self._events.emit("trainer.evaluated", moment="after", **measured)
@@ -625,6 +650,7 @@ class TrainerRole:
             steps=self._policy.value,
             folder=str(self._disk.local_path(held.folder)),
         )
+        await learner.call("end", {}, deadline_seconds=TRAIN_DEADLINE_SECONDS)
         await trio.sleep(FINAL_WORD_SECONDS)
 
 

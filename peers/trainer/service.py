@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,9 @@ from peers.policy.native import NativeEngine
 from peers.trainer.batch import Group, informative
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.ranks import Ranks, lead
 from peers.trainer.sft import warm_up
+from peers.trainer.sharding import Sharding
 from swarm.messages import Objective, Sampling, Schedule
 from swarm.submissions import ReadLimits, Rollouts, read
 
@@ -27,10 +28,16 @@ DEMO_SAMPLING = Sampling(
 )
 
 
-class TrainerService:
-    """Holds the learner. All paths are absolute folders and files on this machine."""
+def open_service() -> Any:
+    """What the trainer's child is: a `TrainerService`; under `torchrun`, all ranks' behind it."""
+    return lead(TrainerService)
 
-    def __init__(self) -> None:
+
+class TrainerService:
+    """Holds the learner. All paths are absolute folders and files that every rank sees."""
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
         self._learner: Learner | None = None
 
     def start(
@@ -42,6 +49,7 @@ class TrainerService:
         environment: str,
         environment_version: str,
         seed: int,
+        sharding: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Begin a run with the HF folder `model` as policy 0. Raises `UserError`."""
         self._sampling = Sampling(**sampling)
@@ -49,9 +57,13 @@ class TrainerService:
         self._environment = load_environment(environment, environment_version)
         self._base = Path(model)
         settings = LearnerSettings(
-            Objective(**objective), self._schedule, self._sampling.temperature, seed
+            Objective(**objective),
+            self._schedule,
+            self._sampling.temperature,
+            seed,
+            sharding=Sharding(**(sharding or {})),
         )
-        self._learner = Learner(self._base, settings)
+        self._learner = Learner(self._base, settings, ranks=self._ranks)
         return {"step": 0}
 
     def resume(self, folder: str, policies: Mapping[str, str], **run: Any) -> dict[str, Any]:
@@ -92,9 +104,14 @@ class TrainerService:
             ],
         }
 
-    def save(self, folder: str) -> dict[str, Any]:
-        """Write all that an exact resume needs, durably."""
-        self._held().save(Path(folder))
+    def begin_save(self, folder: str) -> dict[str, Any]:
+        """Copy all that an exact resume needs and begin to write it."""
+        self._held().begin_save(Path(folder))
+        return {}
+
+    def finish_save(self) -> dict[str, Any]:
+        """Wait until what `begin_save` began is durable."""
+        self._held().finish_save()
         return {}
 
     def export(self, folder: str) -> dict[str, Any]:
@@ -102,19 +119,23 @@ class TrainerService:
         self._held().export(Path(folder))
         return {}
 
-    def evaluate(self, prompts: int, split: str) -> dict[str, Any]:
-        """`sampled` and `greedy` accuracy of the policy on `prompts` tasks of a split."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._held().export(Path(folder) / "policy")
-            return _accuracies(
-                Path(folder) / "policy", self._environment, self._sampling, prompts, split
-            )
+    def evaluate(self, folder: str, prompts: int, split: str) -> dict[str, Any]:
+        """`sampled` and `greedy` accuracy of a published policy on `prompts` tasks of a split."""
+        if self._ranks.rank != 0:
+            return {}
+        return _accuracies(Path(folder), self._environment, self._sampling, prompts, split)
+
+    def end(self) -> dict[str, Any]:
+        """The run is over; other ranks, if there are any, end now."""
+        return {}
 
     def prepare_base(self, folder: str, seed: int) -> dict[str, Any]:
         """Make the demo's base policy in `folder`: random weights, a short SFT; and evaluate it.
 
         Gives `sft_steps`, and `sampled` and `greedy` accuracy on 512 held-out prompts.
         """
+        if self._ranks.rank != 0:
+            return {}
         environment = load_environment("sort-digits", "1")
         make_policy(Path(folder), seed)
         steps = warm_up(Path(folder), environment, seed)

@@ -80,7 +80,6 @@ class _Recipe:
 
     environment = ("sort-digits", "1")
     model = "demo/qwen2-0.23m"
-    service = "peers.trainer.service:TrainerService"
     preload = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
     """Nothing that imports pyarrow: its allocator starts a thread, and a fork server has none."""
 

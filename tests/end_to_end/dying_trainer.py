@@ -24,8 +24,8 @@ from swarm.trusted import TrustedPart
 BEFORE, AFTER = "before", "after"
 MOMENTS: dict[str, tuple[type, str, str]] = {
     "before-outcomes-kept": (TrainerRole, "_keep_consumed", BEFORE),
-    "before-save": (TrainerRole, "_save", BEFORE),
-    "after-save": (TrainerRole, "_save", AFTER),
+    "before-save": (TrainerRole, "_begin_save", BEFORE),
+    "after-save": (TrainerRole, "_finish_save", AFTER),
     "after-log": (TrustedPart, "append", AFTER),
     "after-export": (CheckpointStore, "publish", AFTER),
     "after-announcement": (TrainerRole, "_publish", AFTER),
@@ -43,7 +43,9 @@ class Death:
         self._watch(TrainerRole, "_next_batch", after=self._count)
         if moment.startswith("during-save+"):
             milliseconds = int(moment.removeprefix("during-save+"))
-            self._watch(TrainerRole, "_save", before=lambda: self._die_in(milliseconds / 1000))
+            self._watch(
+                TrainerRole, "_begin_save", before=lambda: self._die_in(milliseconds / 1000)
+            )
             return
         owner, method, when = MOMENTS[moment]
         self._watch(owner, method, **{when: self._die})

@@ -413,6 +413,6 @@ def test_states_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> None:
         learner.load(tmp_path / "nothing", {})
     learner.save(tmp_path / "state")
     path = tmp_path / "state" / "state.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 7'))
     with pytest.raises(UserError, match="version 7"):
         learner.load(tmp_path / "state", {})

@@ -83,7 +83,7 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     assert first["reward"] == pytest.approx(4 / 6)
     assert first["engine_log_probability_difference"] < 1e-4
     assert service.export(str(tmp_path / "policy-1")) == {}
-    assert service.save(str(tmp_path / "state")) == {}
+    assert service.begin_save(str(tmp_path / "state")) == service.finish_save() == {}
 
     restarted = TrainerService()
     again = restarted.resume(
@@ -106,7 +106,10 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     ]
     assert weights[0] == weights[1]
     assert weights[0] != (tmp_path / "policy-1" / "model.safetensors").read_bytes()
-    assert crossed(restarted.evaluate(prompts=8, split="held_out")) == {"sampled": 0, "greedy": 0}
+    assert crossed(restarted.evaluate(str(tmp_path / "resumed"), 8, "held_out")) == {
+        "sampled": 0,
+        "greedy": 0,
+    }
 
 
 def test_rewards_of_other_rows_are_refused(base: Path, tmp_path: Path) -> None:

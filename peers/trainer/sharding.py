@@ -1,0 +1,86 @@
+"""A policy spread over ranks: FSDP2, with its mixed precision, checkpointing and offload.
+
+Parameters stay fp32, the master weights that AdamW steps; mixed precision only changes what is
+gathered and computed with. Copies (`replicas` in `Ranks.make_mesh`) make it HSDP.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import fully_shard as fsdp2
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from peers.trainer.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the policy lies in memory."""
+
+    replicas: int = 1
+    """Whole copies of the policy among the ranks; each is spread over the ranks it has."""
+    mixed_precision: bool = False
+    """Compute in bf16; gradients are reduced and weights kept in fp32."""
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs, and compute the rest again on the way back."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser in the main memory."""
+
+
+def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
+    """Spread a module over the ranks, in place, and make its parameters fp32.
+
+    Its `layers` are gathered one at a time, everything else together while `module` runs. A
+    process alone that wants neither mixed precision nor offload only moves it to its device.
+    """
+    layers = list(layers)
+    if how.activation_checkpointing:
+        for layer in layers:
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
+        mesh = ranks.mesh or ranks.make_mesh(how.replicas)
+        precision = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if how.mixed_precision
+            else MixedPrecisionPolicy()
+        )
+        offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
+        for each in (*layers, module):
+            fsdp2(each, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    else:
+        module.to(ranks.device)
+    module.float()  # only now, so that a rank never holds the whole policy in fp32
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a parameter, on every rank: a collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(full: Tensor, like: Tensor) -> Tensor:
+    """What `local(like)` would hold of a full tensor that every rank has."""
+    if not isinstance(like, DTensor):
+        return full
+    return distribute_tensor(
+        full.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    ).to_local()
+
+
+@torch.no_grad()
+def assign(model: Any, parts: Mapping[str, Tensor]) -> None:
+    """Copy this rank's parts of weights into a model's parameters, in the parameters' dtype."""
+    for name, parameter in model.named_parameters():
+        local(parameter).copy_(parts[name])
