@@ -119,11 +119,17 @@ class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     old: Literal["generation", "step_start"] = "generation"
 
 
+STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
+"""Objectives that weigh the policy at the step's start against the one that generated."""
+
+
 class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """The numbers of GRPO and its optimiser (defaults: the INTELLECT-2 recipe)."""
+    """The objective, its numbers and its optimiser (defaults: the INTELLECT-2 recipe)."""
 
     epsilon: float = 0.2
+    """The ratio is clipped to 1 ± epsilon."""
     delta: float = 4.0
+    """Upper bound of the ratio where the advantage is negative; `grpo` only."""
     kl_coefficient: float = 0.001
     entropy_coefficient: float = 0.0001
     normalise_by_std: bool = True
@@ -141,6 +147,60 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What follows the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
     decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share of all optimiser steps that wsd decays over."""
+    name: Literal[
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "icepop",
+        "tis",
+        "decoupled_ppo",
+        "dppo",
+    ] = "grpo"
+    """Formula and source of each: `peers/trainer/objective.py`."""
+    epsilon_high: float = 0.0
+    """Clips the ratio to 1 + this above; 0 means epsilon."""
+    weight_max: float = 2.0
+    """Upper bound of an importance weight; `cispo`, `tis`."""
+    band_low: float = 0.5
+    """Tokens whose importance weight lies below are left out; `icepop`."""
+    band_high: float = 5.0
+    """Likewise above."""
+    change_max: float = 0.2
+    """Tokens whose probability has moved further the way they are pushed are left out; `dppo`."""
+    kl_by_ratio: bool = False
+    """Weight the KL term by the ratio to the generating policy: unbiased on stale rollouts."""
+
+    def problem(self, schedule: Schedule) -> str | None:
+        """What is wrong with these numbers, in one sentence, or None."""
+        high = self.epsilon_high or self.epsilon
+        if not 0 < self.epsilon < 1 or self.epsilon_high < 0:
+            return (
+                f"objective.epsilon is {self.epsilon:g} and objective.epsilon_high "
+                f"{self.epsilon_high:g}; epsilon must lie in (0, 1), and epsilon_high be 0 or more"
+            )
+        if not self.delta > 1 + high:
+            return (
+                f"objective.delta is {self.delta:g}; it must be greater than "
+                f"1 + epsilon = {1 + high:g}"
+            )
+        if not 0 <= self.band_low < 1 < self.band_high:
+            return (
+                f"objective.band_low is {self.band_low:g} and objective.band_high "
+                f"{self.band_high:g}; the band must hold 1, the weight of an unchanged token"
+            )
+        if not (self.weight_max >= 1 and 0 < self.change_max <= 1):
+            return (
+                f"objective.weight_max is {self.weight_max:g} and objective.change_max "
+                f"{self.change_max:g}; weight_max must be at least 1, change_max lie in (0, 1]"
+            )
+        if self.name in STEP_START_OBJECTIVES and schedule.old != "step_start":
+            return (
+                f"objective.name is {self.name!r} and schedule.old {schedule.old!r}; "
+                "it weighs the step's start against the generating policy and needs step_start"
+            )
+        return None
 
 
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -201,11 +201,9 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
         section, _, key = name.rpartition(".")
         (table.setdefault(section, {}) if section else table)[key] = value
     manifest = struct_from_mapping(RunManifest, table, str(path))
-    if manifest.objective.delta <= 1 + manifest.objective.epsilon:
-        raise UserError(
-            f"{path}: objective.delta is {manifest.objective.delta:g}; it must be greater than "
-            f"1 + epsilon = {1 + manifest.objective.epsilon:g}"
-        )
+    problem = manifest.objective.problem(manifest.schedule)
+    if problem is not None:
+        raise UserError(f"{path}: {problem}")
     rows = manifest.sampling.groups_per_submission * manifest.sampling.group_size
     if rows > SUBMISSION_ROWS_MAX:
         raise UserError(

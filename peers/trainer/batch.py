@@ -1,4 +1,4 @@
-"""From judged rollouts to tensors: drop the groups that teach nothing, pad the rest."""
+"""From judged rollouts to tensors: drop the groups that teach nothing, join the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from peers.trainer.objective import advantages
+from swarm.messages import Objective
 
 
 @dataclass(frozen=True)
@@ -30,52 +31,63 @@ class Group:
             raise ValueError("a group has an empty prompt, no completions, or an empty completion")
         if len(self.rewards) != len(self.completions):
             raise ValueError(f"{len(self.rewards)} rewards for {len(self.completions)} completions")
+        if self.log_probabilities is not None and list(map(len, self.log_probabilities)) != list(
+            map(len, self.completions)
+        ):
+            raise ValueError("a completion has other log-probabilities than tokens")
         if not all(map(math.isfinite, self.rewards)):
             raise ValueError("a reward is not finite")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B completions behind their prompts, padded behind to S tokens.
+    """B sequences, each a prompt and its completion, one behind the other without padding.
 
-    Per-token results are flat, in the order of `completion` (row by row): [n], n = its count.
+    Results per token are flat, completion by completion: [n], n = completion tokens.
     """
 
     tokens: Tensor
-    """int64 [B, S]. Padding (0) comes last, where causal attention cannot see it."""
-    completion: Tensor
-    """bool [B, S]: tokens that the policy generated."""
+    """int64 [T]: prompt, completion, prompt, completion, ..."""
+    prompt_lengths: Tensor
+    """int64 [B]."""
+    completion_lengths: Tensor
+    """int64 [B]."""
     advantage: Tensor
     """fp32 [B]."""
     policy: Tensor
     """int64 [B]."""
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.prompt_lengths)
 
     def token_count(self) -> int:
         """n: completion tokens."""
-        return int(self.completion.sum())
+        return int(self.completion_lengths.sum())
 
     def per_token(self, values: Tensor) -> Tensor:
         """Values [B] of completions → [n] of their tokens."""
-        return values[:, None].expand(self.completion.shape)[self.completion]
-
-    def rows(self, index: Tensor) -> Batch:
-        """The completions at `index` (int64 or bool), cut to the longest among them."""
-        lengths = self.lengths()[index]
-        longest = int(lengths.max()) if len(lengths) else 0
-        return Batch(
-            tokens=self.tokens[index, :longest],
-            completion=self.completion[index, :longest],
-            advantage=self.advantage[index],
-            policy=self.policy[index],
-        )
+        return values.repeat_interleave(self.completion_lengths)
 
     def lengths(self) -> Tensor:
         """int64 [B]: prompt and completion together."""
-        positions = torch.arange(1, self.tokens.shape[1] + 1)
-        return (self.completion * positions).amax(-1)
+        return self.prompt_lengths + self.completion_lengths
+
+    def sequences(self) -> list[Tensor]:
+        """B tensors, int64: views of `tokens`."""
+        parts = self.tokens.split(self.lengths().tolist())  # type: ignore[no-untyped-call]
+        return list(parts)
+
+    def rows(self, index: Tensor) -> Batch:
+        """The sequences at `index` (int64 or bool [B])."""
+        sequences = self.sequences()
+        picked = torch.arange(len(self))[index].tolist()
+        return Batch(
+            tokens=torch.cat([sequences[row] for row in picked]) if picked else self.tokens[:0],
+            prompt_lengths=self.prompt_lengths[index],
+            completion_lengths=self.completion_lengths[index],
+            advantage=self.advantage[index],
+            policy=self.policy[index],
+        )
 
 
 def informative(groups: Sequence[Group]) -> list[Group]:
@@ -83,23 +95,19 @@ def informative(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if max(group.rewards) > min(group.rewards)]
 
 
-def make_batch(groups: Sequence[Group], normalise_by_std: bool) -> Batch:
-    """One row per completion, groups in order; raises `ValueError` when there are none."""
+def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
+    """One sequence per completion, groups in order; raises `ValueError` when there are none."""
     if not groups:
         raise ValueError("a batch needs a group")
     rows = [(group, completion) for group in groups for completion in group.completions]
-    starts = torch.tensor([len(group.prompt) for group, _ in rows])[:, None]
-    ends = starts + torch.tensor([len(completion) for _, completion in rows])[:, None]
-    column = torch.arange(int(ends.max()))
-    tokens = torch.zeros(len(rows), len(column), dtype=torch.int64)
-    tokens[column < ends] = torch.tensor(
-        [token for group, completion in rows for token in (*group.prompt, *completion)]
-    )
     return Batch(
-        tokens=tokens,
-        completion=(column >= starts) & (column < ends),
+        tokens=torch.tensor(
+            [token for group, completion in rows for token in (*group.prompt, *completion)]
+        ),
+        prompt_lengths=torch.tensor([len(group.prompt) for group, _ in rows]),
+        completion_lengths=torch.tensor([len(completion) for _, completion in rows]),
         advantage=torch.cat(
-            [advantages(torch.tensor(g.rewards).float(), normalise_by_std) for g in groups]
+            [advantages(torch.tensor(g.rewards).float(), objective) for g in groups]
         ),
         policy=torch.tensor([group.policy for group, _ in rows]),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from torch import Tensor
 
 from peers.policy import model as policy_model
 from peers.trainer import checkpoint, schedule
-from peers.trainer import objective as grpo_objective
+from peers.trainer import objective as objectives
 from peers.trainer.batch import Batch, Group, informative, make_batch
 from peers.trainer.durable import whole_folder
+from peers.trainer.objective import Tokens, Totals
+from peers.trainer.packing import Rows, Scorer, fastest_attention, lay_out, lay_out_flat
 from peers.trainer.ranks import Ranks
 from peers.trainer.sharding import Sharding, assign, local, part_of, shard, whole
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
-PADDED_TOKENS_MAX = 1 << 14
-"""Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""
+ENGINE_DIFFERENCE_MAX = 0.1
+"""Nats between an engine's log-probability and the trainer's beyond which a token is counted."""
 
 Weights = dict[str, Tensor]
 """Of a policy, by parameter: this rank's part of each."""
@@ -42,6 +44,8 @@ class LearnerSettings:
     temperature: float = 1.0
     """Of the rollouts' sampling: log-probabilities are those of logits / temperature."""
     seed: int = 0
+    completion_tokens_max: int = 0
+    """The run's length limit; only the objective `dr_grpo` needs it."""
     sharding: Sharding = field(default_factory=Sharding)
 
 
@@ -60,7 +64,7 @@ class Learner:
         `base` is also the reference of the KL term and where `export` finds the tokenizer. With
         several `ranks`, all make and call their learners alike.
         """
-        grpo_objective.check(settings.objective)
+        objectives.check(settings.objective, settings.schedule)
         self.settings = settings
         self.step = 0
         """The next rollout step, which is also the number of the policy held."""
@@ -82,9 +86,12 @@ class Learner:
         self._published_dtype: torch.dtype = loaded.dtype
         # eval: dropout would make the ratio between two passes over the same weights differ from 1.
         self.model: Any = loaded.eval()
+        self.model.set_attn_implementation(fastest_attention(self._ranks.device))
         self._scratch: Any = copy.deepcopy(self.model).requires_grad_(False)  # older policies
-        for model in (self.model, self._scratch):
-            shard(model, model.model.layers, self._ranks, settings.sharding)
+        self._scorer = Scorer(self.model, settings.temperature)
+        self._scratch_scorer = Scorer(self._scratch, settings.temperature)
+        for scorer in (self._scorer, self._scratch_scorer):
+            shard(scorer, scorer.model.model.layers, self._ranks, settings.sharding)
         self._saving: _Saving | None = None
         goal = settings.objective
         self._optimiser = torch.optim.AdamW(
@@ -131,14 +138,16 @@ class Learner:
         kept = informative(groups)
         metrics = _describe(groups, kept, step)
         parts = self._cut(kept)
-        prepared = [self._prepare(part) for part in parts]  # all before the first weights move
+        # All before the first weights move; the first part is trained with the weights as they are.
+        prepared = [self._prepare(part, first=index == 0) for index, part in enumerate(parts)]
+        shares: dict[str, float] = {}
         for index, part in enumerate(prepared):
             share = self._optimise(part, step * self.settings.objective.optimiser_steps + index)
             for name, value in share.items():
-                metrics[name] = metrics.get(name, 0.0) + value / len(prepared)
-        differences = [part.engine_difference for part in prepared if part.engine_difference >= 0]
-        if differences:
-            metrics["engine_log_probability_difference"] = max(differences)
+                shares[name] = shares.get(name, 0.0) + value / len(prepared)
+        if shares:
+            metrics.update(objectives.describe(shares))
+        metrics.update(_compare_engines([(part.groups, part.log_mu) for part in prepared]))
 
         self.counters["groups"] += len(groups)
         self.counters["groups_zero_advantage"] += len(groups) - len(kept)
@@ -158,62 +167,89 @@ class Learner:
         order = torch.randperm(len(groups), generator=self._generator).tolist()
         return [[groups[index] for index in order[part::count]] for part in range(count)]
 
-    @torch.no_grad()
-    def _prepare(self, groups: list[Group]) -> _Prepared:
-        """The batch and what does not change while the optimiser steps: log μ, old, reference."""
-        batch = make_batch(groups, self.settings.objective.normalise_by_std)
-        log_generation = torch.empty(batch.token_count())
-        policy_of_token = batch.per_token(batch.policy)
+    def _prepare(self, groups: list[Group], first: bool) -> _Prepared:
+        """The batch and what does not change while the optimiser steps: log μ, old, reference.
+
+        `first`: no weights move before this batch is trained on. Whatever the learner's own
+        weights would say is then left out, since the training pass says it too.
+        """
+        device = self._ranks.device
+        batch = make_batch(groups, self.settings.objective)
+        rows = self._passes(batch)
+        policy_of_token = batch.per_token(batch.policy).to(device)
+        exact = self._published_dtype == torch.float32  # policies are the learner, unrounded
+        own = policy_of_token == self.step if first and exact else policy_of_token < 0
+        log_mu = torch.zeros(batch.token_count(), device=device)
         for policy in sorted({group.policy for group in groups}):
-            log_generation[policy_of_token == policy] = self._log_probabilities(
-                self._policies[policy], batch.rows(batch.policy == policy)
-            )
-        log_old = log_generation
-        if self.settings.schedule.old == "step_start":
+            here = (policy_of_token == policy) & ~own
+            if bool(here.any()):
+                part = batch.rows(batch.policy == policy)
+                log_mu[here] = self._log_probabilities(self._policies[policy], self._passes(part))
+        log_old = None
+        if self.settings.schedule.old == "step_start" and not first:
             # Not as published: that may be rounded.
             now = {name: local(value) for name, value in self.model.named_parameters()}
-            log_old = self._log_probabilities(now, batch)
+            log_old = self._log_probabilities(now, rows)
         return _Prepared(
+            groups=groups,
             batch=batch,
-            log_generation=log_generation,
+            rows=rows,
+            log_mu=log_mu,
+            own=own,
             log_old=log_old,
             log_reference=(
-                self._log_probabilities(self._reference, batch) if self._reference else None
+                self._log_probabilities(self._reference, rows) if self._reference else None
             ),
-            engine_difference=_engine_difference(groups, log_generation),
         )
 
-    def _log_probabilities(self, weights: Weights, batch: Batch) -> Tensor:
-        """fp32 [n]: the batch's tokens under an older policy."""
+    def _passes(self, batch: Batch) -> list[Rows]:
+        """The forward passes over a batch, on this rank's device."""
+        device = self._ranks.device
+        passes = lay_out_flat(batch) if device.type == "cuda" else lay_out(batch)
+        return [rows.to(device) for rows in passes]
+
+    @torch.no_grad()
+    def _log_probabilities(self, weights: Weights, passes: Sequence[Rows]) -> Tensor:
+        """fp32 [n]: a batch's completion tokens under an older policy."""
         assign(self._scratch, weights)
-        return torch.cat(
-            [
-                forward(self._scratch, part, self.settings.temperature)[0]
-                for part in _micro_batches(batch)
-            ]
-        )
+        values = torch.empty(sum(len(rows.index) for rows in passes), device=self._ranks.device)
+        for rows in passes:
+            values[rows.index] = self._scratch_scorer(rows, entropy=False)[0]
+        return values
 
     def _optimise(self, prepared: _Prepared, optimiser_step: int) -> dict[str, float]:
         """One optimiser step on one batch."""
         goal = self.settings.objective
-        token_count = prepared.batch.token_count()
+        batch = prepared.batch
+        totals = Totals(batch.token_count(), len(batch), self.settings.completion_tokens_max)
+        advantage = batch.per_token(batch.advantage).to(self._ranks.device)
+        completion = batch.per_token(torch.arange(len(batch))).to(self._ranks.device)
         sums: dict[str, Tensor] = {}
-        start = 0
         self._optimiser.zero_grad()
-        for part in _micro_batches(prepared.batch):
-            here = slice(start, start := start + part.token_count())
-            log_pi, entropy = forward(
-                self.model, part, self.settings.temperature, bool(goal.entropy_coefficient)
-            )
-            loss, metrics = grpo_objective.grpo(
+        for part in prepared.rows:
+            here = part.index
+            log_pi, entropy = self._scorer(part, entropy_gradient=bool(goal.entropy_coefficient))
+            own = prepared.own[here]
+            prepared.log_mu[here[own]] = log_pi.detach()[own]
+            log_mu = prepared.log_mu[here]
+            if self.settings.schedule.old == "generation":
+                log_old = log_mu
+            else:
+                log_old = log_pi.detach() if prepared.log_old is None else prepared.log_old[here]
+            loss, metrics = objectives.loss(
                 goal,
-                log_pi,
-                prepared.log_old[here],
-                part.per_token(part.advantage),
-                entropy,
-                token_count,
-                prepared.log_generation[here],
-                None if prepared.log_reference is None else prepared.log_reference[here],
+                Tokens(
+                    log_pi=log_pi,
+                    log_old=log_old,
+                    log_mu=log_mu,
+                    advantage=advantage[here],
+                    entropy=entropy,
+                    completion=completion[here],
+                    log_reference=(
+                        None if prepared.log_reference is None else prepared.log_reference[here]
+                    ),
+                ),
+                totals,
             )
             loss.backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():
@@ -398,46 +434,16 @@ class _Saving:
 class _Prepared:
     """One optimiser step's batch, with what older policies say about its n tokens, fp32 [n]."""
 
+    groups: list[Group]
     batch: Batch
-    log_generation: Tensor
-    log_old: Tensor
+    rows: list[Rows]
+    log_mu: Tensor
+    """Of the generating policy. Filled in by the training pass where `own`."""
+    own: Tensor
+    """bool [n]: the generating policy is the learner as it is when this batch is trained on."""
+    log_old: Tensor | None
+    """At the start of the rollout step; None: the learner itself, or not asked for."""
     log_reference: Tensor | None
-    engine_difference: float
-    """Largest |log μ of the trainer − log μ the engine reported|; −1 where none was reported."""
-
-
-def forward(
-    model: Any, batch: Batch, temperature: float, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, entropies) of the batch's completion tokens, fp32 [n], flat.
-
-    One pass over whole sequences, without an attention mask: padding comes last, so causal
-    attention keeps it away from every token that counts. Completions that a group holds several
-    times are computed once, and collect the gradients of all: on short answers that is half.
-    """
-    marked, row = torch.unique(batch.tokens * 2 + batch.completion, dim=0, return_inverse=True)
-    tokens, completion = marked // 2, marked % 2 == 1  # [distinct, S]
-    first = int(completion.any(0).nonzero()[0])  # column of the earliest completion token
-    kept = tokens.shape[1] - first  # logits at column i predict token i + 1
-    logits = model(tokens[:, :-1], logits_to_keep=kept, use_cache=False).logits
-    log_all = torch.log_softmax(logits[completion[:, first:]].float() / temperature, dim=-1)
-    log_pi = log_all.gather(-1, tokens[completion][:, None])[:, 0]  # [distinct tokens]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(log_all.exp() * log_all).sum(-1)
-    place = torch.zeros_like(tokens)
-    place[completion] = torch.arange(len(log_pi))
-    back = place[row][batch.completion]  # [n]: where each token of the batch was computed
-    return log_pi[back], entropy[back]
-
-
-def _micro_batches(batch: Batch) -> Iterator[Batch]:
-    """The batch in runs of rows that fit one forward pass."""
-    rows = max(1, PADDED_TOKENS_MAX // batch.tokens.shape[1])
-    if rows >= len(batch):
-        yield batch
-        return
-    for start in range(0, len(batch), rows):
-        yield batch.rows(torch.arange(start, min(start + rows, len(batch))))
 
 
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:
@@ -455,16 +461,30 @@ def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict
     }
 
 
-def _engine_difference(groups: Sequence[Group], log_generation: Tensor) -> float:
-    """See `_Prepared.engine_difference`."""
-    largest, start = -1.0, 0
-    for group in groups:
-        length = sum(map(len, group.completions))
-        mine, start = log_generation[start : start + length], start + length
-        if group.log_probabilities is None:
-            continue
-        reported = torch.tensor([value for row in group.log_probabilities for value in row])
-        if reported.shape != mine.shape:
-            raise ValueError(f"{len(reported)} log-probabilities for {length} tokens")
-        largest = max(largest, float((mine - reported).abs().max()))
-    return largest
+def _compare_engines(parts: Sequence[tuple[Sequence[Group], Tensor]]) -> dict[str, float]:
+    """How far the engines' own log-probabilities are from log μ, recomputed: figures, no more.
+
+    `engine_log_probability_difference`: the largest, in nats. `engine_kl`: KL(engine ‖ trainer)
+    per token. `engine_outside_share`: tokens further off than `ENGINE_DIFFERENCE_MAX`. Empty where
+    none were reported.
+    """
+    mine, reported = [], []
+    for groups, log_mu in parts:
+        start = 0
+        for group in groups:
+            length = sum(map(len, group.completions))
+            here = slice(start, start := start + length)
+            if group.log_probabilities is None:
+                continue
+            values = torch.tensor([value for row in group.log_probabilities for value in row])
+            mine.append(log_mu[here].cpu())
+            reported.append(values)
+    if not mine:
+        return {}
+    ours, theirs = torch.cat(mine), torch.cat(reported)
+    difference = (ours - theirs).abs()
+    return {
+        "engine_log_probability_difference": float(difference.max()),
+        "engine_kl": float(objectives.k3(ours, theirs).mean()),
+        "engine_outside_share": float((difference > ENGINE_DIFFERENCE_MAX).float().mean()),
+    }

@@ -1,101 +1,290 @@
-"""GRPO with two-sided clipping, averaged over tokens: the INTELLECT-2 objective (2505.07291).
+"""The objectives: GRPO with two-sided clipping (INTELLECT-2) and what was published since.
 
-Every tensor is flat, one entry per completion token of the batch, so neither padding nor packing
-is seen here. All sums are divided by `token_count`, the tokens of the *whole* batch: parts of a
-batch (micro-batches, later ranks) give losses, gradients and metrics that simply add up.
+Every tensor is flat, one entry per completion token, so neither padding nor packing is seen here.
+Sums are divided by numbers of the *whole* batch (`Totals`): the losses, gradients and metrics of
+its parts (micro-batches, ranks) simply add up. A part holds whole completions.
+
+An objective is a function of (its numbers, tokens) that gives each token's share of the policy
+loss and which tokens it leaves without gradient. With π the learner, μ the policy that generated
+(recomputed by the trainer), old the ratio's denominator and A the advantage, r = π/old.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from swarm.errors import UserError
-from swarm.messages import Objective
+from swarm.messages import Objective, Schedule
 
 LOG_RATIO_MAX = 20.0
-"""Log-ratios are clamped to ± this before exp: beyond it the clipping has decided already."""
+"""Log-ratios are clamped to ± this before exp: an infinite ratio under a clamp has gradient NaN."""
 
 KL_LOG_RATIO_MAX = 10.0
-"""Upper bound on d in the KL estimator, whose e^d would otherwise swamp the batch by one token.
-There is no lower one: as π outgrows π_ref the gradient tends to 1 and must keep pulling back."""
+"""Bound on |d| in the KL estimator, whose e^d would otherwise swamp the batch by one token."""
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of a group's rewards."""
 
 
-def check(objective: Objective) -> None:
-    """Raises `UserError` when the two bounds on the ratio contradict each other."""
-    if not 0 < objective.epsilon < 1 or not objective.delta > 1 + objective.epsilon:
-        raise UserError(
-            f"objective.delta is {objective.delta:g} and objective.epsilon {objective.epsilon:g}; "
-            "epsilon must lie in (0, 1) and delta above 1 + epsilon"
-        )
+@dataclass(frozen=True)
+class Tokens:
+    """n completion tokens as the objectives see them: fp32 [n] each, unless said otherwise."""
+
+    log_pi: Tensor
+    """The learner's log-probabilities, with gradient."""
+    log_old: Tensor
+    """The ratio's denominator: log μ, or the weights at the start of the optimisation step."""
+    log_mu: Tensor
+    """Of the policy that generated, recomputed by the trainer."""
+    advantage: Tensor
+    entropy: Tensor
+    """Of the learner's distribution, in nats."""
+    completion: Tensor
+    """int64 [n]: which completion the token belongs to; all tokens of a completion are here."""
+    log_reference: Tensor | None = None
+    """Needed when the KL coefficient is not 0."""
 
 
-def advantages(rewards: Tensor, normalise_by_std: bool) -> Tensor:
+@dataclass(frozen=True)
+class Totals:
+    """Of the whole optimiser batch, on every rank and in every micro-batch."""
+
+    tokens: int
+    """Completion tokens."""
+    completions: int
+    completion_tokens_max: int = 0
+    """The run's length limit; only `dr_grpo` needs it."""
+
+
+Share = tuple[Tensor, dict[str, Tensor]]
+"""Loss per token, fp32 [n], and masks, bool [n], of tokens that an objective leaves alone."""
+
+
+def check(objective: Objective, schedule: Schedule) -> None:
+    """Raises `UserError` when an objective's numbers contradict each other or the schedule."""
+    problem = objective.problem(schedule)
+    if problem is not None:
+        raise UserError(problem)
+
+
+def advantages(rewards: Tensor, objective: Objective) -> Tensor:
     """Rewards [..., G] of groups → advantages [..., G]: r − mean, over (std + 1e-6) if asked.
 
-    Without the division it is Dr. GRPO. The standard deviation is the population's (over G).
+    The standard deviation is the sample's (over G − 1). Dr. GRPO never divides by it.
     """
     centred = rewards - rewards.mean(-1, keepdim=True)
-    if not normalise_by_std:
+    if not objective.normalise_by_std or objective.name == "dr_grpo" or rewards.shape[-1] < 2:
         return centred
-    return centred / (rewards.std(-1, correction=0, keepdim=True) + STD_EPSILON)
+    return centred / (rewards.std(-1, keepdim=True) + STD_EPSILON)
 
 
-def grpo(
-    objective: Objective,
-    log_pi: Tensor,
-    log_old: Tensor,
-    advantage: Tensor,
-    entropy: Tensor,
-    token_count: int,
-    log_generation: Tensor,
-    log_reference: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss (to be minimised) and its metrics, for n tokens, fp32 [n] each.
+def loss(objective: Objective, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of some of a batch's tokens, to be minimised, and its metrics.
 
-    `log_pi`: the learner's log-probabilities, with gradient. `log_old`: the ratio's denominator.
-    `advantage`: of the token's completion. `entropy`: of the learner's distribution, in nats.
-    `log_generation`: log μ of the policy that generated; metrics only. `log_reference`: needed
-    when the KL coefficient is not 0. Metrics are detached scalars, each a sum over these tokens
-    divided by `token_count`.
+    loss = Σ share / policy denominator + (kl_coefficient · Σ KL − entropy_coefficient · Σ H) /
+    tokens. Metrics are detached scalars: sums over these tokens divided by `totals.tokens`, but
+    for `loss` and `loss_policy`, which have the loss's own denominators. `describe` turns the
+    added-up metrics into the figures to show.
     """
-    low, high = 1 - objective.epsilon, 1 + objective.epsilon
-    ratio = (log_pi - log_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
-    # δ bounds the loss where A < 0: there min(r·A, clip(r)·A) alone grows with r without limit.
-    raw = ratio.clamp(max=objective.delta) * advantage
-    clipped = ratio.clamp(low, high) * advantage
-    per_token = -torch.minimum(raw, clipped)
-
+    share, left_alone = _OBJECTIVES[objective.name](objective, tokens)
+    policy = share.sum() / _denominator(objective, totals)
+    total = policy
     with torch.no_grad():
+        weight = _ratio(tokens.log_pi, tokens.log_mu)
+        ratio = _ratio(tokens.log_pi, tokens.log_old)
         sums = {
-            "loss_policy": per_token.sum(),
+            **{name: mask.sum() for name, mask in left_alone.items()},
             "ratio": ratio.sum(),
-            "clipped_low": ((ratio < low) & (advantage < 0)).sum(),
-            "clipped_high": ((ratio > high) & (advantage > 0)).sum(),
-            "clipped_delta": ((ratio > objective.delta) & (advantage < 0)).sum(),
-            "kl_generation": _k3(log_generation, log_pi).sum(),
-            "entropy": entropy.sum(),
+            "ratio_squared": ratio.square().sum(),
+            "weight": weight.sum(),
+            "weight_squared": weight.square().sum(),
+            "kl_generation": k3(tokens.log_mu, tokens.log_pi).sum(),
+            "entropy": tokens.entropy.sum(),
         }
     if objective.kl_coefficient:
-        if log_reference is None:
+        if tokens.log_reference is None:
             raise ValueError("kl_coefficient is not 0 but there are no reference log-probabilities")
-        kl = _k3(log_reference, log_pi)
-        per_token = per_token + objective.kl_coefficient * kl
+        kl = k3(tokens.log_reference, tokens.log_pi)
+        if objective.kl_by_ratio:
+            kl = _ratio(tokens.log_pi, tokens.log_mu) * kl
         sums["kl_reference"] = kl.detach().sum()
+        total = total + objective.kl_coefficient * kl.sum() / totals.tokens
     if objective.entropy_coefficient:
-        per_token = per_token - objective.entropy_coefficient * entropy
-    loss = per_token.sum() / token_count
-    metrics = {name: value.detach() / token_count for name, value in sums.items()}
-    return loss, {"loss": loss.detach(), **metrics}
+        total = total - objective.entropy_coefficient * tokens.entropy.sum() / totals.tokens
+    metrics = {name: value.detach() / totals.tokens for name, value in sums.items()}
+    return total, {"loss": total.detach(), "loss_policy": policy.detach(), **metrics}
 
 
-def _k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
+def describe(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics of a whole batch, its squares turned into figures.
+
+    `ratio_std`: of r. `effective_share`: Kish's effective sample size (Σw)²/Σw², w = π/μ, as a
+    share of the tokens: 1 on-policy, towards 0 as few tokens carry all the weight.
+    """
+    shown = {name: value for name, value in metrics.items() if not name.endswith("_squared")}
+    spread = metrics["ratio_squared"] - metrics["ratio"] ** 2
+    shown["ratio_std"] = max(0.0, spread) ** 0.5
+    shown["effective_share"] = shown.pop("weight") ** 2 / max(1e-30, metrics["weight_squared"])
+    return shown
+
+
+def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
     """e^d − d − 1 with d = log other − log π: KL(π ‖ other) per token, never negative.
 
-    Unbiased on tokens drawn from π (Schulman, "Approximating KL divergence", 2020).
+    Unbiased on tokens drawn from π (Schulman, "Approximating KL divergence", 2020). d is clamped
+    to ± 10. Beyond − 10 the value stays but the gradient, which tends to 1 there, does not: as π
+    outgrows the other it must keep pulling back.
     """
     d = (log_other - log_pi).clamp(max=KL_LOG_RATIO_MAX)
+    d = d + (d.clamp(min=-KL_LOG_RATIO_MAX) - d).detach()
     return d.exp() - d - 1
+
+
+# --- the objectives ------------------------------------------------------------------------------
+
+
+def grpo(objective: Objective, tokens: Tokens) -> Share:
+    """−min(min(r, δ)·A, clip(r, 1 − ε, 1 + ε)·A), mean over the batch's tokens.
+
+    Two-sided clipping: δ bounds the loss where A < 0, where the other side grows with r without
+    limit (INTELLECT-2, arXiv 2505.07291, §3.4). The published numbers are ε = 0.2, δ = 4.
+    """
+    ratio = _ratio(tokens.log_pi, tokens.log_old)
+    share, left_alone = _clipped(objective, ratio, tokens.advantage, bound=objective.delta)
+    left_alone["clipped_delta"] = (ratio > objective.delta) & (tokens.advantage < 0)
+    return share, left_alone
+
+
+def dr_grpo(objective: Objective, tokens: Tokens) -> Share:
+    """−min(r·A, clip(r, 1 − ε, 1 + ε)·A), Σ over tokens / (completions · L), L the length limit.
+
+    A = reward − group mean: neither the group's std nor a completion's length divides anything
+    (Dr. GRPO, arXiv 2503.20783, §3.2 and listing 1).
+    """
+    return _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+
+
+def dapo(objective: Objective, tokens: Tokens) -> Share:
+    """−min(r·A, clip(r, 1 − ε, 1 + ε_high)·A), mean over the batch's tokens.
+
+    Clip-higher and the token-level loss of DAPO (arXiv 2503.14476, eq. 8): ε = 0.2, ε_high = 0.28.
+    Its dynamic sampling is the trainer's filter of groups without spread.
+    """
+    return _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+
+
+def gspo(objective: Objective, tokens: Tokens) -> Share:
+    """−min(s·A, clip(s, 1 − ε, 1 + ε_high)·A), mean over completions, s = (Π_t r_t)^(1/length).
+
+    Sequence-level ratios: GSPO (arXiv 2507.18071, eq. 5 to 7), with ε = 3e-4 and ε_high = 4e-4.
+    Each token carries 1/length of its completion's loss.
+    """
+    log_ratio = (tokens.log_pi - tokens.log_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    count = int(tokens.completion.max()) + 1 if len(tokens.completion) else 0
+    zeros = log_ratio.new_zeros(count)
+    lengths = zeros.index_add(0, tokens.completion, torch.ones_like(log_ratio))
+    sums = zeros.index_add(0, tokens.completion, log_ratio)
+    lengths_here = lengths[tokens.completion]
+    sequence_ratio = (sums[tokens.completion] / lengths_here).exp()
+    share, left_alone = _clipped(objective, sequence_ratio, tokens.advantage)
+    return share / lengths_here, left_alone
+
+
+def cispo(objective: Objective, tokens: Tokens) -> Share:
+    """−sg(min(r, weight_max))·A·log π, mean over the batch's tokens; sg stops the gradient.
+
+    Clips the weight instead of the update, so that no token is left out (MiniMax-M1, arXiv
+    2506.13585, eq. 4 and 5, whose lower bound is not used either).
+    """
+    weight = _ratio(tokens.log_pi, tokens.log_old).detach()
+    share = -weight.clamp(max=objective.weight_max) * tokens.advantage * tokens.log_pi
+    return share, {"weights_clipped": weight > objective.weight_max}
+
+
+def icepop(objective: Objective, tokens: Tokens) -> Share:
+    """−M(old/μ)·min(r·A, clip(r, 1 − ε, 1 + ε_high)·A), M(k) = k in [band_low, band_high], else 0.
+
+    Discards tokens on which trainer and sampler disagree (Ring-1T, arXiv 2510.18855, §IcePop:
+    band 0.5 to 5). old = step_start.
+    """
+    weight = _ratio(tokens.log_old, tokens.log_mu)
+    outside = (weight < objective.band_low) | (weight > objective.band_high)
+    share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    return weight.masked_fill(outside, 0) * share, {**left_alone, "outside_band": outside}
+
+
+def tis(objective: Objective, tokens: Tokens) -> Share:
+    """−min(old/μ, weight_max)·min(r·A, clip(r, 1 − ε, 1 + ε_high)·A), mean over the tokens.
+
+    Truncated importance sampling (Yao et al., "Your efficient RL framework secretly brings you
+    off-policy RL training", 2025: weight_max = 2). old = step_start.
+    """
+    weight = _ratio(tokens.log_old, tokens.log_mu)
+    share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    left_alone["weights_clipped"] = weight > objective.weight_max
+    return weight.clamp(max=objective.weight_max) * share, left_alone
+
+
+def decoupled_ppo(objective: Objective, tokens: Tokens) -> Share:
+    """−(old/μ)·min(r·A, clip(r, 1 − ε, 1 + ε_high)·A), mean over the tokens.
+
+    The proximal policy that bounds the step is another than the one that behaved (Hilton et al.,
+    arXiv 2110.00641, eq. 2; AReaL, arXiv 2505.24298, §5.2). old = step_start.
+    """
+    share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    return _ratio(tokens.log_old, tokens.log_mu) * share, left_alone
+
+
+def dppo(objective: Objective, tokens: Tokens) -> Share:
+    """−m·(π/μ)·A, mean over the tokens; m = 0 where A·(π − μ) > 0 and |π − μ| > change_max, else 1.
+
+    A trust region in probability instead of ratio: a token that its advantage has already moved
+    far is left alone (DPPO, binary total variation, arXiv 2602.04879, §4: change_max = 0.2).
+    """
+    ratio = _ratio(tokens.log_pi, tokens.log_mu)
+    change = (tokens.log_pi.exp() - tokens.log_mu.exp()).detach()
+    far = change.abs() > objective.change_max
+    high = far & (change > 0) & (tokens.advantage > 0)
+    low = far & (change < 0) & (tokens.advantage < 0)
+    share = -(ratio * tokens.advantage).masked_fill(high | low, 0)
+    return share, {"clipped_low": low, "clipped_high": high}
+
+
+_OBJECTIVES: dict[str, Callable[[Objective, Tokens], Share]] = {
+    function.__name__: function
+    for function in (grpo, dr_grpo, dapo, gspo, cispo, icepop, tis, decoupled_ppo, dppo)
+}
+
+
+def _denominator(objective: Objective, totals: Totals) -> int:
+    """What the shares of the whole batch are divided by."""
+    if objective.name == "gspo":
+        return totals.completions
+    if objective.name == "dr_grpo":
+        if totals.completion_tokens_max < 1:
+            raise ValueError("dr_grpo needs the run's length limit")
+        return totals.completions * totals.completion_tokens_max
+    return totals.tokens
+
+
+def _ratio(log_above: Tensor, log_below: Tensor) -> Tensor:
+    return (log_above - log_below).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+
+
+def _clipped(
+    objective: Objective, ratio: Tensor, advantage: Tensor, bound: float | None = None
+) -> Share:
+    """−min(min(r, bound)·A, clip(r, 1 − ε, 1 + ε_high)·A): PPO's clipping (arXiv 1707.06347)."""
+    low, high = 1 - objective.epsilon, 1 + (objective.epsilon_high or objective.epsilon)
+    raw = ratio if bound is None else ratio.clamp(max=bound)
+    share = -torch.minimum(raw * advantage, ratio.clamp(low, high) * advantage)
+    with torch.no_grad():
+        left_alone = {
+            "clipped_low": (ratio < low) & (advantage < 0),
+            "clipped_high": (ratio > high) & (advantage > 0),
+        }
+    return share, left_alone

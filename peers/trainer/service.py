@@ -57,10 +57,11 @@ class TrainerService:
         self._environment = load_environment(environment, environment_version)
         self._base = Path(model)
         settings = LearnerSettings(
-            Objective(**objective),
-            self._schedule,
-            self._sampling.temperature,
-            seed,
+            objective=Objective(**objective),
+            schedule=self._schedule,
+            temperature=self._sampling.temperature,
+            seed=seed,
+            completion_tokens_max=self._sampling.max_new_tokens,
             sharding=Sharding(**(sharding or {})),
         )
         self._learner = Learner(self._base, settings, ranks=self._ranks)

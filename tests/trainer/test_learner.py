@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
 from peers.policy.native import NativeEngine
-from peers.trainer import learner as learner_module
-from peers.trainer.batch import Group, informative, make_batch
-from peers.trainer.learner import Learner, LearnerSettings, forward
+from peers.trainer import packing
+from peers.trainer.batch import Batch, Group, informative, make_batch
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.packing import Scorer, lay_out
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
@@ -83,20 +84,18 @@ def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 5))
 def test_batch_holds_every_token_once(seed: int, count: int, size: int) -> None:
     groups = random_groups(seed, policy=1, count=count, size=size)
-    batch = make_batch(groups, normalise_by_std=True)
-    expected = [token for group in groups for row in group.completions for token in row]
-    assert batch.tokens[batch.completion].tolist() == expected
-    assert batch.token_count() == len(expected)
-    rows = [(group.prompt, row) for group in groups for row in group.completions]
-    for row, (prompt, completion) in enumerate(rows):
-        end = len(prompt) + len(completion)
-        assert batch.tokens[row, :end].tolist() == [*prompt, *completion]
-        assert not batch.tokens[row, end:].any()
-    assert batch.lengths().tolist() == [len(p) + len(c) for p, c in rows]
+    batch = make_batch(groups, Objective())
+    rows = [[*group.prompt, *row] for group in groups for row in group.completions]
+    lengths = [len(row) for group in groups for row in group.completions]
+    assert [sequence.tolist() for sequence in batch.sequences()] == rows
+    assert batch.completion_lengths.tolist() == lengths
+    assert batch.token_count() == sum(lengths)
+    assert batch.lengths().tolist() == list(map(len, rows))
+    owner = [row for row, length in enumerate(lengths) for _ in range(length)]
+    assert batch.per_token(torch.arange(len(batch))).tolist() == owner
     picked = torch.arange(0, len(batch), 2)
-    assert batch.rows(picked).tokens[batch.rows(picked).completion].tolist() == [
-        token for index in picked.tolist() for token in rows[index][1]
-    ]
+    assert [sequence.tolist() for sequence in batch.rows(picked).sequences()] == rows[::2]
+    assert len(batch.rows(picked[:0])) == 0
 
 
 def test_only_groups_with_different_rewards_are_informative() -> None:
@@ -111,6 +110,7 @@ def test_only_groups_with_different_rewards_are_informative() -> None:
         ({"rewards": [1.0, 0.0, float("nan"), 0.0]}, "not finite"),
         ({"prompt": []}, "empty prompt"),
         ({"completions": [[1], [], [1], [1]]}, "empty completion"),
+        ({"log_probabilities": [[0.0]] * 4}, "other log-probabilities than tokens"),
     ],
 )
 def test_malformed_groups_are_refused(change: dict[str, Any], words: str) -> None:
@@ -118,53 +118,12 @@ def test_malformed_groups_are_refused(change: dict[str, Any], words: str) -> Non
         dataclasses.replace(random_groups(0, policy=0)[0], **change)
 
 
-# --- log-probabilities -----------------------------------------------------------------------
-
-
-def test_forward_equals_each_sequence_alone_and_the_engine(base: Path) -> None:
-    groups = random_groups(1, policy=0)
-    model = load_model(base).float().eval()
-    log_pi, entropy = forward(model, make_batch(groups, True), temperature=0.7)
-    rows = [(group.prompt, list(row)) for group in groups for row in group.completions]
-    prefill = NativeEngine(base).prefill([p for p, _ in rows], [c for _, c in rows])
-    start = 0
-    for (prompt, completion), engine_logits in zip(rows, prefill.logits, strict=True):
-        here = slice(start, start := start + len(completion))
-        logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        for alone in (logits, engine_logits):
-            log_all = torch.log_softmax(alone / 0.7, dim=-1)
-            expected = log_all[range(len(completion)), completion]
-            torch.testing.assert_close(log_pi[here], expected, atol=2e-5, rtol=0)
-            expected_entropy = torch.distributions.Categorical(logits=log_all).entropy()  # type: ignore[no-untyped-call]
-            torch.testing.assert_close(entropy[here], expected_entropy, atol=2e-5, rtol=0)
-    assert start == len(log_pi)
-
-
-def test_repeated_completions_are_computed_once_and_count_as_often_as_they_are(base: Path) -> None:
-    """Same log-probabilities and the same gradient as one pass per row."""
-    group = random_groups(2, policy=0)[0]
-    repeated = dataclasses.replace(
-        group,
-        completions=[*group.completions, *group.completions[:2]],
-        rewards=[*group.rewards, *group.rewards[:2]],
-    )
-    batch = make_batch([repeated], normalise_by_std=True)
-    weights = torch.linspace(0.5, 2, batch.token_count())
-    model = load_model(base).float().eval()
-
-    def gradient(log_pi: torch.Tensor) -> dict[str, torch.Tensor]:
-        model.zero_grad()
-        (log_pi * weights).sum().backward()  # type: ignore[no-untyped-call]
-        return {name: value.grad.clone() for name, value in model.named_parameters()}
-
-    together, _ = forward(model, batch, 1.0)
-    alone = torch.cat(
-        [forward(model, batch.rows(torch.tensor([row])), 1.0)[0] for row in range(len(batch))]
-    )
-    torch.testing.assert_close(together, alone, atol=2e-6, rtol=0)
-    expected, found = gradient(alone), gradient(together)
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
+    """fp32 [n]."""
+    values = torch.empty(batch.token_count())
+    for rows in lay_out(batch):
+        values[rows.index] = Scorer(model, 1.0)(rows)[0].detach()
+    return values
 
 
 # --- learning --------------------------------------------------------------------------------
@@ -194,19 +153,21 @@ def test_mixed_policies_in_one_batch_each_get_their_own_log_mu(base: Path) -> No
     learner = Learner(base, SETTINGS)
     learner.train_step(random_groups(1, policy=0), 0)
     groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
-    mixed = learner._prepare(groups).log_generation
-    one = [learner._prepare(random_groups(seed, policy=p)) for seed, p in ((2, 0), (3, 1))]
-    expected = torch.cat([prepared.log_generation for prepared in one])
+    mixed = learner._prepare(groups, first=False).log_mu
+    one = [
+        learner._prepare(random_groups(seed, policy=p), first=False) for seed, p in ((2, 0), (3, 1))
+    ]
+    expected = torch.cat([prepared.log_mu for prepared in one])
     torch.testing.assert_close(mixed, expected, atol=2e-6, rtol=0)
 
 
 def test_learning_raises_the_probability_of_rewarded_completions(base: Path) -> None:
     groups = random_groups(5, policy=0, count=2)[:1]
     learner = Learner(base, settings(warmup_steps=0))
-    batch = make_batch(groups, True)
-    before = forward(learner.model, batch, 1.0)[0].detach()
+    batch = make_batch(groups, Objective())
+    before = log_probabilities(learner.model, batch)
     learner.train_step(groups, 0)
-    after = forward(learner.model, batch, 1.0)[0].detach()
+    after = log_probabilities(learner.model, batch)
     good = batch.per_token(batch.advantage) > 0
     assert float((after - before)[good].mean()) > 0 > float((after - before)[~good].mean())
 
@@ -214,7 +175,7 @@ def test_learning_raises_the_probability_of_rewarded_completions(base: Path) -> 
 def test_micro_batches_change_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for tokens_max in (1 << 14, 40):
-        monkeypatch.setattr(learner_module, "PADDED_TOKENS_MAX", tokens_max)
+        monkeypatch.setattr(packing, "PASS_TOKENS_MAX", tokens_max)
         learner = Learner(base, settings(kl_coefficient=0.1, entropy_coefficient=0.01))
         metrics = [learner.train_step(random_groups(step, policy=0), step) for step in range(2)]
         results.append((weights_of(learner), metrics))

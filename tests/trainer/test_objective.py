@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,99 +9,194 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from peers.trainer.objective import advantages, check, grpo
+from peers.trainer.objective import Tokens, Totals, advantages, check, describe, k3, loss
 from swarm.errors import UserError
-from swarm.messages import Objective
+from swarm.messages import Objective, Schedule
 
-OBJECTIVE = Objective(kl_coefficient=0.3, entropy_coefficient=0.2)
+OBJECTIVE = Objective(
+    kl_coefficient=0.3, entropy_coefficient=0.2, epsilon_high=0.28, weight_max=1.5, band_high=2.0
+)
+NAMES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "icepop", "tis", "decoupled_ppo", "dppo"]
+LENGTH_MAX = 17
 
-
-def literal(
-    objective: Objective,
-    log_pi: Any,
-    log_old: Any,
-    advantage: Any,
-    entropy: Any,
-    log_reference: Any,
-) -> float:
-    """The formulas as they stand in the paper, token by token, in float64."""
-    total = 0.0
-    for pi, old, a, h, reference in zip(
-        log_pi, log_old, advantage, entropy, log_reference, strict=True
-    ):
-        r = np.exp(np.clip(pi - old, -20, 20))
-        low, high = 1 - objective.epsilon, 1 + objective.epsilon
-        total -= min(min(r, objective.delta) * a, min(max(r, low), high) * a)
-        d = min(reference - pi, 10)
-        total += objective.kl_coefficient * (np.exp(d) - d - 1)
-        total -= objective.entropy_coefficient * h
-    return total / len(log_pi)
+# --- the formulas as they stand in the papers, completion by completion, token by token ----------
 
 
-def random_tokens(seed: int, count: int = 400) -> list[torch.Tensor]:
-    """log π, log old, advantage, entropy, log reference: far enough apart to reach every bound."""
+def bounded_ratio(above: float, below: float) -> float:
+    return float(np.exp(np.clip(above - below, -20, 20)))
+
+
+def ppo(g: Objective, r: float, a: float) -> float:
+    return min(r * a, min(max(r, 1 - g.epsilon), 1 + (g.epsilon_high or g.epsilon)) * a)
+
+
+def two_sided(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
+    r = bounded_ratio(pi, old)
+    return min(min(r, g.delta) * a, min(max(r, 1 - g.epsilon), 1 + g.epsilon_high) * a)
+
+
+def plain(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
+    return ppo(g, bounded_ratio(pi, old), a)
+
+
+def masked(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
+    k = bounded_ratio(old, mu)
+    return (k if g.band_low <= k <= g.band_high else 0.0) * ppo(g, bounded_ratio(pi, old), a)
+
+
+def truncated(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
+    return min(bounded_ratio(old, mu), g.weight_max) * ppo(g, bounded_ratio(pi, old), a)
+
+
+def decoupled(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
+    return bounded_ratio(old, mu) * ppo(g, bounded_ratio(pi, old), a)
+
+
+def trust_region(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
+    moved = np.exp(pi) - np.exp(mu)
+    kept = not (abs(moved) > g.change_max and moved * a > 0)
+    return bounded_ratio(pi, mu) * a if kept else 0.0
+
+
+PER_TOKEN: dict[str, Callable[[Objective, float, float, float, float], float]] = {
+    "grpo": two_sided,
+    "dr_grpo": plain,
+    "dapo": plain,
+    "icepop": masked,
+    "tis": truncated,
+    "decoupled_ppo": decoupled,
+    "dppo": trust_region,
+}
+
+
+def literal(g: Objective, columns: list[Any], frozen_pi: Any = None) -> float:
+    """The loss in float64. `frozen_pi`: log π where a stop-gradient stands in the formula."""
+    log_pi, log_old, log_mu, advantage, entropy, completion, log_reference = columns
+    frozen_pi = log_pi if frozen_pi is None else frozen_pi
+    tokens, completions = len(log_pi), int(completion.max()) + 1
+    policy = 0.0
+    for number in range(completions):
+        here = [place for place in range(tokens) if completion[place] == number]
+        if g.name == "gspo":
+            total = sum(np.clip(log_pi[i] - log_old[i], -20, 20) for i in here)
+            policy += ppo(g, np.exp(total / len(here)), advantage[here[0]]) / completions
+            continue
+        for i in here:
+            if g.name == "cispo":
+                weight = min(bounded_ratio(frozen_pi[i], log_old[i]), g.weight_max)
+                gain = weight * advantage[i] * log_pi[i]
+            else:
+                gain = PER_TOKEN[g.name](g, log_pi[i], log_old[i], log_mu[i], advantage[i])
+            policy += gain / (completions * LENGTH_MAX if g.name == "dr_grpo" else tokens)
+    total = -policy
+    for i in range(tokens):
+        d = np.clip(log_reference[i] - log_pi[i], -10, 10)
+        kl = np.exp(d) - d - 1
+        if g.kl_by_ratio:
+            kl *= bounded_ratio(log_pi[i], log_mu[i])
+        total += g.kl_coefficient * kl / tokens - g.entropy_coefficient * entropy[i] / tokens
+    return float(total)
+
+
+def random_columns(
+    seed: int, count: int = 300, spread: float = 1.5, extremes: bool = True
+) -> list[torch.Tensor]:
+    """log π, old, μ, A, entropy, completion, reference: far enough apart to reach every bound."""
     generator = torch.Generator().manual_seed(seed)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(count, generator=generator, dtype=torch.float64)
+
     log_pi = -torch.rand(count, generator=generator, dtype=torch.float64) * 3
-    log_old = log_pi + torch.randn(count, generator=generator, dtype=torch.float64) * 1.5
-    log_reference = log_pi + torch.randn(count, generator=generator, dtype=torch.float64) * 5
-    advantage = torch.randn(count, generator=generator, dtype=torch.float64)
+    completion = torch.arange(count) // 7  # the last one is shorter
+    advantage = normal()[completion]
+    log_old = log_pi + normal() * spread
+    log_mu = torch.minimum(log_old + normal(), torch.zeros(()))
+    log_reference = log_pi + normal() * 5
     entropy = torch.rand(count, generator=generator, dtype=torch.float64)
-    log_old[0], log_old[1] = log_pi[0] - 100, log_pi[1] + 100
-    return [log_pi, log_old, advantage, entropy, log_reference]
+    if extremes:
+        log_old[0], log_old[8], log_mu[15] = log_pi[0] - 100, log_pi[8] + 100, -100
+    return [log_pi, log_old, log_mu, advantage, entropy, completion, log_reference]
 
 
-def loss_of(objective: Objective, tokens: list[torch.Tensor]) -> torch.Tensor:
-    log_pi, log_old, advantage, entropy, log_reference = tokens
-    loss, _ = grpo(
-        objective, log_pi, log_old, advantage, entropy, len(log_pi), log_old, log_reference
+def tokens_of(columns: list[torch.Tensor]) -> Tokens:
+    return Tokens(*columns)
+
+
+def totals_of(columns: list[torch.Tensor]) -> Totals:
+    return Totals(len(columns[0]), int(columns[5].max()) + 1, LENGTH_MAX)
+
+
+def loss_of(objective: Objective, columns: list[torch.Tensor]) -> torch.Tensor:
+    return loss(objective, tokens_of(columns), totals_of(columns))[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("kl_by_ratio", [False, True])
+def test_equals_the_literal_formulas(name: str, seed: int, kl_by_ratio: bool) -> None:
+    columns = random_columns(seed)
+    objective = replace(OBJECTIVE, name=name, kl_by_ratio=kl_by_ratio)
+    expected = literal(objective, [tensor.numpy() for tensor in columns])
+    assert float(loss_of(objective, columns)) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("column", "kl_by_ratio"), [(0, False), (0, True), (4, False)])
+def test_gradient_equals_finite_differences(name: str, column: int, kl_by_ratio: bool) -> None:
+    """By log π and by the entropy; the reference differs from π, where the KL has a gradient."""
+    columns = random_columns(7, count=21, spread=0.4, extremes=False)
+    # A difference below −10 has a gradient on purpose though its value is clamped.
+    columns[6] = columns[0] + (columns[6] - columns[0]).clamp(-9.9, 5)
+    objective = replace(OBJECTIVE, name=name, kl_by_ratio=kl_by_ratio)
+    moved = columns[column].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(
+        loss_of(objective, [*columns[:column], moved, *columns[column + 1 :]]), moved
     )
-    return loss
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_equals_the_literal_formulas(seed: int) -> None:
-    tokens = random_tokens(seed)
-    expected = literal(OBJECTIVE, *[tensor.numpy() for tensor in tokens])
-    assert float(loss_of(OBJECTIVE, tokens)) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("column", [0, 3])
-def test_gradient_equals_finite_differences(column: int) -> None:
-    tokens = random_tokens(7, count=60)
-    moved = tokens[column].clone().requires_grad_()
-    loss = loss_of(OBJECTIVE, [*tokens[:column], moved, *tokens[column + 1 :]])
-    (gradient,) = torch.autograd.grad(loss, moved)
+    assert bool((gradient != 0).any())
     for index in range(len(moved)):
         sides = []
         for step in (1e-6, -1e-6):
-            shifted = tokens[column].clone()
+            shifted = columns[column].clone()
             shifted[index] += step
-            arguments = [*tokens[:column], shifted, *tokens[column + 1 :]]
-            sides.append(literal(OBJECTIVE, *[tensor.numpy() for tensor in arguments]))
-        assert float(gradient[index]) == pytest.approx((sides[0] - sides[1]) / 2e-6, abs=1e-7)
+            arguments = [*columns[:column], shifted, *columns[column + 1 :]]
+            sides.append(literal(objective, [t.numpy() for t in arguments], columns[0].numpy()))
+        expected = (sides[0] - sides[1]) / 2e-6
+        assert float(gradient[index]) == pytest.approx(expected, abs=1e-7, rel=1e-5), index
 
 
-def test_parts_of_a_batch_add_up() -> None:
-    log_pi, log_old, advantage, entropy, log_reference = random_tokens(1)
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_a_batch_add_up(name: str) -> None:
+    columns = random_columns(1)
+    objective = replace(OBJECTIVE, name=name)
+    totals = totals_of(columns)
 
     def part(here: slice) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return grpo(
-            OBJECTIVE,
-            log_pi[here],
-            log_old[here],
-            advantage[here],
-            entropy[here],
-            len(log_pi),
-            log_old[here],
-            log_reference[here],
-        )
+        return loss(objective, tokens_of([column[here] for column in columns]), totals)
 
     whole, metrics = part(slice(None))
-    parts = [part(slice(0, 90)), part(slice(90, None))]
-    assert float(whole) == pytest.approx(sum(float(loss) for loss, _ in parts))
-    for name, value in metrics.items():
-        assert float(value) == pytest.approx(sum(float(each[name]) for _, each in parts)), name
+    parts = [part(slice(0, 91)), part(slice(91, None))]  # 13 whole completions, and the rest
+    assert float(whole) == pytest.approx(sum(float(value) for value, _ in parts))
+    for key, value in metrics.items():
+        assert float(value) == pytest.approx(sum(float(each[key]) for _, each in parts)), key
+
+
+def one_token(
+    objective: Objective, log_pi: torch.Tensor, advantage: float, **changed: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A batch of one token whose old and μ are 0 unless given."""
+    zero = torch.zeros_like(log_pi.detach())
+    tokens = Tokens(
+        log_pi=log_pi,
+        log_old=zero,
+        log_mu=zero,
+        advantage=zero + advantage,
+        entropy=zero,
+        completion=torch.zeros(1, dtype=torch.int64),
+    )
+    return loss(objective, dataclasses.replace(tokens, **changed), Totals(1, 1, 1))
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -108,9 +205,8 @@ def test_delta_bites_only_where_the_advantage_is_negative(advantage: float, rati
     def gradient(delta: float) -> float:
         objective = Objective(delta=delta, kl_coefficient=0, entropy_coefficient=0)
         log_pi = torch.full((1,), ratio).log().requires_grad_()
-        zero = torch.zeros(1)
-        loss, _ = grpo(objective, log_pi, zero, zero + advantage, zero, 1, zero)
-        return float(torch.autograd.grad(loss, log_pi)[0])
+        value, _ = one_token(objective, log_pi, advantage)
+        return float(torch.autograd.grad(value, log_pi)[0])
 
     bites = gradient(4.0) != gradient(1e6)
     assert bites == (advantage < 0 and ratio > 4)
@@ -119,36 +215,72 @@ def test_delta_bites_only_where_the_advantage_is_negative(advantage: float, rati
 @pytest.mark.parametrize("difference", [-30.0, -3.0, -0.1, 0.1, 3.0])
 def test_kl_pulls_towards_the_reference(difference: float) -> None:
     """Unlike between two tensors without gradient, a defect of a published trainer."""
-    log_reference, zero = torch.full((1,), -35.0), torch.zeros(1)
+    log_reference = torch.full((1,), -35.0)
     log_pi = (log_reference - difference).requires_grad_()
     objective = Objective(kl_coefficient=0.5, entropy_coefficient=0)
-    loss, metrics = grpo(objective, log_pi, log_pi.detach(), zero, zero, 1, zero, log_reference)
-    (gradient,) = torch.autograd.grad(loss, log_pi)
-    assert float(gradient) == pytest.approx(0.5 * (1 - np.exp(difference)), rel=1e-4)
-    assert float(loss.detach()) == pytest.approx(0.5 * float(metrics["kl_reference"]))
+    value, metrics = one_token(
+        objective, log_pi, 0.0, log_old=log_pi.detach(), log_reference=log_reference
+    )
+    (gradient,) = torch.autograd.grad(value, log_pi)
+    bounded = max(difference, -10)
+    assert float(gradient) == pytest.approx(0.5 * (1 - np.exp(bounded)), rel=1e-3)
+    assert float(metrics["kl_reference"]) == pytest.approx(np.exp(bounded) - bounded - 1, rel=1e-4)
+    assert float(value.detach()) == pytest.approx(0.5 * float(metrics["kl_reference"]))
+
+
+def test_kl_by_ratio_is_unbiased_on_rollouts_of_another_policy() -> None:
+    """Its gradient, averaged over μ's tokens, is that of KL(π ‖ reference); else it is not."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    parameters = logits[0].clone().requires_grad_()
+    log_pi = torch.log_softmax(parameters, -1)
+    log_mu, log_reference = torch.log_softmax(logits[1:], -1)
+    exact = (log_pi.exp() * (log_pi - log_reference)).sum()
+    (expected,) = torch.autograd.grad(exact, parameters, retain_graph=True)
+
+    def averaged(kl_by_ratio: bool) -> torch.Tensor:
+        objective = Objective(kl_coefficient=1, entropy_coefficient=0, kl_by_ratio=kl_by_ratio)
+        total = torch.zeros((), dtype=torch.float64)
+        for token in range(6):  # every token as often as μ draws it
+            value, _ = one_token(
+                objective,
+                log_pi[token : token + 1],
+                0.0,
+                log_mu=log_mu[token : token + 1],
+                log_reference=log_reference[token : token + 1],
+            )
+            total = total + log_mu[token].exp() * value
+        return torch.autograd.grad(total, parameters, retain_graph=True)[0]
+
+    torch.testing.assert_close(averaged(True), expected)
+    assert float((averaged(False) - expected).abs().max()) > 0.01
+
+
+any_log = st.floats(-(2.0**100), 0, width=32)
 
 
 @settings(deadline=None)  # shared cores
-@given(*[st.floats(-(2.0**100), 0, width=32)] * 4, st.floats(-(2.0**20), 2.0**20, width=32))
+@given(
+    st.sampled_from(NAMES),
+    st.tuples(any_log, any_log, any_log, any_log),
+    st.floats(-(2.0**20), 2.0**20, width=32),
+    st.booleans(),
+)
 def test_nothing_overflows_in_fp32(
-    pi: float, old: float, generation: float, reference: float, advantage: float
+    name: str, logs: tuple[float, float, float, float], advantage: float, kl_by_ratio: bool
 ) -> None:
-    log_pi = torch.tensor([pi], requires_grad=True)
-    log_old, given_advantage, log_generation, log_reference = (
-        torch.tensor([value]) for value in (old, advantage, generation, reference)
-    )
-    loss, metrics = grpo(
-        OBJECTIVE,
+    log_pi, log_old, log_mu, log_reference = (torch.tensor([value]) for value in logs)
+    log_pi.requires_grad_()
+    value, metrics = one_token(
+        replace(OBJECTIVE, name=name, kl_by_ratio=kl_by_ratio),
         log_pi,
-        log_old,
-        given_advantage,
-        torch.ones(1),
-        1,
-        log_generation,
-        log_reference,
+        advantage,
+        log_old=log_old,
+        log_mu=log_mu,
+        log_reference=log_reference,
     )
-    (gradient,) = torch.autograd.grad(loss, log_pi)
-    assert all(np.isfinite(float(value.detach())) for value in (loss, gradient, *metrics.values()))
+    (gradient,) = torch.autograd.grad(value, log_pi)
+    assert all(np.isfinite(float(each.detach())) for each in (value, gradient, *metrics.values()))
 
 
 log_ratio = st.floats(-1e4, 1e4)
@@ -160,44 +292,125 @@ def test_loss_of_a_token_is_bounded(r: float, a: float, epsilon: float, gap: flo
     objective = Objective(
         epsilon=epsilon, delta=1 + epsilon + gap, kl_coefficient=0, entropy_coefficient=0
     )
-    check(objective)
-    zero = torch.zeros(1, dtype=torch.float64)
+    check(objective, Schedule(steps=1, groups_per_step=1))
     log_pi = torch.full((1,), r, dtype=torch.float64, requires_grad=True)
-    loss, metrics = grpo(objective, log_pi, zero, torch.full_like(zero, a), zero, 1, zero)
-    (gradient,) = torch.autograd.grad(loss, log_pi)
+    value, metrics = one_token(objective, log_pi, a)
+    (gradient,) = torch.autograd.grad(value, log_pi)
     bound = abs(a) * (1 + epsilon if a > 0 else objective.delta)
-    assert abs(float(loss.detach())) <= bound * (1 + 1e-9)
+    assert abs(float(value.detach())) <= bound * (1 + 1e-9)
     assert abs(float(gradient)) <= bound * (1 + 1e-9)
-    assert all(np.isfinite(float(value)) for value in metrics.values())
+    assert all(np.isfinite(float(each)) for each in metrics.values())
     if (a > 0 and r > np.log1p(epsilon) + 1e-6) or (a < 0 and r < np.log1p(-epsilon) - 1e-6):
         assert float(gradient) == 0  # already moved far enough the right way
     if a < 0 and r > np.log(objective.delta) + 1e-6:
         assert float(gradient) == 0  # the second side: no unbounded push back either
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_count_what_an_objective_leaves_alone(name: str) -> None:
+    """A token counted as clipped or masked has no gradient; one that is not has one."""
+    columns = random_columns(4)
+    columns[0].requires_grad_()
+    objective = replace(OBJECTIVE, name=name, kl_coefficient=0, entropy_coefficient=0)
+    value, metrics = loss(objective, tokens_of(columns), totals_of(columns))
+    (gradient,) = torch.autograd.grad(value, columns[0])
+    counted = sum(
+        float(share) * len(gradient)
+        for key, share in metrics.items()
+        if key.startswith("clipped_") or key == "outside_band"
+    )
+    inert = int((gradient == 0).sum())
+    if name == "icepop":  # a token may be both clipped and outside the band
+        assert inert <= counted <= 2 * inert
+    else:
+        # Where |log ratio| is beyond 20 nothing moves either: two tokens here were made so.
+        assert counted <= inert + 1e-6 <= counted + 3
+    assert inert < len(gradient)
+    assert (counted > 0) == (name != "cispo")
+
+
+def test_effective_share() -> None:
+    """1 on-policy; (Σw)² / (n Σw²) otherwise."""
+    columns = random_columns(2, spread=0.3)
+    _, metrics = loss(OBJECTIVE, tokens_of(columns), totals_of(columns))
+    shown = describe({name: float(value) for name, value in metrics.items()})
+    weights = np.exp(np.clip((columns[0] - columns[2]).numpy(), -20, 20))
+    expected = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+    assert shown["effective_share"] == pytest.approx(expected)
+    ratio = np.exp(np.clip((columns[0] - columns[1]).numpy(), -20, 20))
+    assert shown["ratio_std"] == pytest.approx(ratio.std(), rel=1e-6)
+    columns[1] = columns[2] = columns[0]
+    _, metrics = loss(OBJECTIVE, tokens_of(columns), totals_of(columns))
+    shown = describe({name: float(value) for name, value in metrics.items()})
+    assert shown["effective_share"] == pytest.approx(1)
+    assert shown["ratio_std"] == pytest.approx(0, abs=1e-6)
+
+
+@given(st.floats(-50, 0), st.floats(-50, 0))
+def test_k3_is_never_negative(left: float, right: float) -> None:
+    values = torch.tensor([[left], [right]], dtype=torch.float64)
+    assert float(k3(values[0], values[1])) >= 0
+
+
+# --- advantages ----------------------------------------------------------------------------------
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=16))
 def test_advantages_are_centred_and_scaled(rewards: list[float]) -> None:
     tensor = torch.tensor(rewards, dtype=torch.float64)
-    plain, scaled = advantages(tensor, False), advantages(tensor, True)
-    assert plain.numpy() == pytest.approx(np.array(rewards) - np.mean(rewards))
-    expected = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards) + 1e-6)
-    assert scaled.numpy() == pytest.approx(expected)
+    scaled = advantages(tensor, Objective())
+    centred = np.array(rewards) - np.mean(rewards)
+    assert scaled.numpy() == pytest.approx(centred / (np.std(rewards, ddof=1) + 1e-6))
     assert abs(float(scaled.sum())) < 1e-6
+    for objective in (Objective(normalise_by_std=False), Objective(name="dr_grpo")):
+        assert advantages(tensor, objective).numpy() == pytest.approx(centred)
 
 
 def test_advantages_of_several_groups_do_not_mix() -> None:
     rewards = torch.tensor([[0.0, 1.0], [5.0, 5.0]])
-    assert advantages(rewards, False).tolist() == [[-0.5, 0.5], [0.0, 0.0]]
+    given = advantages(rewards, Objective(normalise_by_std=False))
+    assert given.tolist() == [[-0.5, 0.5], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 1.2), (0.2, 1.0), (0.0, 4.0), (1.0, 4.0)])
-def test_contradicting_bounds_are_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(UserError, match=r"delta.*epsilon"):
-        check(Objective(epsilon=epsilon, delta=delta))
+def test_a_group_of_one_has_no_advantage() -> None:
+    assert advantages(torch.tensor([[3.0]]), Objective()).tolist() == [[0.0]]
 
 
-def test_kl_without_reference_is_refused() -> None:
-    one = torch.zeros(1)
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"delta": 1.2}, "objective.delta is 1.2; it must be greater than 1 \\+ epsilon = 1.2"),
+        ({"epsilon_high": 3.5}, "greater than 1 \\+ epsilon = 4.5"),
+        ({"epsilon": 0.0}, "objective.epsilon is 0"),
+        ({"epsilon": 1.0}, "objective.epsilon is 1"),
+        ({"epsilon": float("nan")}, "objective.epsilon is nan"),
+        ({"band_low": 1.5}, "objective.band_low is 1.5"),
+        ({"band_high": 0.5}, "objective.band_high 0.5"),
+        ({"weight_max": 0.5}, "objective.weight_max is 0.5"),
+        ({"change_max": 0.0}, "objective.change_max 0"),
+        ({"name": "tis"}, "needs step_start"),
+        ({"name": "icepop"}, "needs step_start"),
+        ({"name": "decoupled_ppo"}, "needs step_start"),
+    ],
+)
+def test_contradicting_numbers_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check(replace(Objective(), **change), Schedule(steps=1, groups_per_step=1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_objective_can_be_chosen(name: str) -> None:
+    check(Objective(name=name), Schedule(steps=1, groups_per_step=1, old="step_start"))  # type: ignore[arg-type]
+
+
+def test_missing_parts_are_refused() -> None:
+    log_pi = torch.zeros(1)
     with pytest.raises(ValueError, match="reference"):
-        grpo(OBJECTIVE, one, one, one, one, 1, one)
+        one_token(OBJECTIVE, log_pi, 1.0)
+    columns = random_columns(1)
+    with pytest.raises(ValueError, match="length limit"):
+        loss(Objective(name="dr_grpo"), tokens_of(columns), Totals(300, 43))

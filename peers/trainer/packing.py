@@ -1,0 +1,359 @@
+"""Laying a batch out in rows for the model, and its log-probabilities, without waste or leaks.
+
+Two layouts. *Padded*: one sequence a row, rows of like length together, padding behind, where
+causal attention cannot see it. *Packed*: whole sequences one behind the other, first-fit
+decreasing; positions restart, and attention stays within a sequence. On a CPU attention has no
+kernel for packed rows, so there the layout with the smaller estimated cost is taken. Sequences
+that a batch holds several times are computed once and collect the gradients of all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from peers.trainer.batch import Batch
+
+Layout = Literal["padded", "packed"]
+
+PASS_TOKENS_MAX = 1 << 14
+"""Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""
+
+BUCKET_TOKENS_MIN = 1 << 9
+"""A pass over fewer is not worth its fixed costs: rows of other lengths join it."""
+
+BUCKET_FILL_MIN = 0.85
+"""A row shorter than this share of the longest goes to the next pass."""
+
+ATTENTION_TOKENS = 1024
+"""Row length at which attention under an explicit mask costs as much as the rest of a small
+model; with a larger one it matters less. Only a CPU's choice of layout depends on it."""
+
+LOGITS_MAX = 1 << 25
+"""Logits held at once, fp32 (128 MiB): more tokens are taken through the head piece by piece."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R rows of S input tokens: one forward pass, and how its results go back to the batch.
+
+    A sequence's last token predicts nothing and is not among the inputs.
+    """
+
+    tokens: Tensor
+    """int64 [R, S]; padding is 0."""
+    positions: Tensor
+    """int64 [R, S]: from 0 in every sequence."""
+    sequence: Tensor
+    """int64 [R, S]: counts the sequences of a row from 0; −1 is padding."""
+    packed: bool
+    """A row may hold several sequences."""
+    predictor: Tensor
+    """int64 [m]: places in the flattened rows whose logits predict `target`."""
+    target: Tensor
+    """int64 [m]: completion tokens, each distinct sequence once."""
+    source: Tensor
+    """int64 [k]: which of the m results belongs to the batch's completion token `index`."""
+    index: Tensor
+    """int64 [k]: completion tokens of the batch, whole completions."""
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same rows on a device."""
+        moved: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in vars(self).items()
+        }
+        return Rows(**moved)
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """A distinct sequence of a batch."""
+
+    tokens: Tensor
+    prompt_length: int
+    copies: list[int]
+    """Where each copy's completion begins among the batch's completion tokens."""
+
+    @property
+    def inputs(self) -> int:
+        return len(self.tokens) - 1
+
+
+def lay_out(
+    batch: Batch, layout: Layout | None = None, tokens_max: int | None = None
+) -> list[Rows]:
+    """The forward passes that cover a batch, each of at most `tokens_max` tokens, by default
+    `PASS_TOKENS_MAX` (a longer sequence has a pass to itself). `layout` None takes what is cheaper
+    on a CPU.
+    """
+    tokens_max = tokens_max or PASS_TOKENS_MAX
+    sequences = _distinct(batch)
+    padded = _pad(sequences, tokens_max)
+    if layout == "padded":
+        return [_rows(rows, packed=False) for rows in padded]
+    packed = _pack(sequences, tokens_max)
+    if layout is None and _cost(padded, masked=False) <= _cost(packed, masked=True):
+        return [_rows(rows, packed=False) for rows in padded]
+    return [_rows(rows, packed=True) for rows in packed]
+
+
+def lay_out_flat(batch: Batch, tokens_max: int | None = None) -> list[Rows]:
+    """Packed into one long row a pass: for kernels that skip what attention may not see."""
+    sequences = _distinct(batch)
+    bins = first_fit([sequence.inputs for sequence in sequences], tokens_max or PASS_TOKENS_MAX)
+    return [_rows([[sequences[place] for place in some]], packed=True) for some in bins]
+
+
+def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of places in `lengths`, first-fit decreasing; no bin's sum exceeds `capacity`, but for
+    those of a single longer length. At most 11/9 of the fewest bins possible, + 1.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    free = np.full(len(lengths), capacity)
+    bins: list[list[int]] = []
+    for place in order:
+        fitting = free[: len(bins)] >= lengths[place]
+        chosen = int(fitting.argmax()) if fitting.any() else len(bins)
+        if chosen == len(bins):
+            bins.append([])
+        bins[chosen].append(place)
+        free[chosen] -= lengths[place]
+    return bins
+
+
+def _distinct(batch: Batch) -> list[_Sequence]:
+    """A batch's sequences without repeats, in order of first appearance."""
+    found: dict[tuple[int, bytes], _Sequence] = {}
+    start = 0
+    for tokens, prompt_length, completion_length in zip(
+        batch.sequences(),
+        batch.prompt_lengths.tolist(),
+        batch.completion_lengths.tolist(),
+        strict=True,
+    ):
+        key = (prompt_length, tokens.numpy().tobytes())
+        found.setdefault(key, _Sequence(tokens, prompt_length, [])).copies.append(start)
+        start += completion_length
+    return list(found.values())
+
+
+_Pass = list[list[_Sequence]]
+"""Rows of sequences."""
+
+
+def _pad(sequences: list[_Sequence], tokens_max: int) -> list[_Pass]:
+    """One sequence a row, longest first, cut where the width or the size of a pass is exceeded."""
+    passes: list[_Pass] = []
+    width = 0
+    for sequence in sorted(sequences, key=lambda each: -each.inputs):
+        tokens = width * len(passes[-1]) if passes else 0
+        narrow = sequence.inputs < BUCKET_FILL_MIN * width and tokens >= BUCKET_TOKENS_MIN
+        if not passes or narrow or tokens + width > tokens_max:
+            passes.append([])
+            width = sequence.inputs
+        passes[-1].append([sequence])
+    return passes
+
+
+def _pack(sequences: list[_Sequence], tokens_max: int) -> list[_Pass]:
+    """Rows as wide as the longest sequence, filled first-fit decreasing."""
+    width = max(sequence.inputs for sequence in sequences)
+    bins = first_fit([sequence.inputs for sequence in sequences], width)
+    rows = [[sequences[place] for place in some] for some in bins]
+    count = max(1, tokens_max // max(1, width))
+    return [rows[start : start + count] for start in range(0, len(rows), count)]
+
+
+def _width(rows: _Pass) -> int:
+    return max(sum(sequence.inputs for sequence in row) for row in rows)
+
+
+def _cost(passes: list[_Pass], masked: bool) -> float:
+    """Tokens computed, plus what attention adds: half of a row without an explicit mask."""
+    total = 0.0
+    for rows in passes:
+        width = _width(rows)
+        total += max(BUCKET_TOKENS_MIN, len(rows) * width) * (
+            1 + width * (1.0 if masked else 0.5) / ATTENTION_TOKENS
+        )
+    return total
+
+
+def _rows(rows: _Pass, packed: bool) -> Rows:
+    """Tensors of one pass."""
+    width = max(1, _width(rows))
+    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+    positions = torch.zeros_like(tokens)
+    sequence = torch.full_like(tokens, -1)
+    predictor, target, source, index = [], [], [], []
+    computed = 0
+    for row, members in enumerate(rows):
+        column = 0
+        for number, member in enumerate(members):
+            here = slice(column, column + member.inputs)
+            tokens[row, here] = member.tokens[:-1]
+            positions[row, here] = torch.arange(member.inputs)
+            sequence[row, here] = number
+            wanted = member.tokens[member.prompt_length :]
+            first = row * width + column + member.prompt_length - 1
+            predictor.append(torch.arange(first, first + len(wanted)))
+            target.append(wanted)
+            for copy in member.copies:
+                source.append(torch.arange(computed, computed + len(wanted)))
+                index.append(torch.arange(copy, copy + len(wanted)))
+            computed += len(wanted)
+            column += member.inputs
+    return Rows(
+        tokens=tokens,
+        positions=positions,
+        sequence=sequence,
+        packed=packed,
+        predictor=torch.cat(predictor),
+        target=torch.cat(target),
+        source=torch.cat(source),
+        index=torch.cat(index),
+    )
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def fastest_attention(device: torch.device) -> str:
+    """What transformers calls the attention to set for packed rows on a device.
+
+    On CUDA flash attention where its package is installed, else PyTorch's flex attention; both
+    skip what a sequence may not see. On a CPU neither has a backward pass.
+    """
+    if device.type != "cuda":
+        return "sdpa"
+    return "flash_attention_2" if importlib.util.find_spec("flash_attn") else "flex_attention"
+
+
+def block_mask(rows: Rows) -> Tensor:
+    """bool [R, 1, S, S]: True where a query (dim 2) may see a key (dim 3): itself and what comes
+    before it in its own sequence. Padding sees padding, so that no softmax is empty.
+    """
+    width = rows.tokens.shape[1]
+    same = rows.sequence[:, :, None] == rows.sequence[:, None, :]
+    causal = torch.ones(width, width, dtype=torch.bool, device=same.device).tril()
+    return (same & causal)[:, None]
+
+
+def attention_arguments(implementation: str, rows: Rows) -> dict[str, Any]:
+    """What keeps sequences apart, for a transformers model with this attention implementation."""
+    if not rows.packed:
+        return {}  # one sequence a row, padding behind: plain causal attention
+    arguments: dict[str, Any] = {"position_ids": rows.positions}
+    if implementation.startswith("flash_attention"):
+        if len(rows.tokens) != 1:
+            raise ValueError("flash attention takes packed sequences in a single row")
+        starts = (rows.positions[0] == 0).nonzero()[:, 0].int()
+        ends = torch.cat([starts, starts.new_tensor([rows.tokens.shape[1]])])
+        longest = int(ends.diff().max())
+        return {
+            **arguments,
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+    if implementation == "flex_attention":
+        return {**arguments, "attention_mask": flex_mask(rows)}
+    mask = block_mask(rows)
+    if implementation == "eager":
+        lowest = torch.finfo(torch.float32).min
+        return {
+            **arguments,
+            "attention_mask": torch.zeros(mask.shape, device=mask.device).masked_fill(
+                ~mask, lowest
+            ),
+        }
+    return {**arguments, "attention_mask": mask}
+
+
+def flex_mask(rows: Rows) -> Any:
+    """The same mask as `block_mask`, as flex attention's sparse blocks."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    sequence = rows.sequence
+    count, width = sequence.shape
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (sequence[row, query] == sequence[row, key])
+
+    return create_block_mask(
+        visible, B=count, H=None, Q_LEN=width, KV_LEN=width, device=sequence.device.type
+    )
+
+
+# --- log-probabilities ---------------------------------------------------------------------------
+
+
+class Scorer(torch.nn.Module):
+    """A model's log-probabilities and entropies of completion tokens, for `Rows`.
+
+    A module, so that sharding and compilation can wrap the whole pass. The head is applied at
+    completion positions only.
+    """
+
+    def __init__(self, model: Any, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+
+    def forward(
+        self, rows: Rows, entropy: bool = True, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, entropies) of the batch's tokens `rows.index`, fp32 [k] each.
+
+        log_softmax(logits / temperature) in fp32. The entropy, in nats, is 0 unless asked for,
+        and has a gradient if that is asked for too.
+        """
+        arguments = attention_arguments(self.model.config._attn_implementation, rows)
+        hidden = self.model.base_model(
+            input_ids=rows.tokens, use_cache=False, **arguments
+        ).last_hidden_state
+        hidden = hidden.flatten(0, 1)[rows.predictor]
+        head = self.model.get_output_embeddings()
+        size = max(1, LOGITS_MAX // head.weight.shape[0])
+        pieces = []
+        for start in range(0, len(hidden), size):
+            part, target = hidden[start : start + size], rows.target[start : start + size]
+            if len(hidden) > size and torch.is_grad_enabled():
+                # Only the hidden states are kept for the backward pass; the logits are made again.
+                pieces.append(
+                    checkpoint(
+                        self._score,
+                        head,
+                        part,
+                        target,
+                        entropy,
+                        entropy_gradient,
+                        use_reentrant=False,
+                    )
+                )
+            else:
+                pieces.append(self._score(head, part, target, entropy, entropy_gradient))
+        log_pi, entropies = (torch.cat(values) for values in zip(*pieces, strict=True))
+        return log_pi[rows.source], entropies[rows.source]
+
+    def _score(
+        self, head: Any, hidden: Tensor, target: Tensor, entropy: bool, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits = head(hidden).float()
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        log_all = torch.log_softmax(logits, dim=-1)
+        log_pi = log_all.gather(-1, target[:, None])[:, 0]
+        if not entropy:
+            return log_pi, torch.zeros_like(log_pi)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            return log_pi, -(log_all.exp() * log_all).sum(-1)

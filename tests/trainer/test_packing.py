@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peers.policy.model import load as load_model
+from peers.policy.native import NativeEngine
+from peers.trainer import packing
+from peers.trainer.batch import Batch, Group, make_batch
+from peers.trainer.objective import Tokens, Totals, loss
+from peers.trainer.packing import (
+    Layout,
+    Rows,
+    Scorer,
+    attention_arguments,
+    block_mask,
+    fastest_attention,
+    first_fit,
+    flex_mask,
+    lay_out,
+    lay_out_flat,
+)
+from swarm.messages import Objective
+
+TEMPERATURE = 0.7
+
+
+def spread_batch(seed: int, count: int = 14, longest: int = 40) -> Batch:
+    """Sequences of very different lengths, some of them twice."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, shape: int = 1) -> list[int]:
+        return torch.randint(low, high, (shape,), generator=generator).tolist()
+
+    groups = []
+    for _ in range(count // 2):
+        completions = [draw(2, 14, draw(1, longest)[0]) for _ in range(2)]
+        groups.append(
+            Group(
+                prompt=draw(4, 14, draw(1, 7)[0]),
+                completions=[*completions, completions[0]],
+                rewards=[1.0, 0.0, 1.0],
+                policy=0,
+            )
+        )
+    return make_batch(groups, Objective())
+
+
+def scores(
+    model: Any, batch: Batch, passes: list[Rows]
+) -> tuple[torch.Tensor, torch.Tensor, float, dict[str, torch.Tensor]]:
+    """Log-probabilities, entropies, loss and gradients of the whole batch, by pass."""
+    model.zero_grad()
+    scorer = Scorer(model, TEMPERATURE)
+    log_pi, entropy = torch.empty(batch.token_count()), torch.empty(batch.token_count())
+    advantage = batch.per_token(batch.advantage)
+    completion = batch.per_token(torch.arange(len(batch)))
+    log_old = torch.linspace(-6, -2, batch.token_count())
+    objective = Objective(kl_coefficient=0, entropy_coefficient=0.01)
+    total = 0.0
+    for rows in passes:
+        here = rows.index
+        new, h = scorer(rows, entropy_gradient=True)
+        log_pi[here], entropy[here] = new.detach(), h.detach()
+        tokens = Tokens(
+            log_pi=new,
+            log_old=log_old[here],
+            log_mu=log_old[here],
+            advantage=advantage[here],
+            entropy=h,
+            completion=completion[here],
+        )
+        value, _ = loss(objective, tokens, Totals(batch.token_count(), len(batch)))
+        value.backward()  # type: ignore[no-untyped-call]
+        total += float(value.detach())
+    gradients = {name: value.grad.clone() for name, value in model.named_parameters()}
+    return log_pi, entropy, total, gradients
+
+
+def alone(batch: Batch) -> list[Rows]:
+    """Every sequence in a pass of its own, copies too."""
+    passes, start = [], 0
+    for number, length in enumerate(batch.completion_lengths.tolist()):
+        (rows,) = lay_out(batch.rows(torch.tensor([number])))
+        passes.append(dataclasses.replace(rows, index=rows.index + start))
+        start += length
+    return passes
+
+
+@pytest.fixture(scope="module")
+def model(base: Path) -> Any:
+    return load_model(base).float().eval()
+
+
+def assert_close(left: Any, right: Any) -> None:
+    (log_pi, entropy, total, gradients), (other_pi, other_entropy, other_total, others) = (
+        left,
+        right,
+    )
+    torch.testing.assert_close(log_pi, other_pi, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy, other_entropy, atol=1e-5, rtol=0)
+    assert total == pytest.approx(other_total, abs=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, others[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("tokens_max", [1 << 14, 60])
+@pytest.mark.parametrize("layout", ["padded", "packed", "flat"])
+def test_every_layout_equals_each_sequence_alone(
+    model: Any, seed: int, tokens_max: int, layout: Any
+) -> None:
+    batch = spread_batch(seed)
+    if layout == "flat":
+        passes = lay_out_flat(batch, tokens_max)
+        assert all(len(rows.tokens) == 1 for rows in passes)
+    else:
+        passes = lay_out(batch, layout, tokens_max)
+    assert all(rows.tokens.numel() <= tokens_max for rows in passes)
+    assert all(rows.packed == (layout != "padded") for rows in passes)
+    assert_close(scores(model, batch, passes), scores(model, batch, alone(batch)))
+
+
+def test_eager_attention_takes_the_same_mask(base: Path, model: Any) -> None:
+    eager = load_model(base).float().eval()
+    eager.set_attn_implementation("eager")
+    batch = spread_batch(2)
+    passes = lay_out(batch, "packed")
+    assert_close(scores(eager, batch, passes), scores(model, batch, alone(batch)))
+
+
+def test_equals_the_engine(model: Any, base: Path) -> None:
+    batch = spread_batch(3)
+    prompts, completions = [], []
+    for tokens, prompt in zip(batch.sequences(), batch.prompt_lengths.tolist(), strict=True):
+        prompts.append(tokens[:prompt].tolist())
+        completions.append(tokens[prompt:].tolist())
+    prefill = NativeEngine(base).prefill(prompts, completions)
+    log_all = [torch.log_softmax(logits / TEMPERATURE, -1) for logits in prefill.logits]
+    log_pi, entropy, _, _ = scores(model, batch, lay_out(batch, "packed"))
+    expected = [
+        values[range(len(completion)), completion]
+        for values, completion in zip(log_all, completions, strict=True)
+    ]
+    torch.testing.assert_close(log_pi, torch.cat(expected), atol=2e-5, rtol=0)
+    expected_entropy = [-(values.exp() * values).sum(-1) for values in log_all]
+    torch.testing.assert_close(entropy, torch.cat(expected_entropy), atol=2e-5, rtol=0)
+
+
+def test_without_entropy_it_is_zero_and_nothing_else_changes(model: Any) -> None:
+    (rows,) = lay_out(spread_batch(4), "packed")
+    with_entropy, _ = Scorer(model, TEMPERATURE)(rows)
+    log_pi, entropy = Scorer(model, TEMPERATURE)(rows, entropy=False)
+    assert torch.equal(log_pi, with_entropy)
+    assert not entropy.any()
+
+
+def test_the_head_in_pieces_changes_nothing(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded by the tokens whose logits are held at once."""
+    batch = spread_batch(5)
+    whole = scores(model, batch, lay_out(batch, "packed"))
+    held: list[int] = []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda *call: held.append(call[2].numel()))
+    monkeypatch.setattr(packing, "LOGITS_MAX", 64 * 7)
+    pieces = scores(model, batch, lay_out(batch, "packed"))
+    hook.remove()
+    assert max(held) == 64 * 7
+    assert len(held) > 20
+    assert_close(pieces, whole)
+
+
+# --- a leak is caught ----------------------------------------------------------------------------
+
+
+def leaking(rows: Rows, kind: str) -> Rows:
+    """Rows whose sequences see each other."""
+    if kind == "mask":  # attention takes the whole row for one sequence
+        return dataclasses.replace(rows, sequence=rows.sequence.clamp(max=0))
+    sequence = rows.sequence.clone()
+    sequence[sequence == 1] = 0  # a single pair of neighbours
+    return dataclasses.replace(rows, sequence=sequence)
+
+
+@pytest.mark.parametrize("kind", ["mask", "pair"])
+def test_a_planted_leak_is_caught(model: Any, kind: str) -> None:
+    batch = spread_batch(6)
+    passes = [leaking(rows, kind) for rows in lay_out(batch, "packed")]
+    with pytest.raises(AssertionError):
+        assert_close(scores(model, batch, passes), scores(model, batch, alone(batch)))
+
+
+@settings(deadline=None, max_examples=10)  # shared cores
+@given(st.integers(0, 2**32))
+def test_masks_hold_exactly_the_earlier_tokens_of_the_same_sequence(seed: int) -> None:
+    for rows in lay_out(spread_batch(seed, count=6, longest=9), "packed"):
+        mask = block_mask(rows)[:, 0]
+        count, width = rows.tokens.shape
+        for row in range(count):
+            for query in range(width):
+                expected = [
+                    rows.sequence[row, key] == rows.sequence[row, query] and key <= query
+                    for key in range(width)
+                ]
+                assert mask[row, query].tolist() == expected
+        blocks = flex_mask(rows)
+        places = torch.meshgrid(*map(torch.arange, (count, width, width)), indexing="ij")
+        assert torch.equal(blocks.mask_mod(places[0], torch.zeros(()), *places[1:]), mask)
+
+
+def test_kernels_for_packed_rows_are_told_where_sequences_begin() -> None:
+    (rows,) = lay_out_flat(spread_batch(7))
+    arguments = attention_arguments("flash_attention_2", rows)
+    lengths = [
+        int((rows.sequence == number).sum()) for number in range(int(rows.sequence.max()) + 1)
+    ]
+    assert arguments["cu_seq_lens_q"].tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    assert arguments["cu_seq_lens_q"].dtype == torch.int32
+    assert arguments["max_length_k"] == max(lengths)
+    assert "attention_mask" not in arguments
+    assert attention_arguments("flex_attention", rows)["attention_mask"].shape[-1] >= sum(lengths)
+    several = lay_out(spread_batch(7), "packed")[0]
+    with pytest.raises(ValueError, match="single row"):
+        attention_arguments("flash_attention_2", several)
+
+
+def test_attention_by_device() -> None:
+    assert fastest_attention(torch.device("cpu")) == "sdpa"
+    assert fastest_attention(torch.device("cuda")) in ("flash_attention_2", "flex_attention")
+
+
+# --- packing -------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 80))
+def test_first_fit_decreasing(lengths: list[int], capacity: int) -> None:
+    """Each, longest first, goes into the first bin with room, or opens one."""
+    expected: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
+        for some in expected:
+            if sum(lengths[other] for other in some) + lengths[place] <= capacity:
+                some.append(place)
+                break
+        else:
+            expected.append([place])
+    assert first_fit(lengths, capacity) == expected
+
+
+@settings(deadline=None)  # shared cores
+@given(st.integers(0, 2**32), st.sampled_from(["padded", "packed", None]))
+def test_rows_hold_every_sequence_once_and_answer_for_every_token(
+    seed: int, layout: Layout | None
+) -> None:
+    batch = spread_batch(seed, count=8, longest=20)
+    passes = lay_out(batch, layout, tokens_max=48)
+    answered = torch.cat([rows.index for rows in passes])
+    assert sorted(answered.tolist()) == list(range(batch.token_count()))
+    completions = torch.cat(
+        [
+            tokens[prompt:]
+            for tokens, prompt in zip(batch.sequences(), batch.prompt_lengths.tolist(), strict=True)
+        ]
+    )
+    for rows in passes:
+        assert torch.equal(rows.target[rows.source], completions[rows.index])
+        assert len(set(rows.predictor.tolist())) == len(rows.predictor)
+        used = rows.sequence >= 0
+        starts = rows.positions[used] == 0
+        assert int(starts.sum()) == sum(int(row.max()) + 1 for row in rows.sequence)
+    distinct = {tuple(tokens.tolist()) for tokens in batch.sequences()}
+    computed = sum(int((rows.sequence >= 0).sum()) for rows in passes)
+    assert computed == sum(len(tokens) - 1 for tokens in distinct)
+
+
+def test_the_layout_is_chosen_by_the_spread_of_lengths() -> None:
+    """Rows of like length gain nothing from packing; a few of very different length do."""
+
+    def batch_of(lengths: list[int]) -> Batch:
+        groups = [
+            Group(
+                prompt=[4],
+                completions=[[number % 60 + 3, *[5] * (length - 1)], [number % 60 + 3] * length],
+                rewards=[0.0, 1.0],
+                policy=0,
+            )
+            for number, length in enumerate(lengths)
+        ]
+        return make_batch(groups, Objective())
+
+    assert not any(rows.packed for rows in lay_out(batch_of([40] * 30)))
+    assert all(rows.packed for rows in lay_out(batch_of([300, *[3] * 40])))
