@@ -169,6 +169,25 @@ BULK_CONNECTIONS_MAX = 512
 BULK_CONNECTIONS_PER_ADDRESS_MAX = 64
 """From one IP address."""
 
+BULK_CONNECTIONS_PER_PEER_MAX = 32
+"""That proved to be one peer's: an honest one needs about `FETCH_PARALLEL_PER_SOURCE` of them."""
+
+BULK_SMALL_REQUESTS_PER_SECOND = 100.0
+"""Requests of one address, and of one peer, that move no blob: proofs, refusals, heads. Those
+beyond it wait. A peer that waits for a piece asks at most 20 times a second on a connection."""
+
+BULK_SMALL_REQUESTS_BURST = 400.0
+"""Of them at once: a hundred peers behind one address that connect after a checkpoint."""
+
+BULK_CLIENTS_KNOWN_MAX = 4096
+"""Addresses and peers whose small requests are remembered; the least recent is forgotten."""
+
+BULK_ADMITTED_SECONDS = 1.0
+"""It is asked this often whether a client in the middle of something is still admitted."""
+
+BULK_PORTION_SECONDS = 0.02
+"""A peer with a limited uplink sends as much at a time as this takes."""
+
 BULK_POOL_PER_SOURCE = 4
 """Idle connections kept to one source; more are closed after use."""
 

@@ -269,7 +269,10 @@ class Fetcher:
         if self._deltas is not None and not held.is_delta:
             await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
         missing = held.missing()
-        self._world.random.shuffle(missing)
+        # In order only from mirrors: among peers everybody must not ask for the same piece, but
+        # where nobody else follows a file's hash keeps up with its pieces.
+        if self._have is not None:
+            self._world.random.shuffle(missing)
         job.held = held
         job.missing = dict.fromkeys(missing)
 

@@ -42,7 +42,7 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.transport import OpenBlob
-from swarm.world import Disk, Sink
+from swarm.world import Disk, RunningHash, Sink
 
 Key = tuple[int, ...]
 """(lineage, step): checkpoints in the order in which they supersede each other. With a third
@@ -80,6 +80,15 @@ Watcher = Callable[[Change, "Held", int], None]
 """Called at once with the checkpoint and the piece's index (-1 for other changes)."""
 
 
+class _FileHash:
+    """A file's SHA-256, which follows its pieces as they arrive in order."""
+
+    def __init__(self, running: RunningHash, first: int) -> None:
+        self.running = running
+        self.next_piece = first
+        self.turn = trio.Lock()
+
+
 @dataclass(eq=False)
 class Held:
     """A checkpoint on disk. To be read by others; only the store writes it."""
@@ -95,6 +104,8 @@ class Held:
     """One byte a piece: 1 when it is verified and in place."""
     checked: set[int] = field(default_factory=set)
     """Files whose SHA-256 was found right."""
+    hashes: dict[int, _FileHash] = field(default_factory=dict)
+    """By file: how far its SHA-256 is."""
     readers: int = 0
     """Blobs being sent."""
     is_delta: bool = False
@@ -360,13 +371,26 @@ class CheckpointStore:
         await self._check_file(held, held.manifest.pieces[index].file)
 
     async def _check_file(self, held: Held, number: int) -> None:
-        """Hash a file if all its pieces are there and it was not hashed yet."""
-        span = held.span(number)
-        if number in held.checked or 0 in held.pieces[span.start : span.stop]:
+        """Hash a file as far as it is there; check it when it is whole and was not checked yet."""
+        if number in held.checked:
             return
-        held.checked.add(number)
+        span = held.span(number)
+        whole = 0 not in held.pieces[span.start : span.stop]
         file = held.manifest.files[number]
-        if await self.disk.sha256(f"{held.folder}/{file.name}") == file.sha256:
+        path = f"{held.folder}/{file.name}"
+        hashing = held.hashes.get(number)
+        if hashing is None:
+            hashing = held.hashes[number] = _FileHash(self.disk.running_sha256(path), span.start)
+        if hashing.turn.locked() and not whole:
+            return  # whoever hashes now goes on to what has arrived since
+        async with hashing.turn:
+            while await self._hash_on(held, span, hashing):
+                pass
+            if number in held.checked or hashing.running.size_bytes < file.size_bytes:
+                return
+            held.checked.add(number)
+            held.hashes.pop(number, None)
+        if hashing.running.digest() == file.sha256:
             return
         # Either the disk lost bytes since they were checked, or the manifest is wrong.
         held.checked.discard(number)
@@ -380,6 +404,22 @@ class CheckpointStore:
                 "manifest states although every piece is right"
             )
         self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
+
+    async def _hash_on(self, held: Held, span: range, hashing: _FileHash) -> bool:
+        """Hash the pieces that follow, if they are worth a call; whether there were any."""
+        end = hashing.next_piece
+        while end < span.stop and held.pieces[end]:
+            end += 1
+        if end == hashing.next_piece:
+            return False
+        last = held.manifest.pieces[end - 1]
+        to_bytes = last.offset + last.size_bytes
+        few = to_bytes - hashing.running.size_bytes < defaults.DISK_BLOCK_BYTES
+        if few and end < span.stop:
+            return False
+        await hashing.running.advance(to_bytes)
+        hashing.next_piece = end
+        return True
 
     async def copy_known(self, held: Held) -> int:
         """Copy missing pieces that another checkpoint here has (files that did not change).

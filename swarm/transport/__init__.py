@@ -158,9 +158,9 @@ class BulkService(Protocol):
     """What this peer lets others fetch and push. Called by the transport for each request."""
 
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
-        """Whether this client may use the plane: called once a connection, after the client has
-        proved that it holds `peer`'s key (None: it proved nothing). `credential` is its
-        admission envelope, or empty."""
+        """Whether this client may use the plane: called after the client has proved that it holds
+        `peer`'s key (None: it proved nothing), and again each second that it uses the plane.
+        `credential` is its admission envelope, or empty."""
         ...
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:

@@ -7,8 +7,13 @@
 
 A client proves itself once a connection: it signs `PROOF_DOMAIN ‖ server's peer id ‖ challenge`,
 so a proof is of no use on another connection or at another server. Whoever proves nothing is
-`None` to the `BulkService`. Heads go through h11, each with a fresh parser; bodies never do: they
-go out by sendfile and come in by recv_into, straight into the sink, which hashes them.
+`None` to the `BulkService`. Whether a client is still admitted is asked again each second, during
+long answers too, so an eviction or a lease that ran out cuts off at once.
+
+Heads go through h11, each with a fresh parser, except the one request and the one answer that
+peers exchange thousands of times, which are recognised whole. Bodies never do: they go out by
+sendfile and come in by recv_into, straight into the sink, which hashes them. Mirrors may also be
+`https://`; only clients speak it.
 
 A peer without a usable HTTP address is asked the same over a stream, `/swarm/blob/1.0.0`:
 `Ask`, then `Answer` and DATA frames (get), or `Answer`, DATA frames from the client and a second
@@ -17,15 +22,18 @@ A peer without a usable HTTP address is asked the same over a stream, `/swarm/bl
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import secrets
 import select
+import socket
+import ssl
 import urllib.parse
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 import h11
 import msgspec
@@ -53,6 +61,14 @@ PROOF_DOMAIN = b"swarm/1/bulk-proof\x00"
 CHALLENGE_BYTES = 32
 _PROOF_BYTES_MAX = defaults.ENVELOPE_BYTES_MAX + 1024
 _BLOB_PATH = re.compile(rb"/blob/([0-9a-f]{64})")
+_PLAIN_GET = re.compile(rb"GET /blob/([0-9a-f]{64}) HTTP/1\.1\r\nhost: [!-~]{1,300}\r\n\r\n")
+"""The request of a peer for a piece: no other header has a meaning for us."""
+_PLAIN_HEAD = re.compile(
+    rb"HTTP/1\.1 200 \r\ncontent-length: (\d{1,15})\r\n"
+    rb"content-type: application/octet-stream\r\n\r\n"
+)
+"""The head of its answer, as `_head` writes it."""
+_PLAIN_HEAD_BYTES_MAX = 256
 
 
 class Proof(msgspec.Struct, array_like=True, frozen=True):
@@ -99,19 +115,54 @@ class _Broken(Exception):
     """The other side closed, stalled, or was too slow. Says which."""
 
 
-class _Wire:
-    """One TCP connection: heads by h11, bodies around it."""
+_buffers: list[bytearray] = []
+"""For bodies, used again and again: making one costs as much as receiving a piece."""
 
-    def __init__(self, stream: trio.SocketStream, traffic: Traffic) -> None:
+
+@contextmanager
+def _buffer() -> Iterator[memoryview]:
+    buffer = _buffers.pop() if _buffers else bytearray(defaults.BULK_READ_BYTES)
+    try:
+        with memoryview(buffer) as view:
+            yield view
+    finally:
+        if len(_buffers) < defaults.FETCH_PARALLEL:
+            _buffers.append(buffer)
+
+
+class _Wire:
+    """One connection, TCP or TLS over it: heads by h11, bodies around it."""
+
+    def __init__(
+        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], traffic: Traffic
+    ) -> None:
         self.stream = stream
+        self.socket = (
+            stream.socket
+            if isinstance(stream, trio.SocketStream)
+            else stream.transport_stream.socket
+        )
+        # The same socket once more: trio's own calls cost more than moving 100 KB.
+        self._raw = socket.socket(fileno=self.socket.fileno())
+        self._raw.settimeout(0.0)
         self._traffic = traffic
         self._ahead = b""  # received beyond the last head
 
     def close(self) -> None:
-        self.stream.socket.close()
+        self._raw.detach()
+        self.socket.close()
 
-    async def send(self, data: bytes) -> None:
-        """Small things: heads and reasons."""
+    async def send(self, data: bytes, *, more: bool = False) -> None:
+        """Small things: heads and reasons. `more`: a body follows, to travel in one packet."""
+        if isinstance(self.stream, trio.SocketStream):
+            try:
+                data = data[self._raw.send(data, socket.MSG_MORE if more else 0) :]
+            except BlockingIOError:
+                log.debug("a head waits for its reader")
+            except OSError as error:
+                raise _Broken("closed the connection") from error
+            if not data:
+                return
         with trio.move_on_after(defaults.BULK_HEAD_SECONDS):
             try:
                 await self.stream.send_all(data)
@@ -124,8 +175,13 @@ class _Wire:
         self, parser: h11.Connection, idle_seconds: float
     ) -> h11.Request | h11.Response | h11.InformationalResponse:
         """The next head; raises `_Broken` or `h11.RemoteProtocolError`."""
-        scope = trio.CancelScope(deadline=trio.current_time() + idle_seconds)
-        began = False
+        if b"\r\n\r\n" not in self._ahead[: defaults.BULK_HEAD_BYTES_MAX] and (
+            len(self._ahead) > defaults.BULK_HEAD_BYTES_MAX
+        ):
+            raise h11.RemoteProtocolError("the head is too long")
+        began = bool(self._ahead)
+        seconds = defaults.BULK_HEAD_SECONDS if began else idle_seconds
+        scope = trio.CancelScope(deadline=trio.current_time() + seconds)
         with scope:
             parser.receive_data(self._ahead) if self._ahead else None
             while True:
@@ -144,11 +200,68 @@ class _Wire:
                 parser.receive_data(data)
         raise _Broken("said nothing in time")
 
+    async def plain_get(self, idle_seconds: float) -> bytes | None:
+        """The digest wanted, if the next request is a peer's for a piece and nothing else; if it
+        is another (None), `head` has yet to read it. Raises `_Broken`."""
+        if not self._ahead:
+            with trio.move_on_after(idle_seconds):
+                self._ahead = await self._receive_some()
+            if not self._ahead:
+                raise _Broken("said nothing in time, or closed the connection")
+        match = _PLAIN_GET.fullmatch(self._ahead)
+        if match is None:
+            return None
+        self._ahead = b""
+        return bytes.fromhex(match[1].decode("ascii"))
+
     async def _receive_some(self) -> bytes:
         try:
             return bytes(await self.stream.receive_some(defaults.BULK_HEAD_BYTES_MAX))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise _Broken("closed the connection") from error
+
+    async def _receive_into(self, view: memoryview) -> int:
+        """Receive some bytes, waiting only if there are none; 0 at the end. Raises `_Broken`."""
+        try:
+            if isinstance(self.stream, trio.SocketStream):
+                while True:
+                    try:
+                        return self._raw.recv_into(view)
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_readable(self.socket)
+            data = await self.stream.receive_some(len(view))
+        except (OSError, trio.BrokenResourceError) as error:
+            raise _Broken("closed the connection") from error
+        view[: len(data)] = data
+        return len(data)
+
+    async def plain_blob(self, size_bytes: int, write: Callable[[memoryview], object]) -> int:
+        """Receive a peer's answer to a GET. The size it states; when that is `size_bytes`, `write`
+        was given the body. -1: it is another answer, which `head` has yet to read."""
+        if self._ahead:
+            return -1
+        with _buffer() as buffer:
+            pace = _Pace(size_bytes)
+            with pace.scope:
+                filled = 0
+                while filled < _PLAIN_HEAD_BYTES_MAX:
+                    count = await self._receive_into(buffer[filled:])
+                    if not count:
+                        break
+                    filled += count
+                    start = bytes(buffer[: min(filled, _PLAIN_HEAD_BYTES_MAX)])
+                    match = _PLAIN_HEAD.match(start)
+                    if match is not None:
+                        if int(match[1]) == size_bytes:
+                            await self._rest(size_bytes, write, buffer, match.end(), filled, pace)
+                        return int(match[1])
+                    if b"\r\n\r\n" in start:
+                        break
+                if not filled:
+                    raise _Broken("closed the connection")
+                self._ahead = bytes(buffer[:filled])
+                return -1
+        raise _Broken(pace.complaint())
 
     async def small_body(self, size_bytes: int) -> bytes:
         body = bytearray()
@@ -156,76 +269,193 @@ class _Wire:
         self._traffic.received -= size_bytes  # that was no blob
         return bytes(body)
 
-    async def body(self, size_bytes: int, write: Callable[[memoryview], object]) -> None:
-        """Receive exactly `size_bytes` into `write`."""
-        pace = _Pace(size_bytes)
-        head = memoryview(self._ahead)[:size_bytes]
-        self._ahead = self._ahead[len(head) :]
-        done = len(head)
-        if head:
-            self._traffic.received += len(head)
-            write(head)
-        buffer = memoryview(bytearray(min(defaults.BULK_READ_BYTES, max(size_bytes - done, 1))))
-        while done < size_bytes:
-            with pace.step() as scope:
-                try:
-                    count = await self.stream.socket.recv_into(buffer[: size_bytes - done])
-                except OSError as error:
-                    raise _Broken(f"broke off after {done} bytes") from error
-            if scope.cancelled_caught:
-                raise _Broken(pace.complaint(done))
-            if not count:
-                raise _Broken(f"broke off after {done} bytes")
-            self._traffic.received += count
-            write(buffer[:count])
-            done += count
+    async def body(
+        self,
+        size_bytes: int,
+        write: Callable[[memoryview], object],
+        still: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Receive exactly `size_bytes` into `write`, as long as `still()`."""
+        with _buffer() as buffer:
+            filled = min(len(self._ahead), size_bytes, len(buffer))
+            buffer[:filled] = self._ahead[:filled]
+            self._ahead = self._ahead[filled:]
+            pace = _Pace(size_bytes, still)
+            with pace.scope:
+                await self._rest(size_bytes, write, buffer, 0, filled, pace)
+                return
+        raise _Broken(pace.complaint())
 
-    async def send_file(self, path: str | os.PathLike[str], offset: int, size_bytes: int) -> None:
-        """A range of a file, by sendfile; raises `_Broken`, or `OSError` if it cannot be opened."""
-        pace = _Pace(size_bytes)
+    async def _rest(
+        self,
+        size_bytes: int,
+        write: Callable[[memoryview], object],
+        buffer: memoryview,
+        start: int,
+        filled: int,
+        pace: _Pace,
+    ) -> None:
+        """Receive what is missing of a body whose first bytes are `buffer[start:filled]`; `write`
+        gets it all, in large parts. To be called within `pace.scope`."""
+        if filled - start > size_bytes:
+            self._ahead = bytes(buffer[start + size_bytes : filled])
+            filled = start + size_bytes
+        left = size_bytes - (filled - start)
+        self._traffic.received += filled - start
+        while left:
+            pace.done = size_bytes - left
+            if filled == len(buffer):
+                write(buffer[start:filled])
+                start = filled = 0
+            count = await self._receive_into(buffer[filled : filled + left])
+            if not count:
+                raise _Broken(f"broke off after {size_bytes - left} bytes")
+            pace.moved()
+            self._traffic.received += count
+            filled += count
+            left -= count
+        if filled > start:
+            write(buffer[start:filled])
+        await trio.lowlevel.checkpoint()
+
+    async def send_file(
+        self,
+        path: str | os.PathLike[str],
+        offset: int,
+        size_bytes: int,
+        uplink: Uplink,
+        still: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """A range of a file, by sendfile, as long as `still()`; raises `_Broken`, or `OSError` if
+        it cannot be opened."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        done = 0
+        pace = _Pace(size_bytes, still)
         try:
-            done = 0
-            while done < size_bytes:
-                wanted = min(size_bytes - done, defaults.BULK_READ_BYTES)
-                try:
-                    count = os.sendfile(self.stream.socket.fileno(), file, offset + done, wanted)
-                except BlockingIOError:
-                    with pace.step() as scope:
-                        await trio.lowlevel.wait_writable(self.stream.socket)
-                    if scope.cancelled_caught:
-                        raise _Broken(pace.complaint(done)) from None
-                    continue
-                except OSError as error:
-                    raise _Broken(f"broke off after {done} bytes") from error
-                if not count:
-                    raise _Broken("the file here is shorter than its blob")
-                done += count
-                self._traffic.sent += count
-                if done < size_bytes:
-                    await trio.lowlevel.checkpoint()
+            with pace.scope:
+                while done < size_bytes:
+                    wanted = min(size_bytes - done, uplink.portion_bytes)
+                    if await uplink.take(wanted):
+                        pace.waited()
+                    try:
+                        count = os.sendfile(self.socket.fileno(), file, offset + done, wanted)
+                    except BlockingIOError:
+                        uplink.give_back(wanted)
+                        await trio.lowlevel.wait_writable(self.socket)
+                        continue
+                    except OSError as error:
+                        raise _Broken(f"broke off after {done} bytes") from error
+                    if not count:
+                        raise _Broken("the file here is shorter than its blob")
+                    uplink.give_back(wanted - count)
+                    pace.moved()
+                    done += count
+                    pace.done = done
+                    self._traffic.sent += count
+                    if done < size_bytes:
+                        await trio.lowlevel.checkpoint()
+            if pace.scope.cancelled_caught:
+                raise _Broken(pace.complaint())
         finally:
             os.close(file)
 
 
 class _Pace:
-    """Deadlines of one body: no stall, and not too slow on the whole."""
+    """Deadlines of one body: no stall, not too slow on the whole, and only for whom it is meant.
 
-    def __init__(self, size_bytes: int) -> None:
+    The body is moved within `scope`.
+    """
+
+    def __init__(self, size_bytes: int, still: Callable[[], bool] = lambda: True) -> None:
         self._began = trio.current_time()
         self._end = (
             self._began
             + defaults.BULK_STALL_SECONDS
             + size_bytes / defaults.BULK_BYTES_PER_SECOND_MIN
         )
+        self._still = still
+        self._asked = self._began
+        self._moved = self._began
+        self.done = 0
+        """Bytes, for the complaint."""
+        self.scope = trio.CancelScope()
+        self._set()
 
-    def step(self) -> trio.CancelScope:
-        stall = trio.current_time() + defaults.BULK_STALL_SECONDS
-        return trio.CancelScope(deadline=min(stall, self._end))
+    def _set(self) -> None:
+        self.scope.deadline = min(self._moved + defaults.BULK_STALL_SECONDS, self._end)
 
-    def complaint(self, done: int) -> str:
+    def moved(self) -> None:
+        """Bytes have moved. Raises `_Broken` when the other side has lost its admission."""
+        now = trio.current_time()
+        if now - self._asked > defaults.BULK_ADMITTED_SECONDS:
+            self._asked = now
+            if not self._still():
+                raise _Broken("is no longer admitted")
+        # A deadline costs more to move than to look at: a tenth of the stall is near enough.
+        if now - self._moved > defaults.BULK_STALL_SECONDS / 10:
+            self._moved = now
+            self._set()
+
+    def waited(self) -> None:
+        """This side's own limit held the body up: not the other's fault."""
+        now = trio.current_time()
+        self._end += now - self._moved
+        self.moved()
+
+    def complaint(self) -> str:
         seconds = trio.current_time() - self._began
-        return f"stalled or was too slow: {done} bytes in {seconds:.1f} s"
+        return f"stalled or was too slow: {self.done} bytes in {seconds:.1f} s"
+
+
+class Uplink:
+    """What this peer's bulk plane may send altogether; None: as fast as the network takes it."""
+
+    def __init__(self, bytes_per_second: float | None = None) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+        self.portion_bytes = defaults.BULK_READ_BYTES
+        """Sent at a time."""
+        if bytes_per_second is not None:
+            # A portion is at most 20 ms, so that many connections take turns.
+            portion = int(bytes_per_second * defaults.BULK_PORTION_SECONDS)
+            self.portion_bytes = max(1500, min(defaults.BULK_READ_BYTES, portion))
+
+    async def take(self, size_bytes: int) -> bool:
+        """Wait for the turn of so many bytes, first come first served; whether it was long."""
+        if self._rate is None:
+            return False
+        now = trio.current_time()
+        # What was not used in time is lost, but for one portion: the system wakes late.
+        self._free_at = max(self._free_at, now - defaults.BULK_PORTION_SECONDS)
+        due = self._free_at
+        self._free_at += size_bytes / self._rate
+        if due <= now:
+            return False
+        await trio.sleep_until(due)
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """So many bytes were taken and not sent."""
+        if self._rate is not None:
+            self._free_at -= size_bytes / self._rate
+
+
+class _Rates:
+    """Small requests of each client: those beyond the allowance wait, so that a flood of
+    challenges, wrong proofs or unknown names slows down nobody but its sender."""
+
+    def __init__(self) -> None:
+        self._free_at: OrderedDict[str, float] = OrderedDict()
+
+    async def take(self, who: str) -> None:
+        now = trio.current_time()
+        burst = defaults.BULK_SMALL_REQUESTS_BURST / defaults.BULK_SMALL_REQUESTS_PER_SECOND
+        free_at = max(self._free_at.pop(who, 0.0), now - burst)
+        self._free_at[who] = free_at + 1 / defaults.BULK_SMALL_REQUESTS_PER_SECOND
+        while len(self._free_at) > defaults.BULK_CLIENTS_KNOWN_MAX:
+            self._free_at.popitem(last=False)
+        if free_at > now:
+            await trio.sleep_until(free_at)
 
 
 # --- serving ---------------------------------------------------------------------------------
@@ -250,11 +480,20 @@ class BulkServer:
         disk: Disk,
         service: Callable[[], BulkService | None],
         traffic: Traffic,
+        *,
+        uplink: Uplink | None = None,
+        pages: Mapping[bytes, bytes] | None = None,
     ) -> None:
+        """`uplink`: a limit on what is sent; `pages`: small documents by path, for everybody."""
         self._traffic = traffic
         self._peer_id = peer_id
         self._disk = disk
         self._service = service
+        self.uplink = uplink or Uplink()
+        self.pages = dict(pages or {})
+        self.rates = _Rates()
+        self.by_peer: Counter[PeerId] = Counter()
+        """Connections that proved to be a peer's."""
         self._by_host: Counter[str] = Counter()
         self._connections = 0
         self._stream_admissions: dict[PeerId, tuple[bytes, bool]] = {}
@@ -279,7 +518,11 @@ class BulkServer:
             ):
                 await wire.send(_plain_head(503) + b"too many connections")
                 return
-            await _Session(self, wire).run()
+            session = _Session(self, wire, host)
+            try:
+                await session.run()
+            finally:
+                session.end()
         except _Broken as broken:
             log.debug("bulk client %s %s", host, broken)
         except Exception:  # a defect here must not let a stranger stop this peer
@@ -347,6 +590,7 @@ class BulkServer:
             done = 0
             while done < blob.size_bytes:
                 size = min(defaults.BULK_STREAM_FRAME_BYTES, blob.size_bytes - done)
+                await self.uplink.take(size)
                 data = await self._disk.read(blob.path, blob.offset + done, size)
                 if len(data) != size:
                     raise StreamError(f"{blob.path} is shorter than its blob")
@@ -372,23 +616,39 @@ class BulkServer:
 class _Session:
     """One HTTP connection, request after request."""
 
-    def __init__(self, server: BulkServer, wire: _Wire) -> None:
+    def __init__(self, server: BulkServer, wire: _Wire, host: str) -> None:
         self._server = server
         self._wire = wire
+        self._host = host
         self._client: PeerId | None = None
-        self._admitted: bool | None = None
+        self._credential = b""
         self._challenge: bytes | None = None
-        self._parser = h11.Connection(h11.SERVER)
+        self._admitted_at: float | None = None
+        """When this client was last found to be admitted."""
+
+    def end(self) -> None:
+        if self._client is not None:
+            self._server.by_peer[self._client] -= 1
+            if not self._server.by_peer[self._client]:
+                del self._server.by_peer[self._client]
 
     async def run(self) -> None:
         close = False
         while not close:
+            digest = await self._wire.plain_get(defaults.BULK_IDLE_SECONDS)
+            if digest is not None:
+                try:
+                    await self._send_blob(digest, head_only=False)
+                except _Reply as reply:
+                    close = reply.close
+                    await self._refuse(reply, close=close)
+                continue
             # A fresh parser each time: bodies bypass it, so it could not follow the connection.
-            self._parser = h11.Connection(
+            parser = h11.Connection(
                 h11.SERVER, max_incomplete_event_size=defaults.BULK_HEAD_BYTES_MAX
             )
             try:
-                request = await self._wire.head(self._parser, defaults.BULK_IDLE_SECONDS)
+                request = await self._wire.head(parser, defaults.BULK_IDLE_SECONDS)
             except h11.RemoteProtocolError as error:
                 await self._wire.send(_plain_head(400) + str(error).encode("ascii", "replace"))
                 return
@@ -406,7 +666,11 @@ class _Session:
             if b"transfer-encoding" in headers or length < 0:
                 raise _Reply(411, "send a Content-Length")
             method, target = bytes(request.method), bytes(request.target)
-            if target == b"/challenge" and method == b"GET" and not body_left:
+            if target in self._server.pages and method == b"GET" and not body_left:
+                await self._small_request()
+                await self._reply(200, self._server.pages[target])
+            elif target == b"/challenge" and method == b"GET" and not body_left:
+                await self._small_request()
                 self._challenge = secrets.token_bytes(CHALLENGE_BYTES)
                 await self._reply(200, self._challenge)
             elif target == b"/admission" and method == b"POST":
@@ -414,6 +678,7 @@ class _Session:
                     raise _Reply(413, "the proof is too long")
                 body = await self._wire.small_body(length)
                 body_left = False
+                await self._small_request()
                 self._prove(body)
                 await self._reply(204, b"")
             else:
@@ -421,11 +686,10 @@ class _Session:
                 if match is None:
                     raise _Reply(404, "no such path")
                 digest = bytes.fromhex(match[1].decode("ascii"))
-                service = self._server.service()
-                self._check_admitted(service)
                 if method in (b"GET", b"HEAD") and not body_left:
-                    await self._send_blob(service, digest, head_only=method == b"HEAD")
+                    await self._send_blob(digest, head_only=method == b"HEAD")
                 elif method == b"PUT":
+                    service = self._check_admitted()
                     reference = BlobReference(digest, length)
                     sink = self._accept(service, reference)
                     expects = headers.get(b"expect", b"").lower() == b"100-continue"
@@ -436,8 +700,18 @@ class _Session:
                     raise _Reply(405, "only GET, HEAD and PUT")
         except _Reply as reply:
             close = close or reply.close or body_left
-            await self._reply(reply.status, reply.text.encode("utf-8"), close=close)
+            await self._refuse(reply, close=close)
         return close
+
+    async def _refuse(self, reply: _Reply, *, close: bool) -> None:
+        await self._small_request()
+        await self._reply(reply.status, reply.text.encode("utf-8"), close=close)
+
+    async def _small_request(self) -> None:
+        """Wait for the turn of a request that moves no blob: by address, and by peer if known."""
+        await self._server.rates.take(self._host)
+        if self._client is not None:
+            await self._server.rates.take(self._client)
 
     def _prove(self, body: bytes) -> None:
         challenge, self._challenge = self._challenge, None
@@ -453,23 +727,41 @@ class _Session:
         peer = PeerId(proof.peer)
         if not self._server.service().admits(peer, proof.credential):
             raise _Reply(403, "this peer is not admitted", close=True)
-        self._client, self._admitted = peer, True
+        if self._server.by_peer[peer] >= defaults.BULK_CONNECTIONS_PER_PEER_MAX:
+            raise _Reply(503, "too many connections of this peer", close=True)
+        self.end()  # it may have been another's before
+        self._client, self._credential = peer, proof.credential
+        self._admitted_at = trio.current_time()
+        self._server.by_peer[peer] += 1
 
-    def _check_admitted(self, service: BulkService) -> None:
-        if self._admitted is None:
-            self._admitted = service.admits(None, b"")
-        if not self._admitted:
-            raise _Reply(403, "prove who you are first")
+    def _still_admitted(self) -> bool:
+        return self._server.service().admits(self._client, self._credential)
 
-    async def _send_blob(self, service: BulkService, digest: bytes, *, head_only: bool) -> None:
-        blob = self._open(service, digest)
+    def _check_admitted(self) -> BulkService:
+        now = trio.current_time()
+        if self._admitted_at is None or now - self._admitted_at > defaults.BULK_ADMITTED_SECONDS:
+            self._admitted_at = now if self._still_admitted() else None
+        if self._admitted_at is None:
+            # A new admission needs a new proof: the client makes one on its next connection.
+            proved = self._client is not None
+            text = "this peer is not admitted any more" if proved else "prove who you are first"
+            raise _Reply(403, text, close=proved)
+        return self._server.service()
+
+    async def _send_blob(self, digest: bytes, *, head_only: bool) -> None:
+        blob = self._open(self._check_admitted(), digest)
         try:
             path = self._server.disk().local_path(blob.path)
             if not path.is_file():
                 raise _Reply(404, "the blob is gone")
-            await self._wire.send(self._head(200, blob.size_bytes, b"application/octet-stream"))
-            if not head_only:
-                await self._wire.send_file(path, blob.offset, blob.size_bytes)
+            head = _head(200, blob.size_bytes, b"application/octet-stream", close=False)
+            await self._wire.send(head, more=bool(blob.size_bytes) and not head_only)
+            if head_only:
+                await self._small_request()
+            else:
+                await self._wire.send_file(
+                    path, blob.offset, blob.size_bytes, self._server.uplink, self._still_admitted
+                )
         finally:
             blob.release()
 
@@ -494,7 +786,7 @@ class _Session:
             if expects:
                 await self._wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
             try:
-                await self._wire.body(reference.size_bytes, sink.write)
+                await self._wire.body(reference.size_bytes, sink.write, self._still_admitted)
                 await _finish_push(service, self._client, reference, sink)
             except DiskFullError as error:
                 raise _Reply(507, "no space left", close=True) from error
@@ -504,16 +796,9 @@ class _Session:
             sink.abandon()
             raise
 
-    def _head(self, status: int, size_bytes: int, kind: bytes, *, close: bool = False) -> bytes:
-        headers = [(b"content-length", b"%d" % size_bytes), (b"content-type", kind)]
-        if close:
-            headers.append((b"connection", b"close"))
-        response = h11.Response(status_code=status, headers=headers)
-        return bytes(self._parser.send(response) or b"")
-
     async def _reply(self, status: int, body: bytes, *, close: bool = False) -> None:
         kind = b"application/octet-stream" if status == 200 else b"text/plain; charset=utf-8"
-        await self._wire.send(self._head(status, len(body), kind, close=close) + body)
+        await self._wire.send(_head(status, len(body), kind, close=close) + body)
 
 
 async def _finish_push(
@@ -523,6 +808,16 @@ async def _finish_push(
     if not piece.verify(reference.digest):
         raise _Reply(422, "the bytes have another hash")
     await service.received(client, reference, sink, piece)
+
+
+def _head(status: int, size_bytes: int, kind: bytes, *, close: bool) -> bytes:
+    end = b"connection: close\r\n\r\n" if close else b"\r\n"
+    return b"HTTP/1.1 %d \r\ncontent-length: %d\r\ncontent-type: %s\r\n%s" % (
+        status,
+        size_bytes,
+        kind,
+        end,
+    )
 
 
 def _plain_head(status: int) -> bytes:
@@ -536,9 +831,20 @@ class BulkClient:
     """Fetches and pushes over HTTP, with kept-alive connections per source."""
 
     def __init__(
-        self, identity: Identity, disk: Disk, credential: Callable[[], bytes], traffic: Traffic
+        self,
+        identity: Identity,
+        disk: Disk,
+        credential: Callable[[], bytes],
+        traffic: Traffic,
+        *,
+        uplink: Uplink | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`uplink`: a limit on what is pushed; `tls`: how https mirrors are verified (as the
+        system does)."""
         self._traffic = traffic
+        self._uplink = uplink or Uplink()
+        self._tls = tls
         self._identity = identity
         self._disk = disk
         self._credential = credential
@@ -550,13 +856,21 @@ class BulkClient:
         """GET a blob from the `http://host:port` root; raises `FetchError`, `Unreachable`."""
         async with self._wire(root, peer) as wire:
             await self._request(wire, root, b"GET", reference.digest, [])
+            size = await wire.plain_blob(reference.size_bytes, sink.write)
+            if size >= 0:
+                self._check_size(root, size, reference)
+                return sink.finish()
             status, size = await self._response(wire, root)
             if status != 200:
                 raise await self._refusal(wire, root, status, size)
-            if size != reference.size_bytes:
-                raise FetchError(f"{root} offers {size} bytes of a blob of {reference.size_bytes}")
+            self._check_size(root, size, reference)
             await wire.body(size, sink.write)
         return sink.finish()
+
+    @staticmethod
+    def _check_size(root: str, size: int, reference: BlobReference) -> None:
+        if size != reference.size_bytes:
+            raise FetchError(f"{root} offers {size} bytes of a blob of {reference.size_bytes}")
 
     async def push(
         self, root: str, peer: PeerId | None, reference: BlobReference, path: str
@@ -571,7 +885,7 @@ class BulkClient:
             status, length = await self._response(wire, root)
             if status == 100:
                 try:
-                    await wire.send_file(self._disk.local_path(path), 0, size)
+                    await wire.send_file(self._disk.local_path(path), 0, size, self._uplink)
                 except _Broken as broken:
                     # It may have said why before it closed; if not, that raises in turn.
                     log.debug("%s %s", root, broken)
@@ -622,12 +936,16 @@ class BulkClient:
         return pool.pop()[0] if pool else None
 
     async def _open(self, root: str, peer: PeerId | None, credential: bytes) -> _Wire:
-        host, port = _split_root(root)
+        host, port, secure = _split_root(root)
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
         with trio.move_on_after(defaults.BULK_CONNECT_SECONDS) as scope:
             try:
                 stream = await trio.open_tcp_stream(host, port)
-            except OSError as error:
-                raise Unreachable(f"{root} cannot be reached: {error}") from error
+                if secure:
+                    stream = await self._secured(stream, host)
+            except (OSError, trio.BrokenResourceError) as error:
+                reason = error.__cause__ or error
+                raise Unreachable(f"{root} cannot be reached: {reason}") from error
         if scope.cancelled_caught:
             raise Unreachable(f"{root} cannot be reached: no answer in time")
         wire = _Wire(stream, self._traffic)
@@ -642,6 +960,19 @@ class BulkClient:
                 raise Unreachable(f"{root} speaks no HTTP: {error}") from error
             raise
         return wire
+
+    async def _secured(
+        self, stream: trio.SocketStream, host: str
+    ) -> trio.SSLStream[trio.SocketStream]:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        secured = trio.SSLStream(stream, self._tls, server_hostname=host, https_compatible=True)
+        try:
+            await secured.do_handshake()
+        except BaseException:
+            stream.socket.close()
+            raise
+        return secured
 
     async def _prove(self, wire: _Wire, root: str, peer: PeerId, credential: bytes) -> None:
         await wire.send(_request_head(root, b"GET", "/challenge", []))
@@ -700,31 +1031,40 @@ def refusal(name: str, status: int, reason: str) -> FetchError:
     )
 
 
-def _split_root(root: str) -> tuple[str, int]:
+@functools.lru_cache(maxsize=256)
+def _split_root(root: str) -> tuple[str, int, bool]:
+    """(host, port, whether it is https); raises `Unreachable`."""
     try:
         parts = urllib.parse.urlsplit(root)
-        if parts.scheme != "http" or not parts.hostname or len(root) > 300 or not root.isascii():
+        printable = root.isascii() and root.isprintable() and " " not in root
+        if parts.scheme not in ("http", "https") or not parts.hostname or len(root) > 300:
             raise ValueError("no http root")
-        return parts.hostname, parts.port or 80
+        if not printable or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError("no plain root")
+        secure = parts.scheme == "https"
+        return parts.hostname, parts.port or (443 if secure else 80), secure
     except ValueError as error:
         raise Unreachable(f"{root[:100]!r} is no http://host:port address") from error
 
 
-def _request_head(root: str, method: bytes, path: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+@functools.lru_cache(maxsize=256)
+def _places(root: str) -> tuple[bytes, bytes]:
+    """(path, host header) of a root that `_split_root` has accepted."""
     parts = urllib.parse.urlsplit(root)
-    parser = h11.Connection(h11.CLIENT)
-    request = h11.Request(
-        method=method,
-        target=(parts.path.rstrip("/") + path).encode("ascii"),
-        headers=[(b"host", parts.netloc.encode("ascii")), *headers],
-    )
-    return bytes(parser.send(request) or b"")
+    return parts.path.rstrip("/").encode("ascii"), parts.netloc.encode("ascii")
+
+
+def _request_head(root: str, method: bytes, path: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+    prefix, host = _places(root)
+    lines = [b"%s %s%s HTTP/1.1" % (method, prefix, path.encode("ascii")), b"host: " + host]
+    lines += [name + b": " + value for name, value in headers]
+    return b"\r\n".join([*lines, b"", b""])
 
 
 def _is_closed(wire: _Wire) -> bool:
     """Whether the server has closed an idle connection (or said something unasked)."""
     poll = select.poll()
-    poll.register(wire.stream.socket.fileno(), select.POLLIN)
+    poll.register(wire.socket.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -798,13 +1138,15 @@ async def _drain_into(stream: Stream, sink: Sink, size_bytes: int, traffic: Traf
     """Exactly `size_bytes` in DATA frames."""
     pace = _Pace(size_bytes)
     done = 0
-    while done < size_bytes:
-        with pace.step() as scope:
+    with pace.scope:
+        while done < size_bytes:
             frame = await stream.receive()
-        if scope.cancelled_caught:
-            raise StreamError(f"{stream.peer} {pace.complaint(done)}")
-        if frame is None or done + len(frame) > size_bytes:
-            raise StreamError(f"{stream.peer} sent a wrong number of bytes")
-        sink.write(frame)
-        traffic.received += len(frame)
-        done += len(frame)
+            if frame is None or done + len(frame) > size_bytes:
+                raise StreamError(f"{stream.peer} sent a wrong number of bytes")
+            pace.moved()
+            sink.write(frame)
+            traffic.received += len(frame)
+            done += len(frame)
+            pace.done = done
+    if pace.scope.cancelled_caught:
+        raise StreamError(f"{stream.peer} {pace.complaint()}")

@@ -1,0 +1,312 @@
+"""How fast one checkpoint goes from disk to disk over loopback, checked, to one client and to four.
+
+    python -m benchmarks.transfer
+    python -m benchmarks.transfer --shardcast FOLDER
+
+Prints one JSON object. In the same run: Swarm (pieces by HTTP, each checked with BLAKE3, the file
+with SHA-256), the published shardcast 0.3.2 (shards by wget, put together, the file checked with
+SHA-256; it is asked for a version that exists, so it never polls), and a bare loop of sendfile,
+recv and write that checks nothing, which bounds what can be reached. Server and clients are
+processes; the clock runs from the request to the checked file, CPU seconds are those of all
+processes together.
+
+`--shardcast` (or SHARDCAST_PATH): where `pip install --target FOLDER shardcast==0.3.2` put it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from swarm.events import Events
+from swarm.identity import Identity
+from swarm.messages import Checkpoint
+from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.service import BlobService
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import Source
+from swarm.transport.libp2p import open_libp2p
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
+
+RUN = "benchmark/transfer"
+FILE = "model.safetensors"
+BUFFER_BYTES = 1 << 20
+
+
+# --- what the processes do -------------------------------------------------------------------
+
+
+def say(**told: Any) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def wait_for_go() -> None:
+    say(ready=True)
+    sys.stdin.readline()
+
+
+async def swarm_server(folder: Path) -> None:
+    """Publish `folder`/made and serve it until stdin closes."""
+    world, disk, identity = Machine(), LocalDisk(folder), Identity(bytes(32))
+    async with open_libp2p(identity, ["/ip4/127.0.0.1/tcp/0"], world=world, disk=disk) as transport:
+        store = CheckpointStore(disk, RUN, Events(world, identity.peer_id))
+        held, _ = await store.publish("made", 0, 0)
+        transport.serve_bulk(BlobService(lambda peer, credential: True, store=store))
+        say(
+            ready=True,
+            root=transport.bulk_addresses()[0],
+            peer=identity.peer_id,
+            digest=held.digest.hex(),
+            manifest_bytes=held.manifest_bytes,
+        )
+        await trio.to_thread.run_sync(sys.stdin.readline)
+
+
+async def swarm_client(folder: Path, server: dict[str, Any]) -> None:
+    world, disk = Machine(), LocalDisk(folder)
+    identity = Identity(os.urandom(32))
+    async with open_libp2p(identity, world=world, disk=disk) as transport:
+        events = Events(world, identity.peer_id)
+        fetcher = Fetcher(world, transport, CheckpointStore(disk, RUN, events), events)
+        checkpoint = Checkpoint(
+            lineage=0,
+            step=0,
+            manifest_digest=bytes.fromhex(server["digest"]),
+            manifest_bytes=server["manifest_bytes"],
+            total_bytes=0,
+        )
+        source = Source(server["peer"], (server["root"],))
+        wait_for_go()
+        began = time.perf_counter()
+        path = await fetcher.fetch(checkpoint, lambda: [source])
+        say(seconds=time.perf_counter() - began, file=str(disk.local_path(f"{path}/{FILE}")))
+
+
+def bare_server(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, (folder / FILE).open("rb") as file:
+        say(ready=True, port=listener.getsockname()[1])
+        size = os.fstat(file.fileno()).st_size
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                done = 0
+                while done < size:
+                    done += os.sendfile(connection.fileno(), file.fileno(), done, size - done)
+                os._exit(0)
+            connection.close()
+
+
+def bare_client(folder: Path, server: dict[str, Any]) -> None:
+    target = folder / FILE
+    wait_for_go()
+    began = time.perf_counter()
+    buffer = bytearray(BUFFER_BYTES)
+    with (
+        socket.create_connection(("127.0.0.1", server["port"])) as connection,
+        target.open("wb", buffering=0) as file,
+    ):
+        while count := connection.recv_into(buffer):
+            file.write(memoryview(buffer)[:count])
+    say(seconds=time.perf_counter() - began, file=str(target))
+
+
+def shardcast_server(folder: Path) -> None:
+    import shardcast  # type: ignore[import-not-found]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    shardcast.initialize(str(folder / "served"), port)
+    (folder / "served/data1.bin").write_bytes(bytes(1 << 20))  # its clients probe with this
+    version = shardcast.broadcast(str(folder / FILE))
+    say(ready=True, root=f"http://127.0.0.1:{port}", version=version)
+    sys.stdin.readline()
+
+
+def shardcast_client(folder: Path, server: dict[str, Any]) -> None:
+    from shardcast import ClientNode
+
+    node = ClientNode([server["root"]], str(folder))
+    wait_for_go()
+    began = time.perf_counter()
+    path = node.download_version(server["version"])
+    say(seconds=time.perf_counter() - began, file=path)
+
+
+def be(what: str, folder: Path, server: dict[str, Any]) -> None:
+    """One process of the benchmark."""
+    match what:
+        case "swarm-server":
+            trio.run(swarm_server, folder)
+        case "swarm-client":
+            trio.run(swarm_client, folder, server)
+        case "bare-server":
+            bare_server(folder)
+        case "bare-client":
+            bare_client(folder, server)
+        case "shardcast-server":
+            shardcast_server(folder)
+        case "shardcast-client":
+            shardcast_client(folder, server)
+
+
+# --- the comparison --------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    popen: subprocess.Popen[str]
+    told: dict[str, Any]
+    """Its first line."""
+
+    def hear(self) -> dict[str, Any]:
+        return _hear(self.popen)
+
+    def go(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("go\n")
+        self.popen.stdin.flush()
+
+
+def _hear(popen: subprocess.Popen[str]) -> dict[str, Any]:
+    """Its next line of JSON; lines of logs are passed over."""
+    assert popen.stdout is not None
+    for line in popen.stdout:
+        if line.startswith("{"):
+            told: dict[str, Any] = json.loads(line)
+            return told
+    raise RuntimeError(f"a process of the benchmark ended with status {popen.wait()}")
+
+
+@contextmanager
+def started(
+    what: str, folder: Path, server: dict[str, Any] | None, library: Path | None
+) -> Iterator[Process]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = str(Path.cwd())
+    if library is not None and what.startswith("shardcast"):
+        # A copy for each: it keeps a temporary file beside its code.
+        path += os.pathsep + str(folder / "library")
+        shutil.copytree(library, folder / "library")
+    arguments = ["--be", what, "--folder", str(folder), "--server", json.dumps(server or {})]
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.transfer", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if what.startswith("swarm") else subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    try:
+        yield Process(popen, _hear(popen))
+    finally:
+        assert popen.stdin is not None and popen.stdout is not None
+        popen.kill()
+        popen.wait()
+        popen.stdin.close()
+        popen.stdout.close()
+
+
+def cpu_seconds(process: Process) -> float:
+    """User and system time of a process and the children it has waited for."""
+    fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(
+    kind: str, clients: int, folder: Path, data: Path, library: Path | None
+) -> dict[str, Any]:
+    """Seconds (of the slowest client), bytes a second and CPU for `clients` at once."""
+    from contextlib import ExitStack
+
+    there = folder / "server"
+    made = there / "made" if kind == "swarm" else there
+    made.mkdir(parents=True)
+    os.link(data, made / FILE)
+    with ExitStack() as stack:
+        server = stack.enter_context(started(f"{kind}-server", there, None, library))
+        all_clients = [
+            stack.enter_context(
+                started(f"{kind}-client", folder / f"client-{n}", server.told, library)
+            )
+            for n in range(clients)
+        ]
+        before = [cpu_seconds(process) for process in [server, *all_clients]]
+        for client in all_clients:
+            client.go()
+        results = [client.hear() for client in all_clients]
+        after = [cpu_seconds(process) for process in [server, *all_clients]]
+        size = data.stat().st_size
+        for result in results:
+            if not result["file"] or Path(result["file"]).stat().st_size != size:
+                raise RuntimeError(f"{kind}: a client has no file")
+    shutil.rmtree(folder)
+    seconds = max(result["seconds"] for result in results)
+    gigabytes = size * clients / 1e9
+    return {
+        "seconds": round(seconds, 3),
+        "mib_per_second": round(size * clients / seconds / 2**20),
+        "cpu_seconds_per_gb": round((sum(after) - sum(before)) / gigabytes, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--repeat", type=int, default=3, help="the best of so many is told")
+    parser.add_argument("--shardcast", type=Path, default=os.environ.get("SHARDCAST_PATH"))
+    parser.add_argument("--be", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--server", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.be:
+        be(arguments.be, arguments.folder, arguments.server)
+        return
+    library = Path(arguments.shardcast) if arguments.shardcast else None
+    if library is not None and not (library / "shardcast").is_dir():
+        parser.error(f"--shardcast {library} holds no package shardcast")
+    told: dict[str, Any] = {"mib": arguments.mib, "cores": os.cpu_count()}
+    with tempfile.TemporaryDirectory(prefix="transfer-") as name:
+        data = Path(name) / "data"
+        with data.open("wb") as file:
+            chance = np.random.default_rng(0)
+            for _ in range(arguments.mib):
+                file.write(chance.bytes(1 << 20))
+        kinds = ["bare", "swarm", *(["shardcast"] if library is not None else [])]
+        for clients in (1, 4):
+            # The kinds in turn, so that a busy moment of the machine hits all.
+            rounds = [
+                {kind: measure(kind, clients, Path(name) / "run", data, library) for kind in kinds}
+                for _ in range(arguments.repeat)
+            ]
+            told[f"clients_{clients}"] = {
+                kind: min((each[kind] for each in rounds), key=lambda found: found["seconds"])
+                for kind in kinds
+            }
+        if library is not None:
+            told["speedup_over_shardcast"] = round(
+                told["clients_1"]["shardcast"]["seconds"] / told["clients_1"]["swarm"]["seconds"], 2
+            )
+        told["share_of_bare"] = round(
+            told["clients_1"]["bare"]["seconds"] / told["clients_1"]["swarm"]["seconds"], 2
+        )
+    print(json.dumps(told, indent=2))
+
+
+if __name__ == "__main__":
+    main()
