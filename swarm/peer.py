@@ -56,6 +56,7 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
             identity,
             listen=settings.listen,
             bulk_port=settings.bulk_port,
+            uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
             world=world,
             disk=disk,
             relay="relay" in settings.role or BOOTSTRAP in settings.role,
@@ -183,6 +184,9 @@ def peer(
     ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
     bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(help="Most that pieces may be sent at, in megabits a second.")
+    ] = None,
     home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     run: Annotated[str | None, typer.Option(help="Which run, if there are several.")] = None,
@@ -203,6 +207,7 @@ def peer(
                 "bootstrap": bootstrap,
                 "listen": listen,
                 "bulk_port": bulk_port,
+                "uplink_mbps": uplink_mbps,
                 "home": home,
                 "run": run,
                 "manifest": manifest,

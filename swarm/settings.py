@@ -23,6 +23,8 @@ class PeerSettings(pydantic.BaseModel):
     """Multiaddrs to listen on; port 0 lets the system choose."""
     bulk_port: int = pydantic.Field(default=0, ge=0, le=65535)
     """TCP port of the piece plane; 0 lets the system choose."""
+    uplink_mbps: float | None = pydantic.Field(default=None, gt=0)
+    """Most that the piece plane sends, in megabits a second; unset, what the network takes."""
     home: str = "~/.swarm"
     """Keys and state; made with mode 0700."""
     run: str | None = None

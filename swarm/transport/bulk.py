@@ -627,10 +627,12 @@ class _Session:
         """When this client was last found to be admitted."""
 
     def end(self) -> None:
+        """The connection is nobody's any more."""
         if self._client is not None:
             self._server.by_peer[self._client] -= 1
             if not self._server.by_peer[self._client]:
                 del self._server.by_peer[self._client]
+            self._client = None
 
     async def run(self) -> None:
         close = False
@@ -727,9 +729,9 @@ class _Session:
         peer = PeerId(proof.peer)
         if not self._server.service().admits(peer, proof.credential):
             raise _Reply(403, "this peer is not admitted", close=True)
+        self.end()  # it may have been a peer's before, or this one's
         if self._server.by_peer[peer] >= defaults.BULK_CONNECTIONS_PER_PEER_MAX:
             raise _Reply(503, "too many connections of this peer", close=True)
-        self.end()  # it may have been another's before
         self._client, self._credential = peer, proof.credential
         self._admitted_at = trio.current_time()
         self._server.by_peer[peer] += 1
@@ -866,6 +868,17 @@ class BulkClient:
             self._check_size(root, size, reference)
             await wire.body(size, sink.write)
         return sink.finish()
+
+    async def document(self, root: str, path: str, bytes_max: int) -> bytes:
+        """GET a small document of a mirror; raises `FetchError`, `Unreachable`."""
+        async with self._wire(root, None) as wire:
+            await wire.send(_request_head(root, b"GET", path, []))
+            status, size = await self._response(wire, root)
+            if status != 200:
+                raise await self._refusal(wire, root, status, size)
+            if size > bytes_max:
+                raise FetchError(f"{root}{path} has {size} bytes, more than {bytes_max}")
+            return await wire.small_body(size)
 
     @staticmethod
     def _check_size(root: str, size: int, reference: BlobReference) -> None:

@@ -75,6 +75,7 @@ from swarm.transport.bulk import (
     BulkClient,
     BulkServer,
     Unreachable,
+    Uplink,
     fetch_over_stream,
     push_over_stream,
 )
@@ -373,6 +374,7 @@ async def open_libp2p(
     announce: Sequence[str] = (),
     bulk_port: int = 0,
     announce_bulk: Sequence[str] = (),
+    uplink_bytes_per_second: float | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """A peer on the real network, until the block ends.
 
@@ -380,7 +382,8 @@ async def open_libp2p(
     peers behind NAT. `relays`: multiaddrs of relays that shall carry connections for this peer.
     `announce`: addresses to give out instead of those listened on (a forwarded port).
     `bulk_port`: where HTTP is served, on the same interfaces (0: any); `announce_bulk`: its
-    `http://host:port` roots as others see them.
+    `http://host:port` roots as others see them. `uplink_bytes_per_second`: most that blobs are
+    sent at, all together.
     Raises `UserError` for a malformed address or a port that is taken.
     """
     addresses = []
@@ -453,6 +456,7 @@ async def open_libp2p(
                 world=world,
                 disk=disk,
                 nursery=nursery,
+                uplink=Uplink(uplink_bytes_per_second),
             )
             try:
                 await transport._listen_bulk(addresses, bulk_port, announce_bulk)
@@ -496,6 +500,7 @@ class Libp2pTransport(BaseTransport):
         world: World,
         disk: Disk,
         nursery: trio.Nursery,
+        uplink: Uplink,
     ) -> None:
         super().__init__(identity, world=world, disk=disk, nursery=nursery)
         self._host = host
@@ -506,8 +511,12 @@ class Libp2pTransport(BaseTransport):
         self._reservations: dict[str, Multiaddr] = {}
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._seen_direct_inbound = False
-        self._bulk = BulkClient(identity, disk, lambda: self._credential, self._traffic)
-        self._bulk_server = BulkServer(identity.peer_id, disk, lambda: self._service, self._traffic)
+        self._bulk = BulkClient(
+            identity, disk, lambda: self._credential, self._traffic, uplink=uplink
+        )
+        self._bulk_server = BulkServer(
+            identity.peer_id, disk, lambda: self._service, self._traffic, uplink=uplink
+        )
         self._bulk_roots: list[str] = []
         self.serve(BLOB_PROTOCOL, self._bulk_server.serve_stream)
         swarm.refuses = self._is_banned

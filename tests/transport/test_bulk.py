@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 import trio
+import trio.testing
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +23,14 @@ from swarm import defaults
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError, OpenBlob
 from swarm.transport.base import Traffic
-from swarm.transport.bulk import BulkClient, BulkServer, Proof, Unreachable, proof_message
+from swarm.transport.bulk import (
+    BulkClient,
+    BulkServer,
+    Proof,
+    Unreachable,
+    Uplink,
+    proof_message,
+)
 from swarm.world.disk import LocalDisk
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, Service, Sink
@@ -331,6 +345,224 @@ def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
                     assert b"503" in await third.receive_some()
             async with await dial(root) as again:
                 assert len(await challenge(again)) == 32
+
+    run(main)
+
+
+# --- protection --------------------------------------------------------------------------------
+
+
+def get(reference: BlobReference) -> bytes:
+    return b"GET /blob/%s HTTP/1.1\r\nhost: x\r\n\r\n" % reference.digest.hex().encode()
+
+
+async def prove(stream: trio.SocketStream, identity: Identity = ALICE) -> bytes:
+    signature = identity.sign(proof_message(BOB.peer_id, await challenge(stream)))
+    return await ask(stream, admission(Proof(identity.peer_id, signature, b"lease")))
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_who_is_evicted_is_cut_off_in_the_middle(disk, monkeypatch, pushes: bool) -> None:
+    """Also on a connection that proved itself, also within a blob."""
+    monkeypatch.setattr(defaults, "BULK_ADMITTED_SECONDS", 0.05)
+
+    async def main() -> None:
+        service = Service()
+        service.admitted = {ALICE.peer_id}
+        reference = service.offer(disk, bytes(64 << 20))
+        put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n" % (b"ab" * 32)
+        async with serving(service, disk) as root, await dial(root) as stream:
+            assert b" 204 " in await prove(stream)
+            if pushes:
+                await stream.send_all(put + b"some")
+            else:
+                await stream.send_all(get(reference))
+                await stream.receive_some()
+            service.admitted = set()
+            with trio.fail_after(5):
+                with pytest.raises((trio.BrokenResourceError, AssertionError)):
+                    while True:
+                        if pushes:
+                            await stream.send_all(bytes(1000))
+                            await trio.sleep(0.02)
+                        else:
+                            assert await stream.receive_some(), "closed"
+            if not pushes:
+                assert service.released == 1
+
+    run(main)
+
+
+def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_ADMITTED_SECONDS", 0.0)
+
+    async def main() -> None:
+        service = Service()
+        service.admitted = {ALICE.peer_id}
+        reference = service.offer(disk, DATA)
+        async with serving(service, disk) as root, await dial(root) as stream:
+            await prove(stream)
+            assert (await ask(stream, get(reference))).endswith(DATA)
+            service.admitted = set()
+            assert b"not admitted any more" in await ask(stream, get(reference))
+            assert await stream.receive_some() == b""
+
+    run(main)
+
+
+def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_PER_PEER_MAX", 2)
+
+    async def main() -> None:
+        async with serving(Service(), disk) as root:
+            async with await dial(root) as first, await dial(root) as second:
+                assert b" 204 " in await prove(first)
+                assert b" 204 " in await prove(second)
+                assert b" 204 " in await prove(second)  # again is no further connection
+                async with await dial(root) as third:
+                    assert b"too many connections of this peer" in await prove(third)
+                async with await dial(root) as fourth:
+                    assert b" 204 " in await prove(fourth, CAROL)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            async with await dial(root) as again:
+                assert b" 204 " in await prove(again)
+
+    run(main)
+
+
+def test_a_flood_of_small_requests_slows_only_its_sender(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_PER_SECOND", 20.0)
+    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_BURST", 4.0)
+
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        unknown = BlobReference(b"?" * 32, 1)
+        async with serving(service, disk) as root, await dial(root) as stream:
+            began = trio.current_time()
+            for _ in range(10):
+                assert b"404" in await ask(stream, get(unknown))
+            assert trio.current_time() - began > 0.2
+            began = trio.current_time()
+            for _ in range(20):  # blobs are not limited so
+                assert (await ask(stream, get(reference))).endswith(DATA[-10:])
+            assert trio.current_time() - began < 1.0
+
+    run(main)
+
+
+def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        uplink = Uplink(10e6)
+        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic(), uplink=uplink)
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        ended: list[float] = []
+
+        async def fetch_one(client: BulkClient) -> None:
+            await client.fetch(root, None, reference, Sink(len(DATA)))
+            ended.append(trio.current_time() - began)
+
+        async with trio.open_nursery() as nursery, client_of(disk) as client:
+            nursery.start_soon(server.serve, listeners)
+            began = trio.current_time()
+            async with trio.open_nursery() as fetches:
+                for _ in range(2):
+                    fetches.start_soon(fetch_one, client)
+            nursery.cancel_scope.cancel()
+        seconds = 2 * len(DATA) / 10e6
+        assert seconds * 0.9 < max(ended) < seconds * 3
+        assert min(ended) > 0.6 * max(ended), "both took turns"
+
+    run(main)
+
+
+def test_small_documents_are_for_everybody(disk) -> None:
+    async def main() -> None:
+        service = Service()
+        service.admitted = set()
+        pages = {b"/checkpoint.json": b"{}"}
+        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic(), pages=pages)
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        async with trio.open_nursery() as nursery, client_of(disk) as client:
+            nursery.start_soon(server.serve, listeners)
+            assert await client.document(root, "/checkpoint.json", 100) == b"{}"
+            with pytest.raises(FetchError, match="404 no such path"):
+                await client.document(root, "/other.json", 100)
+            with pytest.raises(FetchError, match="2 bytes, more than 1"):
+                await client.document(root, "/checkpoint.json", 1)
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+# --- mirrors over TLS --------------------------------------------------------------------------
+
+
+def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a certificate for localhost, and a client's that trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = made.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (folder / "both.pem").write_bytes(private + pem)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "both.pem")
+    return server, ssl.create_default_context(cadata=pem.decode())
+
+
+def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> None:
+    body = DATA[:100_000]
+    there, here = certificate(tmp_path)
+
+    async def static(stream: trio.SSLStream) -> None:
+        try:
+            while data := await stream.receive_some():
+                assert data.startswith(b"GET /bucket/blob/")
+                await stream.send_all(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: x\r\n\r\n" % len(body) + body
+                )
+        except trio.BrokenResourceError:
+            return  # a client that does not trust us hangs up
+
+    async def main() -> None:
+        listeners = await trio.open_ssl_over_tcp_listeners(
+            0, there, host="127.0.0.1", https_compatible=True
+        )
+        port = listeners[0].transport_listener.socket.getsockname()[1]
+        root = f"https://localhost:{port}/bucket"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, static, listeners)
+            client = BulkClient(ALICE, disk, lambda: b"", Traffic(), tls=here)
+            for _ in range(2):
+                sink = Sink(len(body))
+                await client.fetch(root, None, BlobReference(bytes(32), len(body)), sink)
+                assert sink.data == body
+            client.close()
+            stranger = BulkClient(ALICE, disk, lambda: b"", Traffic())
+            with pytest.raises(Unreachable, match="certificate"):
+                await stranger.fetch(root, None, BlobReference(bytes(32), 1), Sink(1))
+            stranger.close()
+            nursery.cancel_scope.cancel()
 
     run(main)
 
