@@ -414,7 +414,9 @@ def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
     monkeypatch.setattr(defaults, "BULK_CONNECTIONS_PER_PEER_MAX", 2)
 
     async def main() -> None:
-        async with serving(Service(), disk) as root:
+        service = Service()
+        service.admitted = {ALICE.peer_id, CAROL.peer_id}
+        async with serving(service, disk) as root:
             async with await dial(root) as first, await dial(root) as second:
                 assert b" 204 " in await prove(first)
                 assert b" 204 " in await prove(second)
