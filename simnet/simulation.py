@@ -30,6 +30,7 @@ from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Admissions,
     EnvironmentReference,
+    Filters,
     Objective,
     RunManifest,
     Sampling,
@@ -273,6 +274,7 @@ class Simulation:
         steps: int = 1000,
         groups_per_step: int = 32,
         max_new_tokens: int = 4096,
+        filters: Filters | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -294,6 +296,7 @@ class Simulation:
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
             admissions=Admissions(unproven_max=100_000),
+            filters=filters or Filters(),
         )
         return seal(
             owner,
