@@ -48,6 +48,9 @@ class Workload:
     model_bytes: int = 2_000_000
     completion_tokens_mean: float = 256.0
     """Lengths are exponential around it, up to the manifest's limit: a long tail."""
+    target_lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """From step s on, lengths are near one of these targets instead (as where prompts ask for a
+    length): ((s, (tokens, ...)), ...), by rising s."""
     reward_start: float = 0.2
     reward_gain: float = 0.02
     """Chance that a completion is right, and what each policy adds."""
@@ -87,7 +90,14 @@ def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
     mean = setting.workload.completion_tokens_mean
     longest = int(order["max_new_tokens"])
 
+    targets: Sequence[int] = ()
+    for since, lengths in setting.workload.target_lengths:
+        if order["step"] >= since:
+            targets = lengths
+
     def length() -> int:
+        if targets:
+            return min(longest, max(1, int(chance.choice(targets) * chance.uniform(0.9, 1.1))))
         return min(longest, 1 + int(chance.expovariate(1 / mean)))
 
     return SimulatedRollouts(

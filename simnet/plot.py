@@ -48,8 +48,10 @@ LINES_MAX = 200
 TREE_PEERS_MAX = 100
 """Peers drawn as a tree; more are counted by how many hands away the trainer is."""
 
-BARS_MAX = 20
-"""Workers whose time is drawn one by one; more are taken together in that many groups."""
+BARS_MAX = 24
+"""Workers whose time is drawn one by one; of more, groups of like ones."""
+
+BAR_GROUPS = 12
 
 _Panel = Callable[["Axes"], None]
 
@@ -218,8 +220,10 @@ def _uplinks(axes: Axes, observations: Observations) -> None:
     peers = observations.simulation.peers
     lines = [peers[name].plan.line for name in sorted(took_part) if name in peers]
     capacity = 8e-9 * sum(line.uplink_bytes_per_second for line in lines)
-    if 0 < capacity < 3 * max(top):
+    highest = max(max(top), 1e-9)
+    if 0 < capacity < 2 * highest:
         axes.axhline(capacity, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label="all uplinks")
+        highest = max(highest, capacity)
     axes.set(
         title=f"uplinks in use (of {capacity:,.3g} Gb/s)", xlabel=f"{unit_name} of virtual time",
         ylabel="Gb/s",
@@ -228,7 +232,7 @@ def _uplinks(axes: Axes, observations: Observations) -> None:
         bucket for row in buckets.amounts.values() for bucket, amount in enumerate(row) if amount
     )
     axes.set_xlim(first * width / unit, length * width / unit)
-    axes.set_ylim(0, max(1e-9, 1.15 * max(top)))
+    axes.set_ylim(0, 1.35 * highest)  # room for the legend
     _grid(axes)
     axes.legend(loc="upper right", ncols=2)
 
@@ -304,16 +308,15 @@ def _tree(axes: Axes, observations: Observations, step: int, broadcast: Broadcas
     for name in level:
         inner = name in children
         axes.annotate(
-            _short(name), (level[name], places[name]), xytext=(0, 5) if inner else (6, 0),
-            textcoords="offset points", ha="center" if inner else "left",
+            _short(name), (level[name], places[name]), xytext=(-3, 3) if inner else (6, 0),
+            textcoords="offset points", ha="right" if inner else "left",
             va="bottom" if inner else "center", fontsize=font, zorder=3,
         )  # fmt: skip
     axes.set(title=f"who fed whom policy {step} (most of its bytes)", yticks=[])
     axes.set_xlim(-0.8, deepest + 0.8)
     axes.set_ylim(rows - 0.2, -0.8)
-    axes.set_xticks(
-        range(deepest + 1), ["published", *(f"hand {n}" for n in range(1, deepest + 1))]
-    )
+    axes.set_xticks(range(deepest + 1))
+    axes.set_xlabel("hands between the trainer and a peer")
     axes.spines["left"].set_visible(False)
     axes.legend(loc="lower left")
 
@@ -360,10 +363,10 @@ def _time(axes: Axes, observations: Observations) -> None:
             bars += [(name, observations.shares([name])) for name in names]
             continue
         names.sort(key=lambda name: -observations.shares([name]).get("busy", 0.0))
-        groups = min(len(names), BARS_MAX if role == "inference" else 1)
+        groups = BAR_GROUPS if role == "inference" else 1
         for group in range(groups):
             first, last = group * len(names) // groups, (group + 1) * len(names) // groups
-            label = f"{role} {first + 1}–{last}" if last - first > 1 else names[first]
+            label = f"{role} {first + 1}–{last}" if groups > 1 else f"{last} {role}s"
             bars.append((label, observations.shares(names[first:last])))
     causes = ["busy", *(cause for cause in CAUSE_COLOURS if cause != "busy")]
     causes += sorted({cause for _, shares in bars for cause in shares} - set(causes))

@@ -30,7 +30,7 @@ from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Admissions,
     EnvironmentReference,
-    Filters,
+    Limits,
     Objective,
     RunManifest,
     Sampling,
@@ -274,7 +274,9 @@ class Simulation:
         steps: int = 1000,
         groups_per_step: int = 32,
         max_new_tokens: int = 4096,
-        filters: Filters | None = None,
+        group_size: int = 8,
+        groups_per_submission: int = 4,
+        limits: Limits | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -288,15 +290,15 @@ class Simulation:
                 temperature=1.0,
                 max_new_tokens=max_new_tokens,
                 stop_ids=[0],
-                group_size=8,
-                groups_per_submission=4,
+                group_size=group_size,
+                groups_per_submission=groups_per_submission,
             ),
             schedule=Schedule(steps=steps, groups_per_step=groups_per_step),
             objective=Objective(),
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
             admissions=Admissions(unproven_max=100_000),
-            filters=filters or Filters(),
+            limits=limits or Limits(),
         )
         return seal(
             owner,

@@ -138,8 +138,8 @@ def progress_line(simulation: Simulation, virtual: float, speed: float) -> Text:
     line.append(" messages  ", style=dim)
     line.append(readable_speed(speed), style="bold")
     line.append(" real time", style=dim)
-    if simulation.ends_at is not None and speed > 0:
-        left = max(0.0, simulation.ends_at - virtual) / speed
+    if simulation.ends_at is not None and simulation.ends_at > virtual and speed > 0:
+        left = (simulation.ends_at - virtual) / speed
         line.append("  about ", style=dim)
         line.append(readable_seconds(left), style="bold green")
         line.append(" left", style=dim)

@@ -9,16 +9,14 @@ nothing and repeats nothing.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 import trio
 
-from peers.trainer.filters import KeepRate, Verdicts, groups_to_ask_for, judge_groups
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, UserError
@@ -70,13 +68,6 @@ class Accepted:
     digest: bytes
     verdict: Verdict
     path: str
-    groups: list[Verdicts] = field(default_factory=list)
-    """What the online filter says of each group."""
-
-    @property
-    def kept(self) -> int:
-        """Groups that the filter lets through."""
-        return self.groups.count("kept")
 
     @property
     def place(self) -> tuple[int, int, str]:
@@ -121,12 +112,6 @@ class TrainerRole:
         """Folder of the newest policy this life has exported."""
         self._training_groups = 0
         """Groups of the batch in training, which are not in the pool any more."""
-        self._filters = peer.run.manifest.filters
-        self._keep_rate = KeepRate()
-        self._judged_since_order = 0
-        """Verdicts heard since the newest order or revision."""
-        self._left_out: Counter[str] = Counter()
-        """Accepted groups that were not trained on in this life, by reason."""
         self._changed = Watched(0)
         self._order: StepOrder | None = None
         self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
@@ -239,11 +224,7 @@ class TrainerRole:
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
         own = list(self._own_entries())
-        logged = {
-            entry.submission
-            for entry in own
-            if isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}
-        }
+        logged = {entry.submission for entry in own if isinstance(entry, Consumed)}
         self._logged_policies = {
             entry.step
             for entry in own
@@ -287,13 +268,8 @@ class TrainerRole:
             verdict = open_envelope(raw).message
             assert isinstance(verdict, Verdict)
             if digest not in self._known and self._disk.exists(_path(digest)):
-                self._add_to_pool(digest, verdict)
+                self._pool[digest] = Accepted(digest, verdict, _path(digest))
                 self._known.add(digest)
-
-    def _add_to_pool(self, digest: bytes, verdict: Verdict) -> None:
-        groups = judge_groups(verdict, self._filters)
-        self._keep_rate.observe(groups)
-        self._pool[digest] = Accepted(digest, verdict, _path(digest), groups)
 
     # --- collecting --------------------------------------------------------------------------
 
@@ -319,7 +295,6 @@ class TrainerRole:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
                 self._judged[verdict.submission] = None
-                self._judged_since_order += 1
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
                 wanted = (
@@ -374,7 +349,7 @@ class TrainerRole:
                 (verdict.submission, envelope.raw),
             )
         )
-        self._add_to_pool(verdict.submission, verdict)
+        self._pool[verdict.submission] = Accepted(verdict.submission, verdict, path)
         self._announced.pop(verdict.submission, None)
         self._changed.touch()
 
@@ -397,23 +372,14 @@ class TrainerRole:
     # --- arranging steps ---------------------------------------------------------------------
 
     def _missing_groups(self, step: int) -> int:
-        """Groups still to be made for the batches of every step up to `step`.
-
-        With `fill = "refill"` a batch is what the filter keeps, so more are made than are missing.
-        """
+        """Groups still to be made for the batches of every step up to `step`."""
         batch = self._run.manifest.schedule.groups_per_step
         needed = (step + 1 - self._policy.value) * batch
-        there = self._training_groups + sum(map(self._counted, self._pool.values()))
-        keep_rate = self._keep_rate.value if self._filters.fill == "refill" else 1.0
-        return groups_to_ask_for(needed - there, keep_rate, self._coming())
-
-    def _counted(self, accepted: Accepted) -> int:
-        """Groups of a submission that count towards a batch."""
-        return accepted.kept if self._filters.fill == "refill" else len(accepted.groups)
-
-    def _coming(self) -> int:
-        """Groups that are announced and not yet judged."""
-        return sum(each.groups for each in self._announced.values() if each.acknowledged)
+        there = self._training_groups + sum(
+            len(accepted.verdict.rewards) for accepted in self._pool.values()
+        )
+        coming = sum(each.groups for each in self._announced.values() if each.acknowledged)
+        return max(0, needed - there - coming)
 
     async def _open_again(self) -> None:
         """Open the first step, or, after a restart, the one that was open."""
@@ -437,16 +403,9 @@ class TrainerRole:
             following = order.step + 1
             if missing == 0 and self._may_open(following):
                 await self._issue(following, self._missing_groups(following), None)
-            elif (
-                (missing == 0) != (order.groups_wanted == 0)
-                or missing > order.groups_wanted + manifest.sampling.groups_per_submission
-                or (
-                    self._filters.fill == "refill"
-                    and missing > 0
-                    and self._judged_since_order > 0
-                    and self._coming() == 0
-                )
-            ):
+            elif (missing == 0) != (
+                order.groups_wanted == 0
+            ) or missing > order.groups_wanted + manifest.sampling.groups_per_submission:
                 await self._issue(order.step, missing, order)
             else:
                 await self._changed.wait_change()
@@ -459,10 +418,7 @@ class TrainerRole:
         """Sign and announce an order; durable first, so that a restart keeps its nonce."""
         policy = max(0, step - self._run.manifest.schedule.asynchrony)
         digest, size = self._published[policy]
-        submissions = -(-missing // self._run.manifest.sampling.groups_per_submission)
-        if revised and self._filters.fill == "refill":
-            submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
-        self._judged_since_order = 0
+        per_submission = self._run.manifest.sampling.groups_per_submission
         order = StepOrder(
             lineage=self._lineage,
             step=step,
@@ -472,7 +428,8 @@ class TrainerRole:
             manifest_bytes=size,
             nonce=revised.nonce if revised else self._node.world.secret_bytes(32),
             groups_wanted=missing,
-            submissions_max=(revised.submissions_max if revised else 0) + submissions,
+            submissions_max=(revised.submissions_max if revised else 0)
+            + -(-missing // per_submission),
         )
         await self._database.transact(
             lambda connection: connection.execute(
@@ -517,7 +474,6 @@ class TrainerRole:
                             "path": str(self._disk.local_path(accepted.path)),
                             "policy": accepted.verdict.policy,
                             "rewards": accepted.verdict.rewards,
-                            "kept": [group == "kept" for group in accepted.groups],
                         }
                         for accepted in batch
                     ],
@@ -537,8 +493,6 @@ class TrainerRole:
             self._events.emit(
                 "trainer.step_trained",
                 **{**result, "step": step},
-                **{f"left_out_{reason}": n for reason, n in sorted(self._left_out.items())},
-                keep_rate=self._keep_rate.value,
                 submissions=len(batch),
                 seconds=self._node.world.now() - started,
                 idle_seconds=idle_seconds,
@@ -547,11 +501,8 @@ class TrainerRole:
             await self._drop_consumed(batch)
 
     async def _next_batch(self) -> list[Accepted]:
-        """The oldest submissions in the pool that make a whole batch, once there are enough; with
-        `fill = "refill"`, after its deadline, whatever has anything to teach."""
+        """The oldest submissions in the pool that make a whole batch, once there are enough."""
         wanted = self._run.manifest.schedule.groups_per_step
-        patience = self._filters.refill_seconds if self._filters.fill == "refill" else math.inf
-        deadline = self._node.world.now() + patience
         while True:
             await self._drop_stale()
             batch: list[Accepted] = []
@@ -560,16 +511,13 @@ class TrainerRole:
                 if groups >= wanted:
                     break
                 batch.append(accepted)
-                groups += self._counted(accepted)
-            late = self._node.world.now() >= deadline
-            if groups >= wanted or (late and groups > 0):
+                groups += len(accepted.verdict.rewards)
+            if groups >= wanted:
                 for accepted in batch:
                     del self._pool[accepted.digest]
-                    self._left_out.update(group for group in accepted.groups if group != "kept")
-                self._training_groups = max(wanted, groups)
+                self._training_groups = groups
                 return batch
-            with trio.move_on_at(math.inf if late else deadline):
-                await self._changed.wait_change()
+            await self._changed.wait_change()
 
     async def _drop_stale(self) -> None:
         stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]
@@ -588,7 +536,6 @@ class TrainerRole:
                 for verdict in verdicts
             ]
         )
-        self._left_out["stale"] += sum(len(verdict.rewards) for verdict in verdicts)
         self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
 
     async def _keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
@@ -676,21 +623,9 @@ class TrainerRole:
     # --- ending ------------------------------------------------------------------------------
 
     async def _finish(self, learner: Child) -> None:
-        """Say that the run is over, and measure what was learnt. What is left was carried for
-        steps that never come."""
+        """Say that the run is over, and measure what was learnt."""
         order = self._order
         assert order is not None
-        if self._pool:
-            await self._trusted.append(
-                [
-                    Consumed(
-                        step=self._policy.value,
-                        submission=accepted.digest,
-                        outcomes=["carried"] * len(accepted.groups),
-                    )
-                    for accepted in sorted(self._pool.values(), key=lambda entry: entry.place)
-                ]
-            )
         final = msgspec.structs.replace(
             order, revision=order.revision + 1, groups_wanted=0, final=True
         )

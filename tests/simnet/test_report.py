@@ -97,6 +97,22 @@ def test_looking_on_changes_nothing_and_is_a_log_without_a_terminal(
     assert simulate("join", peers=10)["trace_hash"] == watched["trace_hash"]
 
 
+@pytest.mark.slow
+def test_the_published_run_is_shown_beside_the_simulated_one() -> None:
+    report = simulate("intellect-2", peers=12, seed=1, model_bytes=60_000_000)
+    assert report["violations"] == []
+    assert report["figures"]["steps_trained"] == 6
+    rows = {row["figure"]: row for row in report["figures"]["beside_the_published_run"]}
+    assert rows["broadcast_minutes"]["published_short"] == 14.0
+    # The workers' downlinks bound it: 62 GB at 500 to 750 Mb/s.
+    assert 11.0 < rows["broadcast_minutes"]["simulated_short"] < 25.0
+    assert 9.0 < rows["first_submission_minutes"]["simulated_short"] < 14.0
+    assert (
+        rows["full_batch_minutes"]["simulated_long"] > rows["full_batch_minutes"]["simulated_short"]
+    )
+    assert 0.0 <= rows["trainer_idle_share"]["simulated_short"] < 0.5
+
+
 # --- data ---
 
 

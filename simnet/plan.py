@@ -1,0 +1,358 @@
+"""`python -m simnet plan`: how long a broadcast takes, how many relays it needs, what is idle.
+
+The bound is what no broadcast of F bytes to N receivers can beat (docs/simulation.md): the
+source's uplink for one copy, the slowest downlink, and all copies over all uplinks together. In
+relay-only mode workers pass nothing on, so all copies leave the relays. The estimate multiplies
+the bound by what a small simulated broadcast of production peers on such lines needed beyond its
+own bound; the trainer's idle share follows from the slowest of the three overlapping stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from simnet.clock import run_virtual
+from simnet.compute import Workload
+from simnet.network import REGIONS, Line
+from simnet.report import DIM, new_table
+from simnet.scenarios.parts import start_bootstrap, start_over_time
+from simnet.simulation import Plan, Simulation
+from simnet.watch import readable_virtual
+from swarm.errors import UserError
+
+MEGABIT = 1e6 / 8
+
+SIMULATED_RECEIVERS_MAX = 10
+"""Receivers in the small simulation: relays and workers in their proportion, at least one each."""
+
+SIMULATED_BYTES = 512 * 262_144
+"""Checkpoint of the small simulation: 512 pieces of the smallest size, about a quarter of what a
+large checkpoint has."""
+
+SIMULATED_BOUND_SECONDS = 20.0
+"""Lines are slowed, or made faster, until the small simulation's bound is this."""
+
+SLACK = 1.10
+"""Relays are enough when the bound is within this of what the other lines allow."""
+
+RELAYS_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Network:
+    """What somebody has, or means to rent. Rates in Mb/s."""
+
+    model_gb: float
+    inference: int
+    relays: int
+    uplink_mbps: float
+    """Of an inference peer; likewise the next."""
+    downlink_mbps: float
+    relay_uplink_mbps: float
+    trainer_uplink_mbps: float
+
+    @property
+    def size_bytes(self) -> float:
+        return self.model_gb * 1e9
+
+    @property
+    def receivers(self) -> int:
+        return self.inference + self.relays
+
+
+def check(network: Network, **others: float | None) -> None:
+    """Raise `UserError` naming the first figure that makes no sense."""
+    for each in fields(network):
+        value = getattr(network, each.name)
+        option = "--" + each.name.replace("_", "-")
+        least: float = 1 if each.name == "inference" else 0
+        if not (math.isfinite(value) and value >= least and (value > 0 or each.name == "relays")):
+            word = "at least 1" if least else "0 or more" if each.name == "relays" else "above 0"
+            raise UserError(f"{option} must be {word}, not {value:g}")
+    for name, value in others.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UserError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+
+
+def bounds(network: Network) -> dict[str, float]:
+    """Seconds of each term; the largest binds."""
+    size, trainer = network.size_bytes, network.trainer_uplink_mbps * MEGABIT
+    uplinks = trainer + MEGABIT * (
+        network.relays * network.relay_uplink_mbps + network.inference * network.uplink_mbps
+    )
+    return {
+        "the trainer's uplink": size / trainer,
+        "the slowest downlink": size / (network.downlink_mbps * MEGABIT),
+        "all uplinks together": network.receivers * size / uplinks,
+    }
+
+
+def relay_only_bounds(network: Network) -> dict[str, float]:
+    """The same where inference peers pass nothing on; infinite without relays. Relays get their
+    own copies from the trainer and from each other."""
+    relays = network.relays * network.relay_uplink_mbps * MEGABIT
+    found = bounds(network)
+    alone = math.inf
+    if relays:
+        both = relays + network.trainer_uplink_mbps * MEGABIT
+        alone = network.size_bytes * max(network.inference / relays, network.receivers / both)
+    return {
+        "the trainer's uplink": found["the trainer's uplink"],
+        "the slowest downlink": found["the slowest downlink"],
+        "the relays' uplinks": alone,
+    }
+
+
+def binding(terms: dict[str, float]) -> tuple[str, float]:
+    name = max(terms, key=lambda term: terms[term])
+    return name, terms[name]
+
+
+def relays_needed(network: Network, terms: Callable[[Network], dict[str, float]]) -> int | None:
+    """Fewest relays with which a bound is within `SLACK` of what the trainer's uplink and the
+    downlinks allow; None if `RELAYS_MAX` are too few."""
+    both = bounds(network)
+    floor = max(both["the trainer's uplink"], both["the slowest downlink"])
+
+    def enough(relays: int) -> bool:
+        return binding(terms(replace(network, relays=relays)))[1] <= SLACK * floor
+
+    return next((relays for relays in range(RELAYS_MAX + 1) if enough(relays)), None)
+
+
+def idle_share(
+    step_seconds: float, batch_seconds: float | None, broadcast_seconds: float, asynchrony: int
+) -> dict[str, Any]:
+    """What the trainer waits, as a share of its time, and for what.
+
+    Training, broadcast and generation overlap: each step takes as long as the slowest of them. A
+    policy is used `asynchrony` steps later, so it has that many steps' time to be trained on
+    (one), to arrive, and to be generated with: step + broadcast + batch <= (asynchrony + 1)
+    periods.
+    """
+    batch = batch_seconds or 0.0
+    stages = {
+        "training": step_seconds,
+        "generation": batch,
+        "the broadcast": broadcast_seconds,
+        "the whole round": (step_seconds + broadcast_seconds + batch) / (asynchrony + 1),
+    }
+    slowest, period = binding(stages)
+    return {
+        "period_seconds": round(period, 1),
+        "slowest": slowest,
+        "trainer_idle_share": round(1 - step_seconds / period, 4),
+    }
+
+
+def simulate_small(network: Network, seed: int = 1) -> dict[str, Any]:
+    """A broadcast of production peers on lines of this network's proportions, slowed and few."""
+    receivers = min(network.receivers, SIMULATED_RECEIVERS_MAX)
+    relays = min(network.relays, max(1, round(receivers * network.relays / network.receivers)))
+    relays = min(relays, receivers - 1) if network.inference else receivers
+    small = Network(
+        network.model_gb, receivers - relays, relays, network.uplink_mbps, network.downlink_mbps,
+        # As many relays for a worker as there, or as much of one.
+        network.relay_uplink_mbps * (network.relays / network.inference)
+        * ((receivers - relays) / relays) if relays else network.relay_uplink_mbps,
+        network.trainer_uplink_mbps,
+    )  # fmt: skip
+    full_seconds = binding(bounds(small))[1]
+    slower = SIMULATED_BYTES / small.size_bytes * full_seconds / SIMULATED_BOUND_SECONDS
+
+    def line(region: int, up: float, down: float) -> Line:
+        return Line(REGIONS[region % len(REGIONS)], up * MEGABIT * slower, down * MEGABIT * slower)
+
+    simulation = Simulation(seed, workload=Workload(model_bytes=SIMULATED_BYTES))
+    took: dict[str, float] = {}
+
+    async def main() -> None:
+        async with simulation.running():
+            await start_bootstrap(simulation, trainers=["trainer"], validators=["validator"])
+            wide = max(small.relay_uplink_mbps, small.downlink_mbps)
+            plans = [
+                Plan(f"relay-{each}", ["relay"], line(each, small.relay_uplink_mbps, wide))
+                for each in range(small.relays)
+            ]
+            plans += [  # no worker generates here, so that only the broadcast is seen
+                Plan(
+                    f"worker-{each}", ["relay"], line(each, small.uplink_mbps, small.downlink_mbps)
+                )
+                for each in range(small.inference)
+            ]
+            names = [plan.name for plan in plans]
+            admitted = simulation.expect("membership.admitted", names)
+            trainer = simulation.add(
+                Plan("trainer", ["trainer"], line(0, small.trainer_uplink_mbps, wide),
+                     options={"trainer.model": "simulated"})
+            )  # fmt: skip
+            published = simulation.expect("trainer.checkpoint_published", ["trainer"])
+            complete = simulation.expect("shardcast.checkpoint_complete", names)
+            validator = simulation.add(Plan("validator", ["observer"]))
+            await validator.start()
+            await start_over_time(simulation, [simulation.add(plan) for plan in plans], 10.0)
+            await simulation.meet(admitted, 60.0)
+            await trainer.start()
+            await simulation.meet(published, 60.0)
+            await simulation.meet(complete, 20 * SIMULATED_BOUND_SECONDS)
+            begun = published.times["trainer"]
+            took.update((name, at - begun) for name, at in complete.times.items())
+
+    run_virtual(main, seed=seed, limit_seconds=3600.0)
+    if len(took) < receivers:
+        raise UserError(
+            "the small simulation's broadcast did not reach everybody; ask for the bound alone "
+            "with --no-simulate"
+        )
+    return {
+        "receivers": receivers,
+        "pieces": SIMULATED_BYTES // 262_144,
+        "times_the_bound": round(max(took.values()) / SIMULATED_BOUND_SECONDS, 3),
+    }
+
+
+def make_plan(
+    network: Network,
+    *,
+    step_minutes: float | None = None,
+    batch_minutes: float | None = None,
+    asynchrony: int = 2,
+    simulated: bool = True,
+) -> dict[str, Any]:
+    """All answers as plain data."""
+    swarm_terms, relay_terms = bounds(network), relay_only_bounds(network)
+    by, seconds = binding(swarm_terms)
+    relay_by, relay_seconds = binding(relay_terms)
+    plan: dict[str, Any] = {
+        "receivers": network.receivers,
+        "swarm": {
+            "terms_seconds": _rounded(swarm_terms),
+            "bound_seconds": round(seconds, 1),
+            "binding": by,
+            "relays_needed": relays_needed(network, bounds),
+        },
+        "relay_only": {
+            "terms_seconds": _rounded(relay_terms),
+            "bound_seconds": round(relay_seconds, 1) if math.isfinite(relay_seconds) else None,
+            "binding": relay_by,
+            "relays_needed": relays_needed(network, relay_only_bounds),
+        },
+    }
+    if simulated:
+        small = simulate_small(network)
+        plan["simulation"] = small
+        plan["swarm"]["estimate_seconds"] = round(seconds * small["times_the_bound"], 1)
+    if step_minutes is not None:
+        broadcast = plan["swarm"].get("estimate_seconds", seconds)
+        plan["trainer"] = {
+            "step_seconds": step_minutes * 60,
+            "batch_seconds": None if batch_minutes is None else round(batch_minutes * 60, 1),
+            "asynchrony": asynchrony,
+            **idle_share(
+                step_minutes * 60,
+                None if batch_minutes is None else batch_minutes * 60,
+                broadcast,
+                asynchrony,
+            ),
+        }
+    return plan
+
+
+def _rounded(terms: dict[str, float]) -> dict[str, float | None]:
+    return {n: round(s, 1) if math.isfinite(s) else None for n, s in terms.items()}
+
+
+# --- for a person ------------------------------------------------------------------------------
+
+
+def print_plan(network: Network, plan: dict[str, Any], console: Console | None = None) -> None:
+    console = console or Console(highlight=False)
+    head = Text(f"{network.model_gb:g} GB to {network.inference:,} inference peers", "bold cyan")
+    head.append(f" and {network.relays:,} relay{'' if network.relays == 1 else 's'}", "bold cyan")
+    console.print(head)
+    console.print()
+    table = new_table("how long does a broadcast take, at least?")
+    table.add_column("")
+    table.add_column("everybody passes\npieces on", justify="right")
+    table.add_column("only relays do", justify="right")
+    swarm, relay = plan["swarm"], plan["relay_only"]
+    terms = dict.fromkeys([*swarm["terms_seconds"], *relay["terms_seconds"]])
+    for term in terms:
+        table.add_row(term, *(_term(side, term) for side in (swarm, relay)))
+    table.add_section()
+    table.add_row(
+        "bound", _time(swarm["bound_seconds"], "bold"), _time(relay["bound_seconds"], "bold")
+    )
+    if "estimate_seconds" in swarm:
+        table.add_row("estimate", _time(swarm["estimate_seconds"], "bold green"), "")
+    console.print(table)
+    if "simulation" in plan:
+        small = plan["simulation"]
+        console.print(
+            Text(
+                f"The estimate: production peers, simulated, needed {small['times_the_bound']:.2f} "
+                f"times their bound for {small['pieces']} pieces to {small['receivers']} receivers "
+                "on lines of these proportions.",
+                DIM,
+            )
+        )
+    console.print()
+    for question, answer in _answers(network, plan):
+        console.print(Text(question, "bold"))
+        console.print(Text(f"  {answer}"))
+        console.print()
+
+
+def _answers(network: Network, plan: dict[str, Any]) -> list[tuple[str, str]]:
+    needed = [
+        "with everybody passing pieces on "
+        + _relays(plan["swarm"]["relays_needed"], network.relay_uplink_mbps),
+        "where only relays do " + _relays(plan["relay_only"]["relays_needed"], None),
+    ]
+    relays = (
+        f"So that the other lines are the limit (within {SLACK - 1:.0%}): {needed[0]}; "
+        f"{needed[1]}. You have {network.relays:,}."
+    )
+    answers = [("How many relays do I need?", relays)]
+    if "trainer" in plan:
+        trainer = plan["trainer"]
+        period = readable_virtual(trainer["period_seconds"])
+        if trainer["trainer_idle_share"] < 0.0005:
+            idle = f"Nothing: a step takes {period}, and everything else fits into it."
+        else:
+            idle = (
+                f"{trainer['trainer_idle_share']:.0%} of its time: a step comes every {period}, "
+                f"because {trainer['slowest']} takes longer than training."
+            )
+        if trainer["batch_seconds"] is None:
+            idle += " (Generation is left out: give --tokens-per-second.)"
+        else:
+            idle += f" Generating a batch takes {readable_virtual(trainer['batch_seconds'])}."
+        answers.append(("What will my trainer idle?", idle))
+    return answers
+
+
+def _relays(needed: int | None, uplink_mbps: float | None) -> str:
+    if needed is None:
+        return f"more than {RELAYS_MAX:,}"
+    return f"{needed:,}" + (f" of {uplink_mbps:g} Mb/s" if uplink_mbps and needed else "")
+
+
+def _term(side: dict[str, Any], term: str) -> Text:
+    if term not in side["terms_seconds"]:
+        return Text("–", DIM)
+    shown = _time(side["terms_seconds"][term])
+    if term == side["binding"]:
+        shown.stylize("bold yellow")
+        shown = Text("binds  ", "yellow") + shown
+    return shown
+
+
+def _time(seconds: float | None, style: str = "") -> Text:
+    return Text("never" if seconds is None else readable_virtual(seconds), style)
