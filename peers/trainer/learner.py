@@ -7,6 +7,7 @@ rollout of policy p that is trained on in step s has age s − p.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,16 @@ from peers.trainer import objective as objectives
 from peers.trainer.batch import Batch, Group, informative, make_batch
 from peers.trainer.durable import whole_folder
 from peers.trainer.objective import Tokens, Totals
-from peers.trainer.packing import Rows, Scorer, fastest_attention, lay_out, lay_out_flat
+from peers.trainer.packing import (
+    Rows,
+    Scorer,
+    empty_rows,
+    fastest_attention,
+    lay_out,
+    lay_out_flat,
+)
 from peers.trainer.ranks import Ranks
-from peers.trainer.sharding import Sharding, assign, local, part_of, shard, whole
+from peers.trainer.sharding import Sharding, assign, local, part_of, rest, shard, whole
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
@@ -147,13 +155,13 @@ class Learner:
                 shares[name] = shares.get(name, 0.0) + value / len(prepared)
         if shares:
             metrics.update(objectives.describe(shares))
-        metrics.update(_compare_engines([(part.groups, part.log_mu) for part in prepared]))
+        metrics.update(self._compare_engines(prepared))
 
         self.counters["groups"] += len(groups)
         self.counters["groups_zero_advantage"] += len(groups) - len(kept)
         self.counters["completions"] += int(metrics["completions"])
         self.counters["tokens"] += int(metrics["tokens"])
-        self.consumed[step] = list(submissions)
+        self.consumed[step] = [*self.consumed.get(step, []), *submissions]
         self.step += 1
         self._forget()
         self._remember()
@@ -174,25 +182,31 @@ class Learner:
         weights would say is then left out, since the training pass says it too.
         """
         device = self._ranks.device
-        batch = make_batch(groups, self.settings.objective)
+        everything = make_batch(groups, self.settings.objective)
+        mine = self._ranks.share(everything.lengths())
+        batch = everything.rows(mine)
         rows = self._passes(batch)
         policy_of_token = batch.per_token(batch.policy).to(device)
         exact = self._published_dtype == torch.float32  # policies are the learner, unrounded
-        own = policy_of_token == self.step if first and exact else policy_of_token < 0
+        known_later = self.step if first and exact else -1
+        own = policy_of_token == known_later
         log_mu = torch.zeros(batch.token_count(), device=device)
-        for policy in sorted({group.policy for group in groups}):
-            here = (policy_of_token == policy) & ~own
-            if bool(here.any()):
-                part = batch.rows(batch.policy == policy)
-                log_mu[here] = self._log_probabilities(self._policies[policy], self._passes(part))
+        for policy in sorted({group.policy for group in groups} - {known_later}):
+            part = batch.rows(batch.policy == policy)
+            found = self._log_probabilities(self._policies[policy], self._passes(part))
+            log_mu[policy_of_token == policy] = found
         log_old = None
         if self.settings.schedule.old == "step_start" and not first:
             # Not as published: that may be rounded.
             now = {name: local(value) for name, value in self.model.named_parameters()}
             log_old = self._log_probabilities(now, rows)
+        taken = torch.zeros(len(everything), dtype=torch.bool)
+        taken[mine] = True
+        tokens, completions = self._ranks.sum([batch.token_count(), len(batch)])
         return _Prepared(
-            groups=groups,
             batch=batch,
+            totals=Totals(int(tokens), int(completions), self.settings.completion_tokens_max),
+            reported=_reported(groups)[everything.per_token(taken)],
             rows=rows,
             log_mu=log_mu,
             own=own,
@@ -203,9 +217,14 @@ class Learner:
         )
 
     def _passes(self, batch: Batch) -> list[Rows]:
-        """The forward passes over a batch, on this rank's device."""
+        """The forward passes over a batch, on this rank's device: equally many on every rank, of
+        which those that have fewer compute empty ones, since each pass is a collective."""
         device = self._ranks.device
-        passes = lay_out_flat(batch) if device.type == "cuda" else lay_out(batch)
+        passes: list[Rows] = []
+        if len(batch):
+            passes = lay_out_flat(batch) if device.type == "cuda" else lay_out(batch)
+        (most,) = self._ranks.max([len(passes)])
+        passes += [empty_rows()] * (int(most) - len(passes))
         return [rows.to(device) for rows in passes]
 
     @torch.no_grad()
@@ -215,13 +234,13 @@ class Learner:
         values = torch.empty(sum(len(rows.index) for rows in passes), device=self._ranks.device)
         for rows in passes:
             values[rows.index] = self._scratch_scorer(rows, entropy=False)[0]
+        rest(self._scratch_scorer)
         return values
 
     def _optimise(self, prepared: _Prepared, optimiser_step: int) -> dict[str, float]:
         """One optimiser step on one batch."""
         goal = self.settings.objective
         batch = prepared.batch
-        totals = Totals(batch.token_count(), len(batch), self.settings.completion_tokens_max)
         advantage = batch.per_token(batch.advantage).to(self._ranks.device)
         completion = batch.per_token(torch.arange(len(batch))).to(self._ranks.device)
         sums: dict[str, Tensor] = {}
@@ -249,24 +268,54 @@ class Learner:
                         None if prepared.log_reference is None else prepared.log_reference[here]
                     ),
                 ),
-                totals,
+                prepared.totals,
             )
-            loss.backward()  # type: ignore[no-untyped-call]
+            # Each rank's loss is its share of the batch's; FSDP takes the mean of the gradients.
+            (loss * self._ranks.world).backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
 
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), goal.gradient_norm_max)
+        norm = whole(
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), goal.gradient_norm_max)
+        )
         rate = self.learning_rate(optimiser_step)
-        finite = bool(torch.isfinite(norm)) and bool(torch.isfinite(sums["loss"]))
+        names = sorted(sums)
+        figures = dict(zip(names, self._ranks.sum([float(sums[n]) for n in names]), strict=True))
+        finite = bool(torch.isfinite(norm)) and math.isfinite(figures["loss"])
         if finite:
             self._optimiser.param_groups[0]["lr"] = rate
             self._optimiser.step()
         self.counters["optimiser_steps" if finite else "skipped_steps"] += 1
         return {
-            **{name: float(value) for name, value in sums.items()},
+            **figures,
             "gradient_norm": float(norm),
             "learning_rate": rate,
             "skipped": float(not finite),
+        }
+
+    def _compare_engines(self, prepared: Sequence[_Prepared]) -> dict[str, float]:
+        """How far the engines' own log-probabilities are from log μ, recomputed: figures, no more.
+
+        `engine_log_probability_difference`: the largest, in nats. `engine_kl`: KL(engine ‖
+        trainer) per token. `engine_outside_share`: tokens further off than
+        `ENGINE_DIFFERENCE_MAX`. Empty where none were reported.
+        """
+        if not prepared:
+            return {}
+        ours = torch.cat([part.log_mu.cpu() for part in prepared])
+        theirs = torch.cat([part.reported for part in prepared])
+        ours, theirs = ours[~theirs.isnan()], theirs[~theirs.isnan()]
+        difference = (ours - theirs).abs()
+        kl = float(objectives.k3(ours, theirs).sum())
+        outside = float((difference > ENGINE_DIFFERENCE_MAX).sum())
+        count, kl, outside = self._ranks.sum([len(ours), kl, outside])
+        (largest,) = self._ranks.max([float(difference.max()) if len(difference) else 0.0])
+        if not count:
+            return {}
+        return {
+            "engine_log_probability_difference": largest,
+            "engine_kl": kl / count,
+            "engine_outside_share": outside / count,
         }
 
     def learning_rate(self, optimiser_step: int) -> float:
@@ -369,6 +418,15 @@ class Learner:
                 }
         self._remember()
 
+    def begin_lineage(self, lineage: int, consumed: Mapping[int, Sequence[str]]) -> None:
+        """Make the policy held the first of a new lineage that also inherits `consumed`: what
+        the lineage given up has trained on, its steps after this one among them."""
+        self.lineage = lineage
+        there = {name for names in self.consumed.values() for name in names}
+        more = [name for names in consumed.values() for name in names if name not in there]
+        if more:
+            self.consumed.setdefault(self.step, []).extend(more)
+
     def _make_optimiser_state(self) -> None:
         """What AdamW makes in its first step, for `load` to fill."""
         for parameter in self.model.parameters():
@@ -434,8 +492,10 @@ class _Saving:
 class _Prepared:
     """One optimiser step's batch, with what older policies say about its n tokens, fp32 [n]."""
 
-    groups: list[Group]
     batch: Batch
+    """This rank's sequences."""
+    totals: Totals
+    """Of all ranks'."""
     rows: list[Rows]
     log_mu: Tensor
     """Of the generating policy. Filled in by the training pass where `own`."""
@@ -444,6 +504,8 @@ class _Prepared:
     log_old: Tensor | None
     """At the start of the rollout step; None: the learner itself, or not asked for."""
     log_reference: Tensor | None
+    reported: Tensor
+    """What the engines said of the tokens, NaN where they said nothing; never trained on."""
 
 
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:
@@ -461,30 +523,14 @@ def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict
     }
 
 
-def _compare_engines(parts: Sequence[tuple[Sequence[Group], Tensor]]) -> dict[str, float]:
-    """How far the engines' own log-probabilities are from log μ, recomputed: figures, no more.
-
-    `engine_log_probability_difference`: the largest, in nats. `engine_kl`: KL(engine ‖ trainer)
-    per token. `engine_outside_share`: tokens further off than `ENGINE_DIFFERENCE_MAX`. Empty where
-    none were reported.
-    """
-    mine, reported = [], []
-    for groups, log_mu in parts:
-        start = 0
-        for group in groups:
-            length = sum(map(len, group.completions))
-            here = slice(start, start := start + length)
-            if group.log_probabilities is None:
-                continue
-            values = torch.tensor([value for row in group.log_probabilities for value in row])
-            mine.append(log_mu[here].cpu())
-            reported.append(values)
-    if not mine:
-        return {}
-    ours, theirs = torch.cat(mine), torch.cat(reported)
-    difference = (ours - theirs).abs()
-    return {
-        "engine_log_probability_difference": float(difference.max()),
-        "engine_kl": float(objectives.k3(ours, theirs).mean()),
-        "engine_outside_share": float((difference > ENGINE_DIFFERENCE_MAX).float().mean()),
-    }
+def _reported(groups: Sequence[Group]) -> Tensor:
+    """fp32 [n]: the engines' own log-probabilities; NaN for the groups that have none."""
+    values: list[float] = []
+    for group in groups:
+        count = sum(map(len, group.completions))
+        reported = group.log_probabilities
+        found = [math.nan] * count if reported is None else [v for row in reported for v in row]
+        if len(found) != count:
+            raise ValueError(f"{len(found)} log-probabilities for {count} tokens")
+        values += found
+    return torch.tensor(values)

@@ -105,6 +105,21 @@ def lay_out(
     return [_rows(rows, packed=True) for rows in packed]
 
 
+def empty_rows() -> Rows:
+    """A pass that computes one token and gives no result: for a rank with nothing left to do."""
+    one, none = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    return Rows(
+        tokens=one,
+        positions=one,
+        sequence=one,
+        packed=False,
+        predictor=one[0],
+        target=one[0],
+        source=none,
+        index=none,
+    )
+
+
 def lay_out_flat(batch: Batch, tokens_max: int | None = None) -> list[Rows]:
     """Packed into one long row a pass: for kernels that skip what attention may not see."""
     sequences = _distinct(batch)

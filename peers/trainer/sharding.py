@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+)
 from torch.distributed.fsdp import fully_shard as fsdp2
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -52,12 +57,20 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
             if how.mixed_precision
             else MixedPrecisionPolicy()
         )
-        offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
+        offload = OffloadPolicy()
+        if how.cpu_offload:
+            offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         for each in (*layers, module):
             fsdp2(each, mesh=mesh, mp_policy=precision, offload_policy=offload)
     else:
         module.to(ranks.device)
     module.float()  # only now, so that a rank never holds the whole policy in fp32
+
+
+def rest(module: Any) -> None:
+    """Let go of what a pass without gradient has gathered, so that weights can be assigned."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:

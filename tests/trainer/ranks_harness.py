@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import traceback
@@ -36,7 +37,7 @@ def run_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: An
         for rank, pipe in enumerate(pipes):
             if not pipe.poll(DEADLINE_SECONDS):
                 raise AssertionError(f"rank {rank} said nothing for {DEADLINE_SECONDS:g} s")
-            fine, result = pipe.recv()
+            fine, result = torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
             if not fine:
                 raise AssertionError(f"rank {rank}: {result}")
             results.append(result)
@@ -58,6 +59,8 @@ def _be(
         result = (True, work(ranks, *arguments))
     except BaseException:
         result = (False, traceback.format_exc())
-    pipe.send(result)
+    buffer = io.BytesIO()
+    torch.save(result, buffer)  # not the pipe's own way, which shares a tensor's memory
+    pipe.send_bytes(buffer.getvalue())
     pipe.close()
     os._exit(0)  # not through pytest's own exits

@@ -1,0 +1,154 @@
+"""A policy spread over two ranks learns what one process alone learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peers.policy.model import load as load_model
+from peers.policy.model import read_weights
+from peers.policy.native import NativeEngine
+from peers.trainer import packing
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.ranks import Ranks
+from peers.trainer.sharding import Sharding, whole
+from tests.trainer.ranks_harness import run_ranks
+from tests.trainer.test_learner import random_groups, settings
+
+Weights = dict[str, torch.Tensor]
+
+
+def chosen(**sharding: Any) -> LearnerSettings:
+    return dataclasses.replace(
+        settings(optimiser_steps=2, kl_coefficient=0.01, entropy_coefficient=0.001),
+        sharding=Sharding(**sharding),
+    )
+
+
+def learn(learner: Learner, steps: Sequence[int]) -> list[dict[str, float]]:
+    """Uneven batches; the last step has fewer sequences than there are passes elsewhere."""
+    return [
+        learner.train_step(
+            random_groups(step, policy=max(0, step - 2), count=5 - step, size=3), step, [str(step)]
+        )
+        for step in steps
+    ]
+
+
+def everything(learner: Learner) -> tuple[Weights, Weights]:
+    """All weights and all gradients of the last optimiser step (as clipped)."""
+    parameters = dict(learner.model.named_parameters())
+    weights = {name: whole(value.detach()).clone() for name, value in parameters.items()}
+    gradients = {
+        name: whole(value.grad).clone()
+        for name, value in parameters.items()
+        if value.grad is not None
+    }
+    return weights, gradients
+
+
+def close(left: Weights, right: Weights, tolerance: float = 2e-5) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.allclose(left[name], right[name], atol=tolerance) for name in left
+    )
+
+
+@pytest.mark.parametrize(
+    ("world", "sharding"),
+    [
+        (2, {}),
+        pytest.param(2, {"replicas": 2, "activation_checkpointing": True}, marks=pytest.mark.slow),
+        pytest.param(2, {"cpu_offload": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_learn_what_one_process_learns(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int, sharding: Any
+) -> None:
+    monkeypatch.setattr(packing, "PASS_TOKENS_MAX", 30)  # several passes, not equally many
+    alone = Learner(base, chosen())
+    expected = learn(alone, range(3))
+    expected_weights, expected_gradients = everything(alone)
+
+    def work(ranks: Ranks) -> tuple[list[dict[str, float]], Weights, Weights]:
+        learner = Learner(base, chosen(**sharding), ranks=ranks)
+        metrics = learn(learner, range(3))
+        learner.export(tmp_path / "policy")
+        weights, gradients = everything(learner)
+        return metrics, weights, gradients
+
+    for metrics, weights, gradients in run_ranks(world, tmp_path, work):
+        for found, wanted in zip(metrics, expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-4)
+        assert close(weights, expected_weights)
+        assert close(gradients, expected_gradients, 1e-5)
+    assert max(float(value.abs().max()) for value in expected_gradients.values()) > 1e-3
+
+    published = read_weights(tmp_path / "policy")
+    assert close(published, expected_weights)
+    files = sorted(path.name for path in (tmp_path / "policy").glob("model*"))
+    assert files == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    loaded = dict(load_model(tmp_path / "policy").named_parameters())
+    assert close({name: value.detach() for name, value in loaded.items()}, expected_weights)
+    NativeEngine(base).load_weights(tmp_path / "policy")
+
+
+def test_a_state_of_two_ranks_goes_on_with_one_and_the_other_way_round(
+    base: Path, tmp_path: Path
+) -> None:
+    alone = Learner(base, chosen())
+    expected = learn(alone, range(2))
+    alone.export(tmp_path / "policy-2")
+    alone.save(tmp_path / "of-one")
+    expected += learn(alone, [2])
+    expected_weights, _ = everything(alone)
+    folders = {0: base, 2: tmp_path / "policy-2"}
+
+    def save_with_two(ranks: Ranks) -> None:
+        learner = Learner(base, chosen(), ranks=ranks)
+        learn(learner, range(2))
+        learner.save(tmp_path / "of-two")
+
+    def go_on_with_two(ranks: Ranks) -> tuple[list[dict[str, float]], Weights]:
+        learner = Learner(base, chosen(), ranks=ranks)
+        learner.load(tmp_path / "of-one", folders)
+        assert (learner.step, learner.consumed) == (2, {0: ["0"], 1: ["1"]})
+        return learn(learner, [2]), everything(learner)[0]
+
+    run_ranks(2, tmp_path, save_with_two)
+    assert len(list((tmp_path / "of-two").glob("*.safetensors"))) == 2
+    (tmp_path / "meeting").unlink()
+    one = Learner(base, chosen())
+    one.load(tmp_path / "of-two", folders)
+    results = [(learn(one, [2]), everything(one)[0]), *run_ranks(2, tmp_path, go_on_with_two)]
+    for metrics, weights in results:
+        assert metrics[0] == pytest.approx(expected[2], abs=1e-4)
+        assert close(weights, expected_weights)
+
+
+def test_mixed_precision_keeps_fp32_master_weights(base: Path, tmp_path: Path) -> None:
+    """One rank, bf16 passes: the weights stay fp32 and learn nearly the same."""
+    alone = Learner(base, chosen())
+    learn(alone, range(2))
+
+    def work(ranks: Ranks) -> tuple[Weights, Weights]:
+        learner = Learner(base, chosen(mixed_precision=True), ranks=ranks)
+        learn(learner, range(2))
+        return everything(learner)
+
+    ((weights, gradients),) = run_ranks(1, tmp_path, work)
+    expected, expected_gradients = everything(alone)
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    assert {value.dtype for value in gradients.values()} == {torch.float32}
+    mine = torch.cat([gradients[name].flatten() for name in sorted(gradients)])
+    wanted = torch.cat([expected_gradients[name].flatten() for name in sorted(gradients)])
+    assert float(torch.cosine_similarity(mine, wanted, dim=0)) > 0.98
+    assert close(weights, expected, 5e-3)
