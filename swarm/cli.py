@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import trio
 import typer
 
-from swarm import cli_checkpoint
 from swarm.errors import SwarmError, UserError
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ app = typer.Typer(
 run_app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 rollouts_app = typer.Typer(help="Read files of rollouts.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
-app.add_typer(cli_checkpoint.app, name="checkpoint")
 app.add_typer(rollouts_app, name="rollouts")
 
 Bootstrap = Annotated[
@@ -57,19 +55,16 @@ Bootstrap = Annotated[
 WhichRun = Annotated[
     str | None, typer.Option("--run", help="Which run, if the peer knows several: id or name.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
-def finish(work: Callable[[], int | None]) -> None:
+def _finish(work: Callable[[], int | None]) -> None:
     """Do a command's work; every error it may raise is one sentence and a status other than 0."""
     try:
         status = work()
     except (SwarmError, BaseExceptionGroup) as error:
-        from swarm.peer import exit_with, leaf_errors
+        from swarm.peer import exit_with
 
-        if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaf_errors(error)):
-            print("stopped", file=sys.stderr)
-            raise typer.Exit(130) from None
         status = exit_with(error)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -124,7 +119,7 @@ def demo(
         )
         return trio.run(run_demo, options)
 
-    finish(work)
+    _finish(work)
 
 
 def _seconds_since_start() -> float:
@@ -184,7 +179,7 @@ def run_create(
         print(f"  python -m swarm.peer --role bootstrap --manifest {target}")
         print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
 
-    finish(work)
+    _finish(work)
 
 
 def _what_to_probe(file: Path) -> tuple[str, str, str]:
@@ -225,7 +220,7 @@ def run_show(
             envelope = trio.run(_fetch_manifest, bootstrap, run)
         _show_manifest(envelope, as_json=as_json)
 
-    finish(work)
+    _finish(work)
 
 
 def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
@@ -272,21 +267,20 @@ def _plain(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def visit(
-    bootstrap: Sequence[str] | None, run: str | None, *, home: Path | None = None
+async def _visit(
+    bootstrap: Sequence[str] | None, run: str | None
 ) -> AsyncIterator[tuple[Node, Run]]:
-    """A node that has found a run, without joining it; its key and state are in `home`, or of the
-    moment."""
+    """A node with a key of the moment that has found a run, without joining it."""
     from swarm.node import find_run, join_network
     from swarm.peer import open_node
     from swarm.settings import PeerSettings
 
-    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
+    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
         settings = PeerSettings(
             role=["observer"],
             bootstrap=list(bootstrap or _last_bootstrap()),
             listen=["/ip4/127.0.0.1/tcp/0"],
-            home=str(home or momentary),
+            home=home,
             run=run,
         )
         async with open_node(settings, events_sink=lambda event: None) as node:
@@ -310,7 +304,7 @@ def _last_bootstrap() -> list[str]:
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
     """The manifest that a bootstrap peer hands out."""
-    async with visit(bootstrap, run) as (_, found):
+    async with _visit(bootstrap, run) as (_, found):
         return found.manifest_envelope
 
 
@@ -339,7 +333,7 @@ async def _observe(bootstrap: Sequence[str] | None, run: str | None) -> tuple[_O
     from swarm.messages import Presence
     from swarm.node import RunNode
 
-    async with visit(bootstrap, run) as (node, found):
+    async with _visit(bootstrap, run) as (node, found):
         peer = RunNode(node, found, (RUN, WORK))
         observation = _Observation(peer)
         peer.gossip.listen(Presence, observation.on_presence)
@@ -371,7 +365,7 @@ def status(
         else:
             _show_status(observation, run_name)
 
-    finish(work)
+    _finish(work)
 
 
 def _status_object(observation: _Observation, run: str) -> dict[str, Any]:
@@ -454,7 +448,7 @@ async def _read_ledgers(
 
     receipts: list[Receipt] = []
     silent: list[str] = []
-    async with visit(bootstrap, run) as (node, found):
+    async with _visit(bootstrap, run) as (node, found):
         for validator in found.manifest.validator_ids():
             try:
                 receipts += await receipts_of(node, PeerId(validator), worker)
@@ -512,7 +506,7 @@ def ledger(
             print(f"not complete: {problem}", file=sys.stderr)
         return 1 if silent else 0
 
-    finish(work)
+    _finish(work)
 
 
 def _ledger_object(
@@ -616,7 +610,67 @@ def rollouts_show(
                 f"{row.completion or row.completion_tokens}"
             )
 
-    finish(work)
+    _finish(work)
+
+
+# --- fine-tuning -------------------------------------------------------------------------------
+
+
+@app.command()
+def sft(
+    model: Annotated[Path, typer.Option(help="Hugging Face folder of the policy to begin with.")],
+    out: Annotated[Path, typer.Option(help="Folder for the result; must not exist.")],
+    data: Annotated[
+        Path | None, typer.Option(help='JSON lines, each {"prompt": text, "answer": text}.')
+    ] = None,
+    environment: Annotated[
+        str | None, typer.Option(help="NAME@VERSION: learn the answers to its training tasks.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 100,
+    batch: Annotated[int, typer.Option(help="Examples a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 1e-5,
+    warmup_steps: Annotated[int, typer.Option(help="Then it falls by a cosine to a tenth.")] = 10,
+    validation_share: Annotated[float, typer.Option(help="Of the examples, held back.")] = 0.05,
+    tokens_max: Annotated[int, typer.Option(help="Longer examples are left out.")] = 8192,
+    seed: Annotated[int, typer.Option(help="Of the order of the examples.")] = 0,
+    report_every: Annotated[int, typer.Option(min=1, help="Steps between two lines.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""
+
+    def say(told: dict[str, Any]) -> None:
+        if as_json:
+            print(json.dumps(told), flush=True)
+            return
+        words = " ".join(
+            f"{name.replace('_', ' ')} {value:.4g}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')} {value}"
+            for name, value in told.items()
+            if name != "event"
+        )
+        print(f"{told['event']:<10} {words}", flush=True)
+
+    def work() -> None:
+        from swarm.sft import SftOptions, run_sft
+
+        options = SftOptions(
+            model=model,
+            out=out,
+            data=data,
+            environment=environment,
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            validation_share=validation_share,
+            tokens_max=tokens_max,
+            seed=seed,
+            report_every=report_every,
+        )
+        trio.run(run_sft, options, say)
+
+    _finish(work)
 
 
 # --- one peer ----------------------------------------------------------------------------------
@@ -633,7 +687,7 @@ def show_id(
 
         print(load_or_create(home / "identity.key").peer_id)
 
-    finish(work)
+    _finish(work)
 
 
 @app.command(

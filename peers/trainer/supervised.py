@@ -1,0 +1,275 @@
+"""Supervised fine-tuning: the trainer's other mode, for a policy's warm-up before RL.
+
+Examples are prompts with their answers, from a file or from an environment. They are packed like
+RL's completions, and the loss is the mean surprise over the answers' tokens, the stop token
+included. One share of them is held back to validate on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peers.environments import Renderer
+from peers.environments import load as load_environment
+from peers.policy import model as policy_model
+from peers.trainer.batch import Batch
+from peers.trainer.durable import whole_folder
+from peers.trainer.packing import Scorer, fastest_attention, lay_out, lay_out_flat
+from peers.trainer.ranks import Ranks
+from peers.trainer.schedule import learning_rate
+from peers.trainer.sharding import Sharding, shard
+from swarm.errors import UserError
+from swarm.messages import Objective
+from swarm.seeds import digest
+
+LINE_BYTES_MAX = 16 << 20
+ENVIRONMENT_EXAMPLES = 100_000
+"""Drawn from an environment, at most: a tiny one repeats itself."""
+
+Example = tuple[list[int], list[int]]
+"""Token ids of a prompt and of its answer, the stop token included."""
+
+
+@dataclass(frozen=True)
+class SftSettings:
+    """How to fine-tune."""
+
+    steps: int = 100
+    batch: int = 32
+    """Examples a step."""
+    learning_rate: float = 1e-5
+    warmup_steps: int = 10
+    final_learning_rate_share: float = 0.1
+    """Where the cosine decay ends."""
+    gradient_norm_max: float = 1.0
+    validation_share: float = 0.05
+    """Of the examples; never trained on."""
+    validation_examples_max: int = 256
+    tokens_max: int = 8192
+    """Longest example; a longer one is left out and counted."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises `UserError`."""
+        for name, fine in (
+            ("steps", self.steps >= 1),
+            ("batch", self.batch >= 1),
+            ("learning_rate", 0 < self.learning_rate < 1),
+            ("warmup_steps", self.warmup_steps >= 0),
+            ("validation_share", 0 <= self.validation_share < 1),
+            ("tokens_max", self.tokens_max >= 2),
+        ):
+            if not fine:
+                raise UserError(f"sft: {name} is {getattr(self, name)}, out of bounds")
+
+
+class SftService:
+    """What the child of `swarm sft` does when it is called."""
+
+    def start(
+        self,
+        model: str,
+        settings: Mapping[str, Any],
+        data: str = "",
+        environment: str = "",
+        environment_version: str = "",
+    ) -> dict[str, Any]:
+        """Load the Hugging Face folder `model` and the examples. Raises `UserError`."""
+        self._settings = SftSettings(**settings)
+        self._settings.check()
+        self._base = Path(model)
+        loaded = policy_model.load(self._base)
+        self._dtype: torch.dtype = loaded.dtype
+        ranks = Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = ranks.device
+        self._model: Any = loaded.train()
+        self._model.set_attn_implementation(fastest_attention(self._device))
+        self._scorer = Scorer(self._model, 1.0)
+        shard(self._scorer, self._model.model.layers, ranks, Sharding())
+        self._optimiser = torch.optim.AdamW(self._model.parameters(), fused=True)
+        self._rates = Objective(
+            learning_rate=self._settings.learning_rate,
+            warmup_steps=self._settings.warmup_steps,
+            final_learning_rate_share=self._settings.final_learning_rate_share,
+            learning_rate_schedule="cosine",
+        )
+        renderer = Renderer(self._base)
+        stop = stop_id(self._base)
+        if data:
+            rows = _from_file(Path(data))
+        else:
+            rows = _from_environment(environment, environment_version, self._settings)
+        limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
+        found, long = [], 0
+        for prompt, answer in rows:
+            ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), stop])
+            if ids[0] and len(ids[0]) + len(ids[1]) <= limit:
+                found.append(ids)
+            else:
+                long += 1
+        random.Random(self._settings.seed).shuffle(found)
+        held_back = math.ceil(self._settings.validation_share * len(found))
+        self._held_back = found[: min(held_back, self._settings.validation_examples_max)]
+        self._examples = found[held_back:]
+        if len(self._examples) < 1:
+            raise UserError(
+                f"{data or environment} leaves no example to train on ({len(found)} of at most "
+                f"{limit} tokens, {long} longer or without a prompt)"
+            )
+        self._order = _repeat(self._examples, self._settings.seed)
+        self._done = 0
+        return {
+            "examples": len(self._examples),
+            "held_back": len(self._held_back),
+            "left_out": long,
+            "parameters": policy_model.count_parameters(self._model),
+        }
+
+    def step(self) -> dict[str, Any]:
+        """One optimiser step: its `loss` (nats per answer token), `gradient_norm`, `tokens`."""
+        batch = as_batch(list(itertools.islice(self._order, self._settings.batch)))
+        tokens = batch.token_count()
+        self._optimiser.zero_grad()
+        total = 0.0
+        for rows in self._passes(batch):
+            loss = -self._scorer(rows.to(self._device), entropy=False)[0].sum() / tokens
+            loss.backward()
+            total += float(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._model.parameters(), self._settings.gradient_norm_max
+        )
+        rate = learning_rate(self._rates, self._settings.steps, self._done)
+        finite = bool(torch.isfinite(norm)) and math.isfinite(total)
+        if finite:
+            self._optimiser.param_groups[0]["lr"] = rate
+            self._optimiser.step()
+        self._done += 1
+        return {
+            "step": self._done,
+            "loss": total,
+            "gradient_norm": float(norm),
+            "learning_rate": rate,
+            "tokens": tokens,
+            "skipped": not finite,
+        }
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """`loss` per answer token and `exact`, the probability of whole answers, held-out mean."""
+        if not self._held_back:
+            return {}
+        self._model.eval()
+        batch = as_batch(self._held_back)
+        surprise = torch.zeros(batch.token_count(), device=self._device)
+        for rows in self._passes(batch):
+            moved = rows.to(self._device)
+            surprise[moved.index] = -self._scorer(moved, entropy=False)[0]
+        self._model.train()
+        answers = torch.split(surprise.cpu(), batch.completion_lengths.tolist())
+        exact = torch.stack([answer.sum() for answer in answers]).neg().exp().mean()
+        return {"loss": float(surprise.mean()), "exact": float(exact)}
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Write the policy as a plain Hugging Face folder, durably, in the dtype it came in."""
+        weights = {
+            name: value.detach().to(self._dtype).cpu()
+            for name, value in self._model.named_parameters()
+        }
+        with whole_folder(Path(folder)) as aside:
+            policy_model.save_share(
+                weights, aside, self._model.config, self._base, 0, dict.fromkeys(weights, 0)
+            )
+            for extra in self._base.glob("*.jinja"):
+                (aside / extra.name).write_bytes(extra.read_bytes())
+        return {}
+
+    def _passes(self, batch: Batch) -> Any:
+        return lay_out_flat(batch) if self._device.type == "cuda" else lay_out(batch)
+
+
+def as_batch(examples: Sequence[Example]) -> Batch:
+    """Examples as a batch whose completions are their answers."""
+    return Batch(
+        tokens=torch.tensor([token for prompt, answer in examples for token in (*prompt, *answer)]),
+        prompt_lengths=torch.tensor([len(prompt) for prompt, _ in examples]),
+        completion_lengths=torch.tensor([len(answer) for _, answer in examples]),
+        advantage=torch.zeros(len(examples)),
+        policy=torch.zeros(len(examples), dtype=torch.int64),
+    )
+
+
+def stop_id(folder: Path) -> int:
+    """The token that ends an answer, as the model's config names it; raises `UserError`."""
+    found = policy_model.read_config(folder).get("eos_token_id")
+    if isinstance(found, list) and found:
+        found = found[0]
+    if not isinstance(found, int):
+        raise UserError(
+            f"model config {folder / 'config.json'}: eos_token_id is {found!r}; it must be the id "
+            "of the token that ends an answer"
+        )
+    return found
+
+
+def _from_file(path: Path) -> Iterator[tuple[str, str]]:
+    """(prompt, answer) of each line of a JSONL file; raises `UserError` naming the line."""
+    try:
+        with path.open("rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(LINE_BYTES_MAX + 1)
+                if not line:
+                    return
+                if not line.strip():
+                    continue
+                yield _example(line, f"{path}, line {number}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _example(line: bytes, where: str) -> tuple[str, str]:
+    if len(line) > LINE_BYTES_MAX:
+        raise UserError(f"{where} has more than {LINE_BYTES_MAX} bytes")
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise UserError(f'{where} is not an object with "prompt" and "answer"')
+    for key in ("prompt", "answer"):
+        if not isinstance(row.get(key), str):
+            raise UserError(f"{where}: {key} is {row.get(key)!r}; it must be text")
+    return row["prompt"], row["answer"]
+
+
+def _from_environment(name: str, version: str, settings: SftSettings) -> Iterator[tuple[str, str]]:
+    """Training tasks with their answers; only distinct prompts."""
+    environment = load_environment(name, version)
+    wanted = min(ENVIRONMENT_EXAMPLES, 2 * settings.steps * settings.batch)
+    seen = set()
+    for index in range(2 * wanted):
+        seed = settings.seed.to_bytes(8, "big") + index.to_bytes(8, "big")
+        task = environment.task(digest("swarm/1/sft-example", seed))
+        if task.prompt in seen:
+            continue
+        seen.add(task.prompt)
+        yield task.prompt, task.answer
+        if len(seen) >= wanted:
+            return
+
+
+def _repeat(examples: Sequence[Example], seed: int) -> Iterator[Example]:
+    """All examples, epoch after epoch, each in an order of its own."""
+    for epoch in itertools.count():
+        order = list(range(len(examples)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        for index in order:
+            yield examples[index]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peers.environments import Renderer
+from peers.policy.demo import EOS_ID
+from peers.policy.model import load as load_model
+from peers.policy.model import read_weights
+from peers.trainer.supervised import SftService, SftSettings, stop_id
+from swarm.errors import UserError
+
+
+def write_examples(path: Path, count: int = 40) -> Path:
+    rows = [{"prompt": f"{n:02}>", "answer": f"{n % 7}"} for n in range(count)]
+    path.write_text("\n\n".join(map(json.dumps, rows)))
+    return path
+
+
+def begin(base: Path, data: Path, **settings: Any) -> tuple[SftService, dict[str, Any]]:
+    service = SftService()
+    chosen = SftSettings(**{"batch": 8, "learning_rate": 3e-3, "steps": 40, **settings})
+    return service, service.start(model=str(base), settings=asdict(chosen), data=str(data))
+
+
+def test_it_learns_the_answers_and_writes_a_policy(base: Path, tmp_path: Path) -> None:
+    service, told = begin(base, write_examples(tmp_path / "data"), validation_share=0.1)
+    assert told["examples"] == 36 and told["held_back"] == 4 and told["left_out"] == 0
+    losses = [service.step()["loss"] for _ in range(40)]
+    assert losses[0] > 3 > 1.5 > sum(losses[-4:]) / 4
+    service.save(str(tmp_path / "out"))
+    before, after = read_weights(base), read_weights(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert {value.dtype for value in after.values()} == {torch.float32}
+    load_model(tmp_path / "out")
+    Renderer(tmp_path / "out")
+
+
+def test_the_loss_is_on_the_answer_alone_packed_or_not(base: Path, tmp_path: Path) -> None:
+    """As literal as can be: each example by itself through the model."""
+    service, _ = begin(base, write_examples(tmp_path / "data", 12), validation_share=0.0, batch=12)
+    model, renderer = load_model(base).eval(), Renderer(base)
+    surprise, count = 0.0, 0
+    for n in range(12):
+        prompt = renderer.encode_prompt(f"{n:02}>")
+        answer = [*renderer.encode_completion(f"{n % 7}"), EOS_ID]
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        log_all = torch.log_softmax(logits.detach(), -1)
+        surprise -= float(log_all[range(len(answer)), answer].sum())
+        count += len(answer)
+    first = service.step()
+    assert first["tokens"] == count
+    assert first["loss"] == pytest.approx(surprise / count, abs=1e-5)
+
+
+def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> None:
+    service, _ = begin(base, write_examples(tmp_path / "data"), validation_share=0.3)
+    trained = {tuple(prompt) for prompt, _ in service._examples}
+    assert not trained & {tuple(prompt) for prompt, _ in service._held_back}
+    measured = service.validate()
+    assert measured["loss"] > 3 and 0 <= measured["exact"] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[]", 'line 2 is not an object with "prompt" and "answer"'),
+        ('{"prompt": "a"}', "line 2: answer is None; it must be text"),
+    ],
+)
+def test_a_broken_line_is_named(base: Path, tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / "data").write_text('{"prompt": "1>", "answer": "1"}\n' + line)
+    with pytest.raises(UserError, match=sentence):
+        begin(base, tmp_path / "data")
+
+
+def test_what_cannot_work_is_refused(base: Path, tmp_path: Path) -> None:
+    data = write_examples(tmp_path / "data", 3)
+    with pytest.raises(UserError, match="sft: batch is 0, out of bounds"):
+        begin(base, data, batch=0)
+    with pytest.raises(UserError, match=r"leaves no example to train on \(0 of at most 2"):
+        begin(base, data, tokens_max=2)
+    with pytest.raises(UserError, match="cannot be read"):
+        begin(base, tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="eos_token_id is None"):
+        stop_id(tmp_path)
