@@ -340,6 +340,21 @@ class TrainerModel:
             ],
         }
 
+    async def roll_back(
+        self, folder: str, policies: Mapping[str, str], lineage: int
+    ) -> dict[str, Any]:
+        raw = await self._disk.read(f"{self._disk.path_of(folder)}/state")
+        self._step, _ = msgspec.msgpack.decode(raw, type=tuple[int, list[str]])
+        return {"step": self._step}
+
+    async def record_to(
+        self, tensorboard: str, wandb: str, run: str, config: Mapping[str, Any], peak_flops: float
+    ) -> dict[str, Any]:
+        return {}
+
+    async def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
     async def begin_save(self, folder: str) -> dict[str, Any]:
         path = f"{self._disk.path_of(folder)}/state"
         await self._disk.write(path, msgspec.msgpack.encode((self._step, self._consumed)))

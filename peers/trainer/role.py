@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import msgspec
 import trio
 
+from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
+from peers.trainer.options import trainer_options
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, UserError
@@ -25,6 +27,7 @@ from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
 from swarm.node import RunNode
+from swarm.run import check_batch
 from swarm.transport import BlobReference, FetchError, Source
 from swarm.watch import Watched
 from swarm.world import Child
@@ -35,7 +38,12 @@ START_DEADLINE_SECONDS = 600.0
 EVALUATE_PROMPTS = 512
 ACCEPTED = "accepted"
 STATES = "trainer/states"
-STATES_KEPT = 2
+ANCHORS_KEPT = 3
+"""States kept, further apart, for a rollback to go back to."""
+ANCHORS_EVERY = 10
+"""Steps between those, where a rollback may need them and nothing else is said."""
+PAUSED_SECONDS = 600.0
+"""A paused trainer repeats why so often."""
 UNJUDGED_SECONDS = 60.0
 """An announced submission without a verdict is no longer counted on after this."""
 
@@ -78,9 +86,7 @@ class Accepted:
 class TrainerRole:
     """Trains. Must run on a peer whose key the manifest names as a trainer.
 
-    Options: `trainer.model` (HF folder of the base policy), `trainer.seed`,
-    `trainer.prepare_base` (make the demo's base policy in that folder first: random weights and a
-    short SFT), `trainer.evaluate` (evaluate on held-out prompts when the run is over).
+    Its options are those of `peers.trainer.options`.
     """
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
@@ -94,6 +100,15 @@ class TrainerRole:
         self._disk = peer.node.disk
         self._trusted = peer.trusted_part("trainer")
         self._database = self._disk.database("trainer.sqlite")
+        self._options = trainer_options(peer.node.settings.options)
+        check_batch(self._run.manifest, f"run {self._run.id}")
+        self._alarms = Alarms(self._options.limits)
+        self._rollbacks = 0
+        """In this life."""
+        self._paused = ""
+        """Why no step is opened any more."""
+        self._idle = {"rollouts": 0.0, "checks": 0.0}
+        """Seconds that this step's batch was waited for, by what was missing."""
         self._lineage = 0
         self._published: dict[int, tuple[bytes, int]] = {}
         """Manifest digest and size by policy."""
@@ -114,6 +129,8 @@ class TrainerRole:
         """Groups of the batch in training, which are not in the pool any more."""
         self._changed = Watched(0)
         self._order: StepOrder | None = None
+        self._ordering = trio.Lock()
+        """Held while an order is issued, and while the lineage changes."""
         self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
         peer.gossip.listen(Submission, self._on_submission)
         peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
@@ -162,28 +179,36 @@ class TrainerRole:
         """Begin the run from the base policy, or go on from the newest durable state."""
         manifest = self._run.manifest
         states = self._states()
-        options = self._node.settings.options
+        options = self._options
         arguments: dict[str, Any] = {
             "objective": _plain(manifest.objective),
             "schedule": _plain(manifest.schedule),
             "sampling": _plain(manifest.sampling),
             "environment": manifest.environment.name,
             "environment_version": manifest.environment.version,
-            "seed": int(options.get("trainer.seed", 0)),
+            "seed": options.seed,
+            "model": options.model,
+            "sharding": options.sharding,
         }
         if states and not self._node.settings.resume:
             raise UserError(
-                f"this home has a trained state of step {states[-1]} already; "
+                f"this home has a trained state of step {states[-1][1]} already; "
                 "start the trainer with --resume, or with another --home"
             )
         self._peer.status.doing = "loading"
-        model = options.get("trainer.model")
-        if not isinstance(model, str):
-            raise UserError(
-                'the trainer needs a base policy: set "trainer.model" under [options] in '
-                "--config to a Hugging Face folder"
-            )
-        arguments["model"] = model
+        if states:
+            self._lineage = states[-1][0]
+        await learner.call(
+            "record_to",
+            {
+                "tensorboard": options.tensorboard,
+                "wandb": options.wandb,
+                "run": self._run.id,
+                "config": _plain(manifest.objective) | _plain(manifest.schedule),
+                "peak_flops": options.peak_flops,
+            },
+            deadline_seconds=TRAIN_DEADLINE_SECONDS,
+        )
         for lineage, step in self._peer.store.complete():
             held = self._peer.store.held((lineage, step))
             if held is not None and lineage == self._lineage:
@@ -191,8 +216,8 @@ class TrainerRole:
         if states:
             await self._resume(learner, arguments, states[-1])
         else:
-            if options.get("trainer.prepare_base"):
-                await self._prepare_base(learner, model, arguments["seed"])
+            if options.prepare_base:
+                await self._prepare_base(learner, options.model, options.seed)
             await learner.call("start", arguments, deadline_seconds=TRAIN_DEADLINE_SECONDS)
             await self._begin_save(learner, 0)
             await self._finish_save(learner)
@@ -208,18 +233,24 @@ class TrainerRole:
         )
         self._events.emit("trainer.evaluated", moment="before", **measured)
 
-    async def _resume(self, learner: Child, arguments: dict[str, Any], state: int) -> None:
-        policies = {
+    def _published_folders(self) -> dict[str, str]:
+        """Policies of this lineage that are on this disk, by step."""
+        return {
             str(step): str(self._disk.local_path(held.folder))
             for step in self._published
             if (held := self._peer.store.held((self._lineage, step))) is not None
         }
+
+    async def _resume(
+        self, learner: Child, arguments: dict[str, Any], newest: tuple[int, int]
+    ) -> None:
+        state = newest[1]
         resumed = await learner.call(
             "resume",
             {
                 **arguments,
-                "folder": str(self._disk.local_path(f"{STATES}/{state}")),
-                "policies": policies,
+                "folder": str(self._disk.local_path(_state_path(newest))),
+                "policies": self._published_folders(),
             },
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
@@ -256,9 +287,14 @@ class TrainerRole:
             await self._trusted.append(list(entries))
             self._events.emit("trainer.log_completed", submissions=len(entries))
 
-    def _states(self) -> list[int]:
-        """Steps whose training state is on disk, whole."""
-        return sorted(int(name) for name in self._disk.list(STATES) if name.isdigit())
+    def _states(self) -> list[tuple[int, int]]:
+        """(lineage, step) of the training states on disk, whole ones only."""
+        parts = [name.split("-") for name in self._disk.list(STATES)]
+        return sorted(
+            (int(part[0]), int(part[1]))
+            for part in parts
+            if len(part) == 2 and part[0].isdigit() and part[1].isdigit()
+        )
 
     async def _load_pool(self) -> None:
         """Accepted submissions that were not consumed before the restart."""
@@ -297,11 +333,7 @@ class TrainerRole:
                 self._judged[verdict.submission] = None
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
-                wanted = (
-                    verdict.outcome == "accepted"
-                    and verdict.submission not in self._known
-                    and verdict.lineage == self._lineage
-                )
+                wanted = verdict.outcome == "accepted" and verdict.submission not in self._known
                 if wanted:
                     self._known.add(verdict.submission)
                     nursery.start_soon(self._take, envelope, verdict)
@@ -350,6 +382,8 @@ class TrainerRole:
             )
         )
         self._pool[verdict.submission] = Accepted(verdict.submission, verdict, path)
+        if verdict.lineage != self._lineage:  # given up meanwhile
+            await self._drop_stale()
         self._announced.pop(verdict.submission, None)
         self._changed.touch()
 
@@ -391,32 +425,48 @@ class TrainerRole:
             held = msgspec.msgpack.decode(rows[0][0], type=StepOrder)
             await self._issue(held.step, self._missing_groups(held.step), held)
         else:
-            await self._issue(0, self._missing_groups(0), None)
+            first = self._policy.value  # 0, but for a lineage just begun
+            await self._issue(first, self._missing_groups(first), None)
 
     async def _arrange(self) -> None:
         """Keep exactly one step open: the oldest whose batch is not on its way yet."""
         while True:
-            order = self._order
-            assert order is not None
-            manifest = self._run.manifest
-            missing = self._missing_groups(order.step)
-            following = order.step + 1
-            if missing == 0 and self._may_open(following):
-                await self._issue(following, self._missing_groups(following), None)
-            elif (missing == 0) != (
-                order.groups_wanted == 0
-            ) or missing > order.groups_wanted + manifest.sampling.groups_per_submission:
-                await self._issue(order.step, missing, order)
-            else:
+            async with self._ordering:
+                issued = await self._issue_if_due()
+            if not issued:
                 await self._changed.wait_change()
+
+    async def _issue_if_due(self) -> bool:
+        """Issue the order that the state of things asks for; whether there was one."""
+        order = self._order
+        assert order is not None
+        if self._paused:
+            if order.groups_wanted == 0:
+                return False
+            await self._issue(order.step, 0, order)
+            return True
+        missing = self._missing_groups(order.step)
+        following = order.step + 1
+        spare = self._run.manifest.sampling.groups_per_submission
+        if missing == 0 and self._may_open(following):
+            await self._issue(following, self._missing_groups(following), None)
+        elif (missing == 0) != (order.groups_wanted == 0) or missing > order.groups_wanted + spare:
+            await self._issue(order.step, missing, order)
+        else:
+            return False
+        return True
 
     def _may_open(self, step: int) -> bool:
         schedule = self._run.manifest.schedule
-        return step < schedule.steps and max(0, step - schedule.asynchrony) <= self._policy.value
+        return step < schedule.steps and self._policy_for(step) <= self._policy.value
+
+    def _policy_for(self, step: int) -> int:
+        """The policy that step's rollouts come from: a new lineage begins with its first."""
+        return max(min(self._published), step - self._run.manifest.schedule.asynchrony)
 
     async def _issue(self, step: int, missing: int, revised: StepOrder | None) -> None:
         """Sign and announce an order; durable first, so that a restart keeps its nonce."""
-        policy = max(0, step - self._run.manifest.schedule.asynchrony)
+        policy = self._policy_for(step)
         digest, size = self._published[policy]
         per_submission = self._run.manifest.sampling.groups_per_submission
         order = StepOrder(
@@ -452,6 +502,8 @@ class TrainerRole:
     # --- training ----------------------------------------------------------------------------
 
     def _too_old(self, verdict: Verdict) -> bool:
+        if verdict.lineage != self._lineage:
+            return True
         return self._policy.value - verdict.policy > self._run.manifest.schedule.max_staleness
 
     async def _train(self, learner: Child) -> None:
@@ -459,9 +511,9 @@ class TrainerRole:
         while self._policy.value < schedule.steps:
             step = self._policy.value
             self._peer.status.doing = f"waiting for rollouts of step {step}"
-            waited_since = self._node.world.now()
+            began = self._node.world.now()
+            self._idle = dict.fromkeys(self._idle, 0.0)
             batch = await self._next_batch()
-            idle_seconds = self._node.world.now() - waited_since
             self._peer.status.doing = f"training step {step}"
             started = self._node.world.now()
             result = await learner.call(
@@ -480,6 +532,7 @@ class TrainerRole:
                 },
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
+            trained = self._node.world.now()
             consumed = [
                 Consumed(step=step, submission=accepted.digest, outcomes=outcomes)
                 for accepted, outcomes in zip(batch, result.pop("outcomes"), strict=True)
@@ -490,15 +543,24 @@ class TrainerRole:
             await self._finish_save(learner)
             await self._trusted.append(list(consumed))
             await self._publish(learner, step + 1, reward=result["reward"])
-            self._events.emit(
-                "trainer.step_trained",
-                **{**result, "step": step},
-                submissions=len(batch),
-                seconds=self._node.world.now() - started,
-                idle_seconds=idle_seconds,
-                staleness=step - min(accepted.verdict.policy for accepted in batch),
+            now = self._node.world.now()
+            figures = {
+                "submissions": len(batch),
+                "seconds": now - started,
+                "idle_seconds": sum(self._idle.values()),
+                **{f"idle_{cause}_seconds": waited for cause, waited in self._idle.items()},
+                "idle_weights_seconds": now - trained,
+                "step_seconds": now - began,
+                "staleness": step - min(accepted.verdict.policy for accepted in batch),
+            }
+            self._events.emit("trainer.step_trained", **{**result, **figures, "step": step})
+            await learner.call(
+                "record",
+                {"step": step, "figures": {**result, **figures}},
+                deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
             await self._drop_consumed(batch)
+            await self._heed(learner, step, self._alarms.look(result))
 
     async def _next_batch(self) -> list[Accepted]:
         """The oldest submissions in the pool that make a whole batch, once there are enough."""
@@ -517,10 +579,40 @@ class TrainerRole:
                     del self._pool[accepted.digest]
                 self._training_groups = groups
                 return batch
-            await self._changed.wait_change()
+            await self._wait_for_rollouts(step=self._policy.value, missing=wanted - groups)
+
+    async def _wait_for_rollouts(self, step: int, missing: int) -> None:
+        """Until something changes; says whom it waits for when that takes long."""
+        began = self._node.world.now()
+        unjudged = sum(each.groups for each in self._announced.values() if each.acknowledged)
+        cause = "checks" if unjudged >= missing else "rollouts"
+        while True:
+            with trio.move_on_after(self._options.starved_seconds) as patience:
+                await self._changed.wait_change()
+            if not patience.cancelled_caught:
+                break
+            present = self._trusted.registrar.present()
+            alive = {
+                role: [
+                    p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles
+                ]
+                for role in ("inference", "validator")
+            }
+            self._events.emit(
+                "trainer.starved",
+                step=step,
+                groups_missing=missing,
+                groups_unjudged=unjudged,
+                seconds=self._node.world.now() - began,
+                waiting_for=alive["validator" if cause == "checks" else "inference"]
+                or f"any {'validator' if cause == 'checks' else 'inference peer'}: none is there",
+            )
+        self._idle[cause] += self._node.world.now() - began
 
     async def _drop_stale(self) -> None:
         stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]
+        for accepted in stale:  # at once, so that nobody else finds it there and logs it too
+            del self._pool[accepted.digest]
         if stale:
             await self._log_stale([accepted.verdict for accepted in stale])
             await self._drop_consumed(stale)
@@ -552,19 +644,25 @@ class TrainerRole:
         """Have the training state after `step` written, the consumed submissions inside it."""
         await learner.call(
             "begin_save",
-            {"folder": str(self._disk.local_path(f"{STATES}/{step}"))},
+            {"folder": str(self._disk.local_path(_state_path((self._lineage, step))))},
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
 
     async def _finish_save(self, learner: Child) -> None:
         """Wait until that state is durable: before it is, nothing may be announced."""
         await learner.call("finish_save", {}, deadline_seconds=TRAIN_DEADLINE_SECONDS)
-        for older in self._states()[:-STATES_KEPT]:
-            await self._disk.remove(f"{STATES}/{older}")
+        older = self._states()[: -self._options.states_kept]
+        every = self._options.states_every
+        if not every and self._options.alarm_action == "rollback":
+            every = ANCHORS_EVERY
+        anchors = [state for state in older if every and state[1] % every == 0][-ANCHORS_KEPT:]
+        for state in older:
+            if state not in anchors:
+                await self._disk.remove(_state_path(state))
 
     async def _export(self, learner: Child, step: int) -> str:
         """Write policy `step`, unless that was done; its folder."""
-        folder = f"trainer/export-{step}"
+        folder = f"trainer/export-{self._lineage}-{step}"
         if self._exported != folder:
             await self._disk.remove(folder)  # of a life before, perhaps of another batch
             await learner.call(
@@ -620,6 +718,69 @@ class TrainerRole:
             await self._disk.remove(_path(digest))
         self._changed.touch()
 
+    # --- when it goes wrong ------------------------------------------------------------------
+
+    async def _heed(self, learner: Child, step: int, alarms: list[Alarm]) -> None:
+        """Do what the options say an alarm does."""
+        for alarm in alarms:
+            self._events.emit(
+                "trainer.alarm",
+                step=step,
+                sign=alarm.name,
+                figure=alarm.figure,
+                limit=alarm.limit,
+                sentence=alarm.sentence,
+            )
+        if not alarms or self._options.alarm_action == "report":
+            return
+        why = f"step {step}: {'; '.join(alarm.sentence for alarm in alarms)}"
+        if self._options.alarm_action == "rollback":
+            good = [state for state in self._states() if state[1] <= step + 1 - RECENT_STEPS]
+            if good and self._rollbacks < self._options.rollbacks_max:
+                await self._roll_back(learner, good[-1], why)
+                return
+        await self._pause(why)
+
+    async def _pause(self, why: str) -> None:
+        """Close the step and train no more, until a person restarts the trainer with --resume."""
+        self._paused = why
+        self._peer.status.doing = f"paused: {why}"[:200]
+        self._changed.touch()
+        while True:
+            self._events.emit("trainer.paused", reason=why, go_on="restart it with --resume")
+            await trio.sleep(PAUSED_SECONDS)
+
+    async def _roll_back(self, learner: Child, state: tuple[int, int], why: str) -> None:
+        """Go on from an older state in a new lineage, which inherits what was consumed: nothing
+        is trained on twice, and what was made by the policies given up is stale."""
+        self._rollbacks += 1
+        self._peer.status.doing = f"rolling back to step {state[1]}"
+        lineage, step = self._lineage + 1, state[1]
+        async with self._ordering:
+            order = self._order
+            assert order is not None
+            await self._issue(order.step, 0, order)  # nobody need work for it any more
+            await learner.call(
+                "roll_back",
+                {
+                    "folder": str(self._disk.local_path(_state_path(state))),
+                    "policies": self._published_folders(),
+                    "lineage": lineage,
+                },
+                deadline_seconds=TRAIN_DEADLINE_SECONDS,
+            )
+            self._lineage = lineage
+            self._published.clear()
+            self._logged_policies.clear()
+            self._announced.clear()
+            self._alarms = Alarms(self._options.limits)
+            await self._drop_stale()  # the whole pool: it is of another lineage
+            await self._begin_save(learner, step)
+            await self._finish_save(learner)
+            self._events.emit("trainer.rolled_back", step=step, lineage=lineage, reason=why)
+            await self._publish(learner, step, reward=0.0)
+            await self._issue(step, self._missing_groups(step), None)
+
     # --- ending ------------------------------------------------------------------------------
 
     async def _finish(self, learner: Child) -> None:
@@ -632,7 +793,7 @@ class TrainerRole:
         await self._peer.announce(final, defaults.MANIFEST_LIFETIME_SECONDS)
         held = self._peer.store.held((self._lineage, self._policy.value))
         assert held is not None
-        if self._node.settings.options.get("trainer.evaluate"):
+        if self._options.evaluate:
             self._peer.status.doing = "evaluating"
             measured = await learner.call(
                 "evaluate",
@@ -652,6 +813,11 @@ class TrainerRole:
         )
         await learner.call("end", {}, deadline_seconds=TRAIN_DEADLINE_SECONDS)
         await trio.sleep(FINAL_WORD_SECONDS)
+
+
+def _state_path(state: tuple[int, int]) -> str:
+    """Of (lineage, step)."""
+    return f"{STATES}/{state[0]}-{state[1]}"
 
 
 def _path(digest: bytes) -> str:

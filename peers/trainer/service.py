@@ -11,7 +11,9 @@ import torch
 
 from peers.environments import load as load_environment
 from peers.policy.demo import EOS_ID, make_policy
+from peers.policy.model import count_parameters
 from peers.policy.native import NativeEngine
+from peers.trainer import metrics
 from peers.trainer.batch import Group, informative
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learner import Learner, LearnerSettings
@@ -39,6 +41,8 @@ class TrainerService:
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
         self._learner: Learner | None = None
+        self._metrics = metrics.Metrics()
+        self._peak_flops = 0.0
 
     def start(
         self,
@@ -81,6 +85,28 @@ class TrainerService:
             "consumed": [name for names in learner.consumed.values() for name in names],
         }
 
+    def roll_back(self, folder: str, policies: Mapping[str, str], lineage: int) -> dict[str, Any]:
+        """Go on from an older state as a new lineage, which inherits what was consumed."""
+        learner = self._held()
+        consumed = learner.consumed
+        learner.load(Path(folder), {int(step): Path(path) for step, path in policies.items()})
+        learner.begin_lineage(lineage, consumed)
+        return {"step": learner.step}
+
+    def record_to(
+        self, tensorboard: str, wandb: str, run: str, config: Mapping[str, Any], peak_flops: float
+    ) -> dict[str, Any]:
+        """Say where `record` writes; raises `UserError`."""
+        self._peak_flops = peak_flops or metrics.peak_flops(self._ranks.device)
+        if self._ranks.rank == 0:
+            self._metrics = metrics.Metrics(tensorboard, wandb, run, config)
+        return {}
+
+    def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """Write one step's figures."""
+        self._metrics.record(step, self._environment.name, figures)
+        return {}
+
     def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Take one rollout step.
 
@@ -92,18 +118,36 @@ class TrainerService:
         started = time.perf_counter()
         by_submission = [self._groups(submission) for submission in submissions]
         groups = [group for some in by_submission for group in some]
-        metrics = learner.train_step(
+        found = learner.train_step(
             groups, step, [str(submission["digest"]) for submission in submissions]
         )
         used = {id(group) for group in informative(groups)}
         return {
-            **metrics,
-            "train_seconds": time.perf_counter() - started,
+            **found,
+            **self._speed(groups, time.perf_counter() - started),
             "outcomes": [
                 ["consumed" if id(group) in used else "zero-advantage" for group in some]
                 for some in by_submission
             ],
         }
+
+    def _speed(self, groups: Sequence[Group], seconds: float) -> dict[str, float]:
+        """What the step took, and how much of the devices it used, where their peak is known."""
+        lengths = [len(g.prompt) + len(each) for g in groups for each in g.completions]
+        speed = {
+            "train_seconds": seconds,
+            "tokens_per_second": sum(lengths) / max(1e-9, seconds),
+        }
+        if self._peak_flops:
+            model = self._held().model
+            needed = metrics.model_flops(
+                count_parameters(model),
+                model.config.num_hidden_layers,
+                model.config.hidden_size,
+                lengths,
+            )
+            speed["model_flops_share"] = needed / seconds / self._peak_flops / self._ranks.world
+        return speed
 
     def begin_save(self, folder: str) -> dict[str, Any]:
         """Copy all that an exact resume needs and begin to write it."""

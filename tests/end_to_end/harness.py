@@ -256,7 +256,7 @@ class Swarm:
         limits: Limits | None = None,
         options: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
     ) -> None:
-        self._nursery = nursery
+        self.nursery = self._nursery = nursery
         self.folder = folder
         ports = iter(free_ports(2 * len(names)))
         self.peers: dict[str, Peer] = {}

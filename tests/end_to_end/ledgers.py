@@ -106,7 +106,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
             by_step[entry.step].add(entry.submission)
     steps = swarm.manifest.schedule.steps
     assert sorted(by_step) == list(range(steps))
-    state = json.loads((swarm["trainer"].home / f"trainer/states/{steps}/state.json").read_text())
+    state = json.loads((swarm["trainer"].home / f"trainer/states/0-{steps}/state.json").read_text())
     assert state["step"] == steps
     for step, names in state["consumed"].items():
         assert len(set(names)) == len(names)

@@ -1,0 +1,152 @@
+"""Signs that a run goes wrong, seen in its metrics before its reward is gone.
+
+INTELLECT-2 (arXiv 2505.07291, §3.5) saw the gradient norm and the share of clipped tokens creep
+up, and the entropy rise again after its fall, steps before the policy collapsed. Every figure is
+the mean of the last few steps, so one bad batch rings nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Action = Literal["report", "pause", "rollback"]
+
+RECENT_STEPS = 5
+"""Steps whose mean is looked at."""
+
+HISTORY_STEPS = 50
+"""Steps before those, whose median is what is usual."""
+
+HISTORY_STEPS_MIN = 10
+"""With fewer nothing is called unusual."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where the alarms ring."""
+
+    gradient_norm: float = 4.0
+    """Times its median."""
+    clipped_share: float = 4.0
+    """Times its median, and above `clipped_share_min` at all."""
+    clipped_share_min: float = 0.05
+    entropy: float = 1.5
+    """Times its lowest so far, and above it by `entropy_min`."""
+    entropy_min: float = 0.1
+    """Nats."""
+    reward: float = 0.5
+    """Share of its best so far."""
+    reward_min: float = 0.1
+    """A best below this is no height to fall from."""
+    skipped_share: float = 0.5
+    """Of recent optimiser steps, left out because a number was not finite."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One sign, with its figure and the limit it crossed."""
+
+    name: str
+    figure: float
+    limit: float
+    sentence: str
+
+
+class Alarms:
+    """Reads every step's metrics. Rings once per sign, again only after it had gone."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._history: dict[str, deque[float]] = {}
+        self._lowest_entropy = float("inf")
+        self._best_reward = float("-inf")
+        self._ringing: set[str] = set()
+
+    def look(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """The alarms that this step sets off, in a fixed order."""
+        clipped = [value for name, value in metrics.items() if name.startswith("clipped_")]
+        seen = {
+            "gradient_norm": metrics.get("gradient_norm"),
+            "clipped_share": sum(clipped) if clipped else None,
+            "entropy": metrics.get("entropy"),
+            "reward": metrics.get("reward"),
+            "skipped_share": metrics.get("skipped"),
+        }
+        for name, value in seen.items():
+            if value is not None and (value == value or name == "gradient_norm"):
+                kept = self._history.setdefault(name, deque(maxlen=RECENT_STEPS + HISTORY_STEPS))
+                kept.append(value)
+        found = [alarm for alarm in self._signs() if alarm is not None]
+        new = [alarm for alarm in found if alarm.name not in self._ringing]
+        self._ringing = {alarm.name for alarm in found}
+        return new
+
+    def _signs(self) -> list[Alarm | None]:
+        limits = self._limits
+        gradient, entropy = self._recent("gradient_norm"), self._recent("entropy")
+        clipped, reward = self._recent("clipped_share"), self._recent("reward")
+        skipped = self._recent("skipped_share")
+        signs = [
+            self._sign(
+                "gradient_norm",
+                gradient,
+                limits.gradient_norm * self._usual("gradient_norm"),
+                "the gradient norm climbs",
+            ),
+            self._sign(
+                "clipped_share",
+                clipped,
+                max(limits.clipped_share_min, limits.clipped_share * self._usual("clipped_share")),
+                "more and more tokens are clipped",
+            ),
+            self._sign(
+                "entropy",
+                entropy,
+                max(
+                    limits.entropy * self._lowest_entropy, self._lowest_entropy + limits.entropy_min
+                ),
+                "the entropy rises again",
+            ),
+            self._sign(
+                "skipped_share",
+                skipped,
+                limits.skipped_share,
+                "optimiser steps are skipped because numbers are not finite",
+            ),
+        ]
+        if reward is not None and self._best_reward >= limits.reward_min:
+            floor = limits.reward * self._best_reward
+            if reward < floor:
+                signs.append(
+                    Alarm(
+                        "reward",
+                        reward,
+                        floor,
+                        f"the reward has collapsed: {reward:.3g}, below {floor:.3g}",
+                    )
+                )
+        if entropy is not None:
+            self._lowest_entropy = min(self._lowest_entropy, entropy)
+        if reward is not None:
+            self._best_reward = max(self._best_reward, reward)
+        return signs
+
+    @staticmethod
+    def _sign(name: str, figure: float | None, limit: float, words: str) -> Alarm | None:
+        if figure is None or figure <= limit:
+            return None
+        return Alarm(name, figure, limit, f"{words}: {figure:.3g}, above {limit:.3g}")
+
+    def _recent(self, name: str) -> float | None:
+        """Mean of the last steps, or None as long as there are too few."""
+        values = list(self._history.get(name, ()))[-RECENT_STEPS:]
+        return statistics.fmean(values) if len(values) == RECENT_STEPS else None
+
+    def _usual(self, name: str) -> float:
+        """Median of the steps before those; infinite while there are few, so that nothing rings."""
+        before = list(self._history.get(name, ()))[:-RECENT_STEPS]
+        return statistics.median(before) if len(before) >= HISTORY_STEPS_MIN else float("inf")

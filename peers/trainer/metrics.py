@@ -1,0 +1,117 @@
+"""Where a trainer's figures go: TensorBoard's event files, and Weights & Biases if asked.
+
+The child process writes them: it has the figures of learning anyway, and neither library belongs
+into the network process, which imports no torch and starts no threads of others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from swarm.errors import UserError
+
+PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bf16, from the makers' data sheets, by a part of the device's name."""
+
+_PLACES = {
+    "reward": ("reward", "length_penalty", "task_reward"),
+    "policy": ("entropy", "ratio", "kl_", "clipped_", "weight", "effective", "outside", "loss"),
+    "optimiser": ("gradient_norm", "learning_rate", "skipped"),
+    "data": ("groups", "completion", "tokens", "age", "staleness", "submissions", "engine_"),
+    "time": ("idle_", "seconds", "step_seconds", "train_seconds", "model_flops", "share_of"),
+}
+"""Where a figure is shown, by the beginning of its name."""
+
+
+class Metrics:
+    """Writes each step's figures; `Metrics()` writes nothing."""
+
+    def __init__(
+        self,
+        tensorboard: str = "",
+        wandb: str = "",
+        run: str = "",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises `UserError` when a library is wanted that is not installed."""
+        self._folder = tensorboard
+        self._writer: Any = None
+        self._wandb: Any = None
+        if tensorboard:
+            self._writer_class = _library(
+                "torch.utils.tensorboard", "trainer.tensorboard", "tensorboard"
+            ).SummaryWriter
+        if wandb:
+            library = _library("wandb", "trainer.wandb", "wandb")
+            name = run.rpartition("/")[2]
+            self._wandb = library.init(project=wandb, name=name, config=dict(config or {}))
+
+    def record(self, step: int, environment: str, figures: Mapping[str, Any]) -> None:
+        """Write one step's figures; those that are no finite numbers are left out."""
+        named = {
+            f"{_place(name)}/{name}": float(value)
+            for name, value in figures.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        if "reward" in figures:
+            named[f"reward/of/{environment}"] = float(figures["reward"])
+        for name, share in idle_shares(figures).items():
+            named[f"time/{name}"] = share
+        if self._folder:
+            if self._writer is None:  # what a life before wrote from this step on is void
+                self._writer = self._writer_class(self._folder, purge_step=step)
+            for name, value in sorted(named.items()):
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+        if self._wandb is not None:
+            self._wandb.log(named, step=step)
+
+
+def idle_shares(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Shares of a step's wall time in which the optimiser stood still, by cause: waiting for
+    rollouts, for validators' checks, for weights to be saved and published; and their sum."""
+    total = figures.get("step_seconds", 0.0)
+    if total <= 0:
+        return {}
+    shares = {
+        f"idle_{cause}_share": figures.get(f"idle_{cause}_seconds", 0.0) / total
+        for cause in ("rollouts", "checks", "weights")
+    }
+    return {**shares, "idle_share": sum(shares.values())}
+
+
+def model_flops(parameters: int, layers: int, width: int, lengths: list[int]) -> float:
+    """Floating-point operations that training on sequences of these lengths needs, forward and
+    back: 6 per parameter and token, and causal attention's 6 · layers · width · length² (Chowdhery
+    et al. 2022, 2204.02311, appendix B, halved for causality). Recomputation is not counted."""
+    attention = 6.0 * layers * width * sum(length**2 for length in lengths)
+    return 6.0 * parameters * sum(lengths) + attention
+
+
+def peak_flops(device: torch.device) -> float:
+    """Of a device, in bf16; 0 where it is not known."""
+    if device.type != "cuda":
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), 0.0)
+
+
+def _place(name: str) -> str:
+    for place, beginnings in _PLACES.items():
+        if name.startswith(beginnings):
+            return place
+    return "other"
+
+
+def _library(module: str, option: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{option} is set, but {package} is not installed here; type: pip install {package}"
+        ) from error

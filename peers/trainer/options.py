@@ -1,0 +1,101 @@
+"""What a person may set for the trainer, under `[options]` of its `--config`, each `trainer.NAME`.
+
+What concerns the run as a whole (objective, batch, schedule) is in its manifest instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from peers.trainer.alarms import Action, Limits
+from swarm.errors import UserError
+
+PREFIX = "trainer."
+
+
+class TrainerOptions(pydantic.BaseModel):
+    """The trainer's settings."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    model: str = ""
+    """Hugging Face folder of the base policy."""
+    seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
+    """Of the trainer's own choices: how a batch is cut into optimiser steps."""
+    prepare_base: bool = False
+    """Make the demo's base policy in that folder first: random weights and a short SFT."""
+    evaluate: bool = False
+    """Evaluate on held-out prompts when the run is over."""
+    replicas: int = pydantic.Field(default=1, ge=1)
+    """Whole copies of the policy among the ranks (HSDP); each is spread over the ranks it has."""
+    mixed_precision: bool = False
+    """Compute in bf16, with fp32 master weights."""
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs, and compute the rest again on the way back."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser in main memory."""
+    states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
+    """Newest training states kept."""
+    states_every: int = pydantic.Field(default=0, ge=0)
+    """Beside those, the last three states of steps that this number divides: what a rollback can
+    go back to. 0: none, or 10 where `alarm_action` is rollback."""
+    starved_seconds: float = pydantic.Field(default=300.0, gt=0)
+    """Without a new accepted rollout for so long, the trainer says whom it waits for, and again
+    after each further time."""
+    alarm_action: Action = "report"
+    """What an alarm does: say so, pause the run, or go back to the last good state."""
+    alarm_gradient_norm: float = pydantic.Field(default=Limits.gradient_norm, gt=1)
+    alarm_clipped_share: float = pydantic.Field(default=Limits.clipped_share, gt=1)
+    alarm_entropy: float = pydantic.Field(default=Limits.entropy, gt=1)
+    alarm_reward: float = pydantic.Field(default=Limits.reward, ge=0, lt=1)
+    rollbacks_max: int = pydantic.Field(default=3, ge=0)
+    """After so many in one life the trainer pauses instead."""
+    tensorboard: str = ""
+    """Folder for TensorBoard's event files; empty: none."""
+    wandb: str = ""
+    """Project of Weights & Biases that metrics go to; empty: none."""
+    peak_flops: float = pydantic.Field(default=0.0, ge=0)
+    """Of one rank's device, in bf16, for the share of it that is used; 0: as its name says."""
+
+    @property
+    def limits(self) -> Limits:
+        """Of the alarms."""
+        return Limits(
+            gradient_norm=self.alarm_gradient_norm,
+            clipped_share=self.alarm_clipped_share,
+            entropy=self.alarm_entropy,
+            reward=self.alarm_reward,
+        )
+
+    @property
+    def sharding(self) -> dict[str, Any]:
+        """Fields of `peers.trainer.sharding.Sharding`."""
+        names = ("replicas", "mixed_precision", "activation_checkpointing", "cpu_offload")
+        return {name: getattr(self, name) for name in names}
+
+
+def trainer_options(options: Mapping[str, Any]) -> TrainerOptions:
+    """The options of a peer's settings that are the trainer's; raises `UserError`."""
+    mine = {
+        name.removeprefix(PREFIX): value
+        for name, value in options.items()
+        if name.startswith(PREFIX)
+    }
+    try:
+        found = TrainerOptions.model_validate(mine)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = PREFIX + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(PREFIX + name for name in sorted(TrainerOptions.model_fields))
+            raise UserError(f"options: unknown key {key!r}; there are: {known}") from error
+        raise UserError(f"options: {key} is {first['input']!r}: {first['msg'].lower()}") from error
+    if not found.model:
+        raise UserError(
+            'the trainer needs a base policy: set "trainer.model" under [options] in '
+            "--config to a Hugging Face folder"
+        )
+    return found

@@ -1,0 +1,73 @@
+"""An alarm takes the run back to its last good state, in a new lineage; the next one pauses it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm.demo.command import write_config
+from swarm.ledger.entries import CheckpointPublished, Consumed
+from tests.end_to_end.harness import STEP_SECONDS, swarm
+from tests.end_to_end.ledgers import check_nobody_was_wronged, read_accounts
+
+NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
+
+
+@pytest.mark.slow
+def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    async def main() -> None:
+        steps = 24
+        nervous = {
+            "trainer.alarm_action": "rollback",
+            "trainer.alarm_gradient_norm": 1.0001,  # rings as soon as anything is usual
+            "trainer.alarm_entropy": 1.0001,
+            "trainer.states_every": 4,
+            "trainer.rollbacks_max": 1,
+        }
+        async with swarm(
+            tmp_path, base, fork_server, names=NAMES, steps=steps, options={"trainer": nervous}
+        ) as peers:
+            trainer = peers["trainer"]
+            await peers.start()
+            alarm = await trainer.says("trainer.alarm", seconds=steps * STEP_SECONDS)
+            back = await trainer.says("trainer.rolled_back")
+            assert back["lineage"] == 1
+            assert back["step"] <= alarm["step"] + 1 - 5 and back["step"] % 4 == 0
+            await trainer.says("trainer.checkpoint_published", lineage=1, step=back["step"] + 1)
+
+            paused = await trainer.says("trainer.paused", seconds=steps * STEP_SECONDS)
+            newest = trainer.heard("trainer.checkpoint_published", lineage=1)[-1]["step"]
+            assert f"step {newest - 1}: " in paused["reason"]
+            closed = await trainer.says(
+                "trainer.step_opened", since=trainer.events.index(paused), groups_wanted=0
+            )
+            assert closed["step"] >= newest
+
+            await trainer.kill()
+            base_policy = {"trainer.model": str(base)}
+            write_config(trainer.home / "settings.toml", base_policy)
+            since = len(trainer.events)
+            peers.restart("trainer")
+            resumed = await trainer.says("trainer.resumed", since=since)
+            assert resumed["step"] == newest
+            await peers.complete(steps * STEP_SECONDS)
+            assert await trainer.ended(30) == 0
+
+            accounts = read_accounts(peers)
+            check_nobody_was_wronged(accounts)
+            own = [r.entry for r in accounts.records if r.owner == trainer.identity.peer_id]
+            consumed = Counter(entry.submission for entry in own if isinstance(entry, Consumed))
+            assert set(consumed.values()) == {1}, "trained on twice, or stale and trained on"
+            assert consumed.keys() <= accounts.accepted
+            published = [(e.lineage, e.step) for e in own if isinstance(e, CheckpointPublished)]
+            assert published == [
+                *((0, step) for step in range(alarm["step"] + 2)),
+                *((1, step) for step in range(back["step"], steps + 1)),
+            ]
+
+    trio.run(main)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.trainer.alarms import HISTORY_STEPS_MIN, RECENT_STEPS, Alarm, Alarms, Limits
+
+
+def steps(count: int, **figures: float) -> list[dict[str, float]]:
+    healthy = {
+        "gradient_norm": 0.1,
+        "clipped_low": 0.01,
+        "clipped_high": 0.01,
+        "entropy": 1.0,
+        "reward": 0.5,
+        "skipped": 0.0,
+    }
+    return [{**healthy, **figures}] * count
+
+
+def rung(history: Iterable[dict[str, float]]) -> list[Alarm]:
+    alarms = Alarms()
+    return [alarm for metrics in history for alarm in alarms.look(metrics)]
+
+
+LONG = HISTORY_STEPS_MIN + RECENT_STEPS
+
+
+@pytest.mark.parametrize(
+    ("figures", "name", "words"),
+    [
+        ({"gradient_norm": 1.0}, "gradient_norm", "the gradient norm climbs: 0.46, above 0.4"),
+        ({"clipped_low": 0.2}, "clipped_share", "more and more tokens are clipped"),
+        ({"entropy": 2.0}, "entropy", "the entropy rises again"),
+        ({"reward": 0.0}, "reward", "the reward has collapsed: 0.2, below 0.25"),
+        ({"skipped": 1.0}, "skipped_share", "optimiser steps are skipped"),
+        ({"gradient_norm": float("inf")}, "gradient_norm", "the gradient norm climbs: inf"),
+    ],
+)
+def test_each_sign_rings_once_within_a_few_steps(
+    figures: dict[str, float], name: str, words: str
+) -> None:
+    found = rung(steps(LONG) + steps(RECENT_STEPS, **figures))
+    assert [alarm.name for alarm in found] == [name]
+    assert found[0].sentence.startswith(words)
+    assert not (found[0].limit >= found[0].figure and name != "reward")
+
+
+def test_a_sign_that_went_rings_again() -> None:
+    bad = steps(RECENT_STEPS, reward=0.0)
+    found = rung(steps(LONG) + bad + steps(2 * RECENT_STEPS) + bad)
+    assert [alarm.name for alarm in found] == ["reward", "reward"]
+
+
+def test_one_bad_step_rings_nothing() -> None:
+    assert rung(steps(LONG) + steps(1, gradient_norm=1.0, reward=0.0) + steps(LONG)) == []
+
+
+def test_the_first_steps_of_a_run_ring_nothing() -> None:
+    """Rewards rise from nothing and norms are wild until there is something usual."""
+    wild = [
+        {"gradient_norm": 10.0 ** (index % 4), "reward": 0.01 * index, "entropy": 2 - 0.1 * index}
+        for index in range(HISTORY_STEPS_MIN)
+    ]
+    assert rung(wild) == []
+
+
+@given(st.lists(st.floats(0.5, 1.5), max_size=80))
+def test_ordinary_noise_rings_nothing(noise: list[float]) -> None:
+    history = [
+        {"gradient_norm": 0.1 * n, "clipped_low": 0.01 * n, "entropy": 1 + 0.05 * n, "reward": n}
+        for n in noise
+    ]
+    limits = Limits(reward=0.3)
+    alarms = Alarms(limits)
+    assert [alarm for metrics in history for alarm in alarms.look(metrics)] == []

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.trainer.metrics import Metrics, idle_shares, model_flops
+from swarm.errors import UserError
+
+FIGURES: dict[str, Any] = {
+    "reward": 0.25,
+    "gradient_norm": float("nan"),
+    "entropy": 1.5,
+    "staleness": 2,
+    "step": 7,
+    "idle_rollouts_seconds": 2.0,
+    "idle_checks_seconds": 1.0,
+    "idle_weights_seconds": 1.0,
+    "step_seconds": 8.0,
+    "outcomes": [["consumed"]],
+}
+
+
+def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    return {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_gets_what_is_a_finite_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    Metrics(str(tmp_path)).record(7, "sort-digits", FIGURES)
+    found = read_back(tmp_path)
+    assert found["reward/reward"] == found["reward/of/sort-digits"] == [(7, 0.25)]
+    assert found["policy/entropy"] == [(7, 1.5)]
+    assert found["data/staleness"] == [(7, 2.0)]
+    assert found["time/idle_rollouts_share"] == [(7, 0.25)]
+    assert found["time/idle_share"] == [(7, 0.5)]
+    assert not any("gradient_norm" in name or "outcomes" in name for name in found)
+
+
+def test_a_resumed_run_writes_over_what_it_repeats(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    first = Metrics(str(tmp_path))
+    for step in range(3):
+        first.record(step, "e", {"reward": 0.1 * step})
+    again = Metrics(str(tmp_path))
+    again.record(2, "e", {"reward": 0.9})
+    found = read_back(tmp_path)["reward/reward"]
+    assert [(step, round(value, 3)) for step, value in found] == [(0, 0.0), (1, 0.1), (2, 0.9)]
+
+
+def test_nothing_asked_for_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Metrics().record(0, "e", FIGURES)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["tensorboard", "wandb"])
+def test_a_missing_library_is_one_sentence(
+    option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    where: dict[str, Any] = {option: str(tmp_path)}
+    with pytest.raises(
+        UserError, match=rf"trainer\.{option} is set, but {option} is not installed"
+    ):
+        Metrics(**where)
+
+
+def test_shares_of_time() -> None:
+    assert idle_shares({}) == {}
+    assert idle_shares({"step_seconds": 4.0, "idle_checks_seconds": 1.0}) == {
+        "idle_rollouts_share": 0.0,
+        "idle_checks_share": 0.25,
+        "idle_weights_share": 0.0,
+        "idle_share": 0.25,
+    }
+
+
+def test_model_flops_of_a_dense_model() -> None:
+    """7 B parameters, 32 layers of 4096, one sequence of 4096 tokens: attention adds 8 %."""
+    needed = model_flops(7_000_000_000, 32, 4096, [4096])
+    assert needed == 6 * 7e9 * 4096 + 6 * 32 * 4096 * 4096**2
+    assert needed / (6 * 7e9 * 4096) == pytest.approx(1.077, abs=1e-3)
