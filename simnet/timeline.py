@@ -5,35 +5,54 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import trio
 
+from simnet.clock import virtual_clock
+
+Action = Callable[..., object]
+
+_NAMED, _LINK = 0, 1
+
 
 class Timeline:
-    """Actions by (time, name of what they belong to, number): ties never depend on chance or on
-    the order of insertion. Each name must number its own actions upwards."""
+    """Actions by (time, what they belong to, number): ties never depend on chance or on the order
+    of insertion. Each name, and each link, must number its own actions upwards."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, str, int, Callable[[], None]]] = []
-        self._waiting: trio.CancelScope | None = None
+        # (time, _NAMED or _LINK, name or link, number, action, arguments)
+        self._heap: list[tuple[float, int, Any, int, Action, tuple[Any, ...]]] = []
         self.done = 0
         """Actions done so far."""
 
-    def at(self, time: float, name: str, number: int, action: Callable[[], None]) -> None:
-        """Call `action()` at `time` (at once in a task of its own if that is past)."""
-        heapq.heappush(self._heap, (time, name, number, action))
-        if self._waiting is not None and time < self._waiting.deadline:
-            self._waiting.deadline = time
+    def at(self, time: float, name: str, number: int, action: Action, *args: Any) -> None:
+        """Call `action(*args)` at `time`, or as soon as no task can run if that is past."""
+        heapq.heappush(self._heap, (time, _NAMED, name, number, action, args))
+
+    def at_link(self, time: float, link: int, number: int, action: Action, *args: Any) -> None:
+        """The same for a link of the network, after what is named."""
+        heapq.heappush(self._heap, (time, _LINK, link, number, action, args))
+
+    def next_time(self) -> float:
+        """When the next action is due; inf when there is none."""
+        return self._heap[0][0] if self._heap else inf
+
+    def do_due(self, now: float) -> None:
+        """Do what is due, outside any task: actions wake tasks, start them, and never wait."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            self.done += 1
+            _, _, _, _, action, args = heapq.heappop(heap)
+            action(*args)
 
     async def run(self) -> None:
-        """Do what is due, until cancelled."""
-        heap = self._heap
-        while True:
-            now = trio.current_time()
-            while heap and heap[0][0] <= now:
-                self.done += 1
-                heapq.heappop(heap)[3]()
-            deadline = heap[0][0] if heap else inf
-            with trio.CancelScope(deadline=deadline) as self._waiting:
-                await trio.sleep_forever()
-            self._waiting = None
+        """Have the simulation's clock do what is due, until cancelled."""
+        clock = virtual_clock()
+        if clock.timeline is not None:
+            raise RuntimeError("this simulation has a timeline already")
+        clock.timeline = self
+        try:
+            await trio.sleep_forever()
+        finally:
+            clock.timeline = None
