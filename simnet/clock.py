@@ -52,6 +52,8 @@ class VirtualClock(trio.abc.Clock):
         """`give_up` is called, once, when nothing can ever happen or an action failed."""
         self.now = 0.0
         self.timeline: Timeline | None = None
+        self.paused = False
+        """Whether time stands still: set by a signal handler that wants a turn first."""
         self.failure: BaseException | None = None
         """What an action of the timeline raised."""
         self._give_up = give_up
@@ -67,12 +69,13 @@ class VirtualClock(trio.abc.Clock):
         """Called when no task can run: moves time on until one can, or to `deadline`. 0, unless
         `wait_all_tasks_blocked` waits, for which time stands still."""
         runner = self._runner
-        while True:
+        while not self.paused:
             due = self.timeline.next_time() if self.timeline is not None else inf
             if due > self.now and runner.waiting_for_idle:
                 return min(due, deadline) - self.now
             if due > deadline:
-                break
+                self.now = max(self.now, deadline)
+                return 0.0
             if due == inf:
                 self._give_up()
                 return 0.0
@@ -86,7 +89,6 @@ class VirtualClock(trio.abc.Clock):
             if runner.runq:
                 return 0.0
             deadline = runner.deadlines.next_deadline()
-        self.now = max(self.now, deadline)
         return 0.0
 
 

@@ -1,9 +1,7 @@
 """A network in virtual time: regions, latency, loss, narrow lines, cuts, sudden death.
 
-Control messages travel one by one. A message waits for its sender's line to that peer, takes its
-size over the uplink, then the latency of the two regions with jitter; a lost packet costs a
-retransmission's delay; messages of one connection and direction stay in order, as over TCP. Bulk
-pieces are fluid transfers (`simnet.flows`). All randomness of a link comes from its own source.
+Control messages travel one by one (`simnet.links`), bulk pieces are fluid transfers
+(`simnet.flows`). All randomness of a link comes from its own source.
 
 What connections cost and when they end follows libp2p: connecting takes 250 ms and five round
 trips; a peer whose process dies is missed at once, one that loses power or is cut off when a ping
@@ -13,7 +11,7 @@ goes unanswered (25 s).
 from __future__ import annotations
 
 import functools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ import trio
 
 from simnet.bulk import BulkPlane
 from simnet.flows import Flow, Flows
+from simnet.links import Connection, SimulatedStream, link_seed, mix, travel_seconds
 from simnet.seeded import source
 from simnet.timeline import Timeline
 from swarm import defaults
@@ -34,6 +33,7 @@ from swarm.transport import (
     Stream,
     StreamError,
 )
+from swarm.transport.base import Handler
 from swarm.world import Disk, World
 
 CONNECT_SECONDS = 0.25
@@ -41,9 +41,6 @@ CONNECT_SECONDS = 0.25
 
 CONNECT_ROUND_TRIPS = 5
 """TCP, choosing noise, noise, choosing yamux, identify."""
-
-RETRANSMISSION_SECONDS = 0.2
-"""Least delay of a lost packet: Linux's smallest retransmission timeout."""
 
 SILENCE_SECONDS = defaults.CONNECTION_PING_SECONDS + defaults.CONNECTION_PONG_SECONDS
 """A connection on which nothing arrives ends after this."""
@@ -80,157 +77,6 @@ LATENCY_SECONDS_RANGE = (0.02, 0.15)
 _Action = Callable[[], None]
 
 
-class _Way:
-    """One direction of a connection: messages in order, each at its time."""
-
-    def __init__(
-        self, network: SimulatedNetwork, sender: SimulatedTransport, receiver: SimulatedTransport
-    ) -> None:
-        self._network = network
-        self._sender = sender
-        self._receiver = receiver
-        self._name = f"{sender.peer_id}>{receiver.peer_id}"
-        self._line_free_at = 0.0
-        self._arrived_at = 0.0
-        self._held: list[tuple[int, _Action]] = []
-        self.closed = False
-
-    def send(self, size_bytes: int, action: _Action) -> None:
-        """Have `action()` done when this message has arrived."""
-        if self.closed:
-            return
-        if self._network.is_cut(self._sender, self._receiver):
-            self._held.append((size_bytes, action))
-            return
-        now = trio.current_time()
-        rate = self._sender.line.uplink_bytes_per_second
-        self._line_free_at = max(now, self._line_free_at) + size_bytes / rate
-        latency = self._network.draw_latency(self._sender, self._receiver)
-        self._arrived_at = max(self._arrived_at, self._line_free_at + latency)
-        self._network.at(self._arrived_at, self._name, functools.partial(self._arrive, action))
-
-    def _arrive(self, action: _Action) -> None:
-        if self.closed:
-            return
-        if self._network.is_cut(self._sender, self._receiver):
-            self._held.append((0, action))
-        else:
-            action()
-
-    def flow_again(self) -> None:
-        """After a cut: what TCP has kept is sent again."""
-        held, self._held = self._held, []
-        for size_bytes, action in held:
-            self.send(size_bytes, action)
-
-
-class _Carrier:
-    """One end of a stream: a `ByteStream`."""
-
-    def __init__(self, connection: _Connection) -> None:
-        connection.carriers[self] = None
-        self._connection = connection
-        self.far: _Carrier | None = None
-        self._chunks: deque[bytes] = deque()
-        self._closed = False
-        self._closed_here = False
-        self._broken: str | None = None
-        self._changed = trio.Event()
-
-    async def read(self) -> bytes:
-        await trio.lowlevel.checkpoint()
-        while not self._chunks:
-            if self._broken is not None:
-                raise StreamError(self._broken)
-            if self._closed:
-                return b""
-            await self._changed.wait()
-        return self._chunks.popleft()
-
-    async def write(self, data: bytes) -> None:
-        await trio.lowlevel.checkpoint()
-        if self._broken is not None:
-            raise StreamError(self._broken)
-        assert self.far is not None
-        self._connection.way_out.send(len(data), functools.partial(self.far._take, data))
-
-    async def close_write(self) -> None:
-        assert self.far is not None
-        self._closed_here = True
-        self._connection.way_out.send(1, self.far._close)
-        self._forget_if_over()
-
-    async def reset(self) -> None:
-        assert self.far is not None
-        self._connection.way_out.send(
-            1, functools.partial(self.far.break_, "reset by the other side")
-        )
-        self.break_("reset by this side")
-
-    def break_(self, reason: str) -> None:
-        if self._broken is None:
-            self._broken = reason
-            self._chunks.clear()
-            self._wake()
-        self._forget_if_over()
-
-    def _take(self, data: bytes) -> None:
-        if self._broken is None:
-            self._chunks.append(data)
-            self._wake()
-
-    def _close(self) -> None:
-        self._closed = True
-        self._wake()
-        self._forget_if_over()
-
-    def _forget_if_over(self) -> None:
-        if self._broken is not None or (self._closed and self._closed_here):
-            self._connection.carriers.pop(self, None)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-
-class _Connection:
-    """What one side knows of a connection; `twin` is what the other side knows."""
-
-    def __init__(self, owner: SimulatedTransport, peer: SimulatedTransport, way_out: _Way) -> None:
-        self.owner = owner
-        self.peer = peer
-        self.way_out = way_out
-        self.twin: _Connection | None = None
-        self.carriers: dict[_Carrier, None] = {}
-        self.asking: dict[trio.Event, None] = {}
-        """Set when the connection ends."""
-
-    def close(self, reason: str, *, tell: bool = True) -> None:
-        """End it on this side, and tell the other one if that can be done."""
-        if self.owner._connections.get(self.peer.peer_id) is not self:
-            return
-        del self.owner._connections[self.peer.peer_id]
-        for carrier in list(self.carriers):
-            carrier.break_(reason)
-        for answered in self.asking:
-            answered.set()
-        self.owner._emit(ConnectionEvent(self.peer.peer_id, connected=False))
-        if tell and self.twin is not None:
-            self.way_out.send(1, functools.partial(self.twin.close, reason, tell=False))
-
-    def lose(self) -> None:
-        """Nothing was heard for too long."""
-        self.close("the connection was lost", tell=False)
-        self.way_out.closed = True
-
-    def new_stream(self) -> tuple[_Carrier, _Carrier]:
-        """Both ends of a new stream, which end with the connection."""
-        assert self.twin is not None
-        near, far = _Carrier(self), _Carrier(self.twin)
-        near.far, far.far = far, near
-        return near, far
-
-
 class SimulatedNetwork:
     """Who is there, what lies between them, and what is broken. `async with network.running():`
     must be open while it is used."""
@@ -243,6 +89,7 @@ class SimulatedNetwork:
         self.messages = 0
         """Control messages sent so far."""
         self.messages_by_sender: Counter[PeerId] = Counter()
+        self.link_seed = link_seed(seed)
         self._numbers: dict[str, int] = {}
         self._hosts: dict[PeerId, int] = {}
         """A peer keeps its address when it comes back."""
@@ -251,7 +98,6 @@ class SimulatedNetwork:
         self._gone_dark: dict[str, None] = {}
         """Hosts that lost power: nobody there refuses a connection."""
         self._latencies: dict[tuple[str, str], float] = {}
-        self._chances: dict[str, Callable[[], float]] = {}
         self._cuts: dict[tuple[PeerId, PeerId], int] = {}
 
     @asynccontextmanager
@@ -305,7 +151,7 @@ class SimulatedNetwork:
         for sender, receiver in ((a, b), (b, a)):
             connection = self._connection(sender, receiver)
             if connection is not None:
-                connection.way_out.flow_again()
+                connection.flow_again()
         here = [self._here.get(peer) for peer in (a, b)]
         if here[0] and here[1] and not self.is_silent(here[0], here[1]):
             for flow in self._flows_between(a, b):
@@ -328,7 +174,7 @@ class SimulatedNetwork:
         transport = self._here.get(peer)
         if transport is None:
             return
-        for connection in list(transport._connections.values()):
+        for connection in list(transport.connections.values()):
             connection.close("the connection was lost")
         self._remove(transport)
 
@@ -339,12 +185,11 @@ class SimulatedNetwork:
             return
         self._gone_dark[transport.host] = None
         self._remove(transport)
-        for connection in list(transport._connections.values()):
-            connection.way_out.closed = True
-            assert connection.twin is not None
+        for connection in list(transport.connections.values()):
+            connection.closed = True
             # Its own side ends now; the other one notices when a ping is not answered.
             connection.close("the machine has lost power", tell=False)
-            connection.twin.way_out.closed = True
+            connection.twin.closed = True
             self.at(
                 trio.current_time() + SILENCE_SECONDS,
                 f"{peer}>{connection.peer.peer_id}",
@@ -372,13 +217,13 @@ class SimulatedNetwork:
                     functools.partial(self._lose_if_cut, connection),
                 )
 
-    def _lose_if_cut(self, connection: _Connection) -> None:
+    def _lose_if_cut(self, connection: Connection) -> None:
         if self.is_silent(connection.owner, connection.peer):
             connection.lose()
 
-    def _connection(self, owner: PeerId, peer: PeerId) -> _Connection | None:
+    def _connection(self, owner: PeerId, peer: PeerId) -> Connection | None:
         transport = self._here.get(owner)
-        return transport._connections.get(peer) if transport is not None else None
+        return transport.connections.get(peer) if transport is not None else None
 
     def _flows_between(self, a: PeerId, b: PeerId) -> list[Flow]:
         transport = self._here.get(a)
@@ -444,29 +289,28 @@ class SimulatedNetwork:
             )
         return self._latencies[pair]
 
+    def link(self, sender: BulkPlane, receiver: BulkPlane) -> int:
+        """The number of the link from one to the other."""
+        return self._hosts[sender.peer_id] << 32 | self._hosts[receiver.peer_id]
+
     def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float:
-        """What one message takes from one to the other, retransmissions included."""
-        self.messages += 1
-        self.messages_by_sender[sender.peer_id] += 1
-        name = f"{sender.peer_id}>{receiver.peer_id}"
-        chance = self._chances.get(name)
-        if chance is None:
-            chance = self._chances[name] = source(self.seed, "link", name).random
+        """What one message outside connections takes from one to the other, retransmissions
+        included. Its fate is a hash of link and time."""
+        self.count_message(sender.peer_id)
         base = self.latency(sender.line.region, receiver.line.region)
-        seconds = base * (1.0 + self.weather.jitter * chance())
-        wait = RETRANSMISSION_SECONDS + 2 * base
-        while chance() < self.weather.loss:
-            seconds += wait
-            wait *= 2
-        return seconds
+        draw = mix(self.link_seed ^ mix(~self.link(sender, receiver)) ^ hash(trio.current_time()))
+        return travel_seconds(base, self.weather.jitter, self.weather.loss, draw)
+
+    def count_message(self, sender: PeerId) -> None:
+        self.messages += 1
+        self.messages_by_sender[sender] += 1
 
     def join(self, a: SimulatedTransport, b: SimulatedTransport) -> None:
         """A new connection of two peers."""
-        near = _Connection(a, b, _Way(self, a, b))
-        far = _Connection(b, a, _Way(self, b, a))
+        near, far = Connection(self, a, b), Connection(self, b, a)
         near.twin, far.twin = far, near
         for connection in (near, far):
-            connection.owner._connections[connection.peer.peer_id] = connection
+            connection.owner.remember(connection)
             connection.owner._emit(ConnectionEvent(connection.peer.peer_id, connected=True))
 
 
@@ -485,7 +329,8 @@ class SimulatedTransport(BulkPlane):
         nursery: trio.Nursery,
     ) -> None:
         super().__init__(network, identity, host, line, world=world, disk=disk, nursery=nursery)
-        self._connections: dict[PeerId, _Connection] = {}
+        self.connections: dict[PeerId, Connection] = {}
+        self._connected_sorted: list[PeerId] | None = None
 
     def addresses(self) -> Sequence[str]:
         return (f"/ip4/{self.host}/tcp/{PORT}/p2p/{self.peer_id}",)
@@ -504,11 +349,23 @@ class SimulatedTransport(BulkPlane):
     # --- connections ---
 
     def connected(self) -> Sequence[PeerId]:
-        return sorted(self._connections)
+        if self._connected_sorted is None:
+            self._connected_sorted = sorted(self.connections)
+        return self._connected_sorted
+
+    def remember(self, connection: Connection) -> None:
+        """A connection of this peer's has begun."""
+        self.connections[connection.peer.peer_id] = connection
+        self._connected_sorted = None
+
+    def forget(self, connection: Connection) -> None:
+        """It has ended."""
+        del self.connections[connection.peer.peer_id]
+        self._connected_sorted = None
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
-        if peer in self._connections:
+        if peer in self.connections:
             return
         if self._is_banned(peer):
             raise ConnectError(f"{peer} is banned here")
@@ -546,19 +403,19 @@ class SimulatedTransport(BulkPlane):
             return f"{remote.peer_id} answers there"
         if remote._is_banned(self.peer_id):
             return "the peer refuses the connection"
-        if peer in self._connections or self.peer_id in remote._connections:
+        if peer in self.connections or self.peer_id in remote.connections:
             return await self._meet(remote)
-        if len(remote._connections) >= defaults.CONNECTIONS_MAX:
+        if len(remote.connections) >= defaults.CONNECTIONS_MAX:
             return f"the peer has {defaults.CONNECTIONS_MAX} connections and takes no more"
-        if len(self._connections) >= defaults.CONNECTIONS_MAX:
+        if len(self.connections) >= defaults.CONNECTIONS_MAX:
             return f"this peer has {defaults.CONNECTIONS_MAX} connections and opens no more"
         network.join(self, remote)
         return None
 
     async def _meet(self, remote: SimulatedTransport) -> str | None:
         """Both dialled at once, or one side has yet to hear that their last connection ended."""
-        stale = remote._connections.get(self.peer_id)
-        if remote.peer_id in self._connections:
+        stale = remote.connections.get(self.peer_id)
+        if remote.peer_id in self.connections:
             return None
         if stale is not None:
             stale.close("the connection was closed", tell=False)
@@ -575,20 +432,20 @@ class SimulatedTransport(BulkPlane):
 
     def _drop(self, peer: PeerId) -> None:
         self._forget_admission(peer)
-        connection = self._connections.get(peer)
+        connection = self.connections.get(peer)
         if connection is not None:
             connection.close("the connection was closed")
 
     async def open_stream(
         self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
     ) -> Stream:
-        connection = self._connections.get(peer)
+        connection = self.connections.get(peer)
         if connection is None:
             await trio.lowlevel.checkpoint()
             raise StreamError(f"stream {protocol} with {peer}: not connected")
         with trio.move_on_after(defaults.STREAM_OPEN_DEADLINE_SECONDS):
-            await self._round_trip(connection)
-            if self._connections.get(peer) is not connection:
+            await connection.round_trip()
+            if self.connections.get(peer) is not connection or connection.peer.gone:
                 raise StreamError(f"stream {protocol} with {peer}: the connection was lost")
             return self._start_stream(connection, protocol, framing)
         raise StreamError(
@@ -596,40 +453,29 @@ class SimulatedTransport(BulkPlane):
             f"{defaults.STREAM_OPEN_DEADLINE_SECONDS:g} s"
         )
 
-    @staticmethod
-    async def _round_trip(connection: _Connection) -> None:
-        """Ask and be answered, in order with what is under way; or the connection ends."""
-        twin = connection.twin
-        assert twin is not None
-        answered = trio.Event()
-        connection.asking[answered] = None
-        connection.way_out.send(32, lambda: twin.way_out.send(32, answered.set))
-        try:
-            await answered.wait()
-        finally:
-            del connection.asking[answered]
-
-    def _start_stream(self, connection: _Connection, protocol: str, framing: Framing) -> Stream:
+    def _start_stream(self, connection: Connection, protocol: str, framing: Framing) -> Stream:
         remote = connection.peer
-        if remote.gone:  # it answered, and died before it was asked for more
-            raise StreamError(f"stream {protocol} with {remote.peer_id}: the connection was lost")
-        if protocol not in remote._handlers:
+        served = remote._handlers.get(protocol)
+        if served is None:
             raise StreamError(
                 f"stream {protocol} with {remote.peer_id}: the peer does not speak it"
             )
-        near, far = connection.new_stream()
-        stream = self._opened_stream(near, remote.peer_id, protocol, framing)
+        near = SimulatedStream(connection, protocol, framing, defaults.FRAME_BYTES_MAX)
+        far = SimulatedStream(connection.twin, protocol, served.framing, served.frame_bytes_max)
+        near.far, far.far = far, near
         handler = remote._admit_stream(self.peer_id, protocol)
         if handler is None:
             far.break_("refused")
             near.break_("reset by the other side")
         else:
             remote._nursery.start_soon(
-                remote._serve_stream,
-                far,
-                self.peer_id,
-                protocol,
-                handler,
-                name=f"serve {protocol} {self.peer_id}",
+                remote._serve_simulated, far, handler, name=f"serve {protocol} {self.peer_id}"
             )
-        return stream
+        return near
+
+    async def _serve_simulated(self, stream: SimulatedStream, handler: Handler) -> None:
+        """Run a handler admitted by `_admit_stream` to its end. Raises nothing but cancellation."""
+        try:
+            await self._handle_stream(stream, handler)
+        finally:
+            self._release_stream(stream.peer)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from simnet.clock import VirtualClock, virtual_clock
 from simnet.simulation import Simulation
 from swarm.demo.view import readable_seconds
 
@@ -49,6 +50,7 @@ class Watch(trio.abc.Instrument):
         self._show = show
         self._live: Live | None = None
         self._simulation: Simulation | None = None
+        self._clock: VirtualClock | None = None
         self._scope = trio.CancelScope()
         self._asked_to_end = False
         self._passes = 0
@@ -59,6 +61,7 @@ class Watch(trio.abc.Instrument):
     @contextmanager
     def watching(self, simulation: Simulation) -> Iterator[None]:
         self._simulation = simulation
+        self._clock = virtual_clock()
         pause = LINE_SECONDS if self._console.is_terminal else LOG_SECONDS
         self._next_look = time.monotonic() + pause
         self._marks.append((time.monotonic(), trio.current_time()))
@@ -86,6 +89,8 @@ class Watch(trio.abc.Instrument):
         if self._asked_to_end:
             raise KeyboardInterrupt
         self._asked_to_end = True
+        if self._clock is not None:
+            self._clock.paused = True  # so that it ends at this moment of virtual time
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -101,6 +106,8 @@ class Watch(trio.abc.Instrument):
     def after_io_wait(self, timeout: float) -> None:
         if self._asked_to_end:
             self._scope.cancel()
+            assert self._clock is not None
+            self._clock.paused = False
         self._passes += 1
         if self._passes % PASSES_BETWEEN_LOOKS or not self._show:
             return

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Protocol
 
 import trio
 
 from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
-from swarm.transport import BulkBytes, BulkService, ConnectionEvent, Framing, StreamHandler
+from swarm.transport import BulkBytes, BulkService, ConnectionEvent, Framing, Stream, StreamHandler
 from swarm.transport.framing import ByteStream, FramedStream
 from swarm.world import Disk, World
 
 log = logging.getLogger(__name__)
+
+
+class _ServedStream(Stream, Protocol):
+    async def wait_remote_end(self) -> None:
+        """Return once the other side has ended or the stream failed."""
+        ...
 
 
 class Handler:
@@ -148,19 +155,28 @@ class BaseTransport:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.pump)
-                try:
-                    await handler.run(stream)
-                    await stream.end()
-                    with trio.move_on_after(defaults.STREAM_LINGER_SECONDS):
-                        await stream.wait_remote_end()
-                except Exception as error:
-                    _report(error, peer, protocol)
-                finally:
-                    await stream.reset()  # does nothing to a stream that both sides have ended
+                await self._handle_stream(stream, handler)
         finally:
-            self._served_streams[peer] -= 1
-            if not self._served_streams[peer]:
-                del self._served_streams[peer]
+            self._release_stream(peer)
+
+    @staticmethod
+    async def _handle_stream(stream: _ServedStream, handler: Handler) -> None:
+        """Run a handler, then end or reset its stream. Raises nothing but cancellation."""
+        try:
+            await handler.run(stream)
+            await stream.end()
+            with trio.move_on_after(defaults.STREAM_LINGER_SECONDS):
+                await stream.wait_remote_end()
+        except Exception as error:
+            _report(error, stream.peer, stream.protocol)
+        finally:
+            await stream.reset()  # does nothing to a stream that both sides have ended
+
+    def _release_stream(self, peer: PeerId) -> None:
+        """Undo the counting of `_admit_stream`."""
+        self._served_streams[peer] -= 1
+        if not self._served_streams[peer]:
+            del self._served_streams[peer]
 
 
 def _report(error: Exception, peer: PeerId, protocol: str) -> None:

@@ -278,7 +278,7 @@ def test_streams_that_are_over_are_forgotten() -> None:
             await (stream.end() if index % 2 else stream.reset())
         await trio.sleep(30)
         for one, other in ((alice, bob), (bob, alice)):
-            assert not one.transport._connections[other.id].carriers
+            assert not one.transport.connections[other.id].streams
 
     run(main)
 

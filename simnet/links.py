@@ -1,0 +1,367 @@
+"""Connections of the simulated network and the streams on them.
+
+A message is one entry of the timeline: it waits for its sender's line to that peer, takes its size
+over the uplink, then the latency of the two regions with jitter; a lost packet costs a
+retransmission's delay; messages of one direction stay in order, as over TCP. Frames travel whole,
+with the sizes they have on the wire, and what arrives wakes the task that waits for it: nothing
+runs in between.
+
+Each direction of a connection draws from a source of its own, by counter: the n-th message's fate
+is a hash of (seed, link, time of connecting, n), so a thousand peers' links cost no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from simnet.seeded import derive
+from swarm import defaults
+from swarm.identity import PeerId
+from swarm.transport import ConnectionEvent, Framing, StreamError
+
+if TYPE_CHECKING:
+    from simnet.network import SimulatedNetwork, SimulatedTransport
+
+RETRANSMISSION_SECONDS = 0.2
+"""Least delay of a lost packet: Linux's smallest retransmission timeout."""
+
+_MASK = (1 << 64) - 1
+_HEAD_BYTES = 3
+"""Type and length before most frames."""
+
+
+def mix(number: int) -> int:
+    """64 bits that look random: the finalizer of SplitMix64 (Steele et al. 2014)."""
+    number = (number + 0x9E3779B97F4A7C15) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
+
+
+def travel_seconds(base: float, jitter: float, loss: float, draw: int) -> float:
+    """One message's latency: `base` seconds, up to `jitter` of it more, and retransmissions with
+    probability `loss` each; `draw` is 64 random bits."""
+    seconds = base * (1.0 + jitter * (draw >> 32) * 2.0**-32)
+    if loss and (draw & 0xFFFFFFFF) * 2.0**-32 < loss:
+        wait = RETRANSMISSION_SECONDS + 2 * base
+        while (draw & 0xFFFFFFFF) * 2.0**-32 < loss:
+            seconds += wait
+            wait *= 2
+            draw = mix(draw)
+    return seconds
+
+
+class Connection:
+    """What one side knows of a connection, and its way to the other; `twin` is the other side."""
+
+    __slots__ = (
+        "_arrived_at",
+        "_held",
+        "_latency",
+        "_line_free_at",
+        "_network",
+        "_number",
+        "_seed",
+        "asking",
+        "closed",
+        "link",
+        "owner",
+        "peer",
+        "streams",
+        "twin",
+    )
+
+    def __init__(
+        self, network: SimulatedNetwork, owner: SimulatedTransport, peer: SimulatedTransport
+    ) -> None:
+        self.owner = owner
+        self.peer = peer
+        self.twin: Connection
+        self.streams: dict[SimulatedStream, None] = {}
+        self.asking: dict[trio.Event, None] = {}
+        """Set when the connection ends."""
+        self.closed = False
+        """Nothing goes this way any more."""
+        self.link = network.link(owner, peer)
+        self._network = network
+        self._latency = network.latency(owner.line.region, peer.line.region)
+        self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(trio.current_time()))
+        self._number = 0
+        self._line_free_at = 0.0
+        self._arrived_at = 0.0
+        self._held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = []
+
+    # --- messages ---
+
+    def send(self, size_bytes: int, action: Callable[..., object], *args: Any) -> None:
+        """Have `action(*args)` done when this message has arrived."""
+        if self.closed:
+            return
+        network = self._network
+        if network.is_cut(self.owner, self.peer):
+            self._held.append((size_bytes, action, args))
+            return
+        owner, weather = self.owner, network.weather
+        network.count_message(owner.peer_id)
+        self._number += 1
+        free_at = max(trio.current_time(), self._line_free_at)
+        self._line_free_at = free_at + size_bytes / owner.line.uplink_bytes_per_second
+        draw = mix(self._seed + self._number)
+        latency = travel_seconds(self._latency, weather.jitter, weather.loss, draw)
+        self._arrived_at = max(self._arrived_at, self._line_free_at + latency)
+        network.timeline.at_link(
+            self._arrived_at, self.link, network.messages, self._arrive, action, args
+        )
+
+    def _arrive(self, action: Callable[..., object], args: tuple[Any, ...]) -> None:
+        if self.closed:
+            return
+        if self._network.is_cut(self.owner, self.peer):
+            self._held.append((0, action, args))
+        else:
+            action(*args)
+
+    def flow_again(self) -> None:
+        """After a cut: what TCP has kept is sent again."""
+        held, self._held = self._held, []
+        for size_bytes, action, args in held:
+            self.send(size_bytes, action, *args)
+
+    async def round_trip(self) -> None:
+        """Ask and be answered, in order with what is under way; or the connection ends."""
+        answered = trio.Event()
+        self.asking[answered] = None
+        self.send(32, self.twin.send, 32, answered.set)
+        try:
+            await answered.wait()
+        finally:
+            del self.asking[answered]
+
+    # --- the end of it ---
+
+    def close(self, reason: str, tell: bool = True) -> None:
+        """End it on this side, and tell the other one if that can be done."""
+        if self.owner.connections.get(self.peer.peer_id) is not self:
+            return
+        self.owner.forget(self)
+        for stream in list(self.streams):
+            stream.break_(reason)
+        for answered in self.asking:
+            answered.set()
+        self.owner._emit(ConnectionEvent(self.peer.peer_id, connected=False))
+        if tell:
+            self.send(1, self.twin.close, reason, False)
+
+    def lose(self) -> None:
+        """Nothing was heard for too long."""
+        self.close("the connection was lost", tell=False)
+        self.closed = True
+
+
+class SimulatedStream:
+    """One end of a stream: `swarm.transport.Stream`, with the credit, bounds and failures of
+    `swarm.transport.framing` and none of its bytes."""
+
+    __slots__ = (
+        "_changed",
+        "_connection",
+        "_consumed",
+        "_credit",
+        "_failure",
+        "_frame_bytes_max",
+        "_framing",
+        "_granted",
+        "_local_ended",
+        "_queue",
+        "_remote_ended",
+        "_turn",
+        "far",
+        "peer",
+        "protocol",
+    )
+
+    def __init__(
+        self, connection: Connection, protocol: str, framing: Framing, frame_bytes_max: int
+    ) -> None:
+        self.peer: PeerId = connection.peer.peer_id
+        self.protocol = protocol
+        self.far: SimulatedStream
+        self._connection = connection
+        self._framing = framing
+        self._frame_bytes_max = frame_bytes_max
+        self._queue: list[bytes] = []
+        self._changed: trio.Event | None = None
+        self._turn: trio.Lock | None = None  # one sender at a time waits for credit
+        self._credit = defaults.STREAM_CREDIT_BYTES  # what we may still send
+        self._granted = defaults.STREAM_CREDIT_BYTES  # what the other side may still send
+        self._consumed = 0  # taken by `receive`, not yet granted again
+        self._local_ended = False
+        self._remote_ended = False
+        self._failure: str | None = None
+        connection.streams[self] = None
+
+    # --- the Stream interface ---
+
+    async def send(self, frame: bytes) -> None:
+        if not frame:
+            raise ValueError("a frame is never empty")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._framing is Framing.DELIMITED or (self._credit > 0 and not self._is_turn_taken()):
+            self._put(frame)
+            return
+        async with self._take_turn():
+            await self._wait_for_credit()
+            self._put(frame)
+
+    async def receive(self) -> bytes | None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._consumed * 2 >= defaults.STREAM_CREDIT_BYTES:
+            self._grant()
+        while not self._queue:
+            if self._remote_ended:
+                return None
+            if self._failure is not None:
+                raise self._error(self._failure)
+            await self._change()
+        frame = self._queue.pop(0)
+        self._consumed += len(frame) + defaults.FRAME_COST_BYTES
+        return frame
+
+    async def end(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._is_turn_taken():
+            self._end()
+            return
+        async with self._take_turn():
+            self._end()
+
+    async def reset(self) -> None:
+        self.reset_now()
+
+    def reset_now(self) -> None:
+        """`reset`, which waits for nothing here."""
+        if self._failure is None and not self._over:
+            self._queue.clear()
+            self._fail("reset by this side")
+
+    # --- the transport's side ---
+
+    async def wait_remote_end(self) -> None:
+        """Return once the other side has ended or the stream failed."""
+        while not self._remote_ended and self._failure is None:
+            await self._change()
+
+    def break_(self, reason: str) -> None:
+        """The other side reset it, or the connection is gone."""
+        if self._failure is None and not self._over:
+            self._failure = reason
+            self._wake()
+        self._connection.streams.pop(self, None)
+
+    # --- inside ---
+
+    @property
+    def _over(self) -> bool:
+        return self._local_ended and self._remote_ended
+
+    def _put(self, frame: bytes) -> None:
+        self._check_writable()
+        self._credit -= len(frame) + defaults.FRAME_COST_BYTES
+        self._connection.send(len(frame) + _HEAD_BYTES, self.far._take, frame)
+
+    def _take(self, frame: bytes) -> None:
+        if self._failure is not None:
+            return
+        if self._remote_ended:
+            self._fail("broke the framing: a frame after END")
+        elif len(frame) > self._frame_bytes_max:
+            self._fail(
+                f"broke the framing: a frame of {len(frame)} bytes, at most "
+                f"{self._frame_bytes_max} allowed"
+            )
+        elif self._granted <= 0:
+            self._fail("broke the framing: sent more than it had credit for")
+        else:
+            self._granted -= len(frame) + defaults.FRAME_COST_BYTES
+            self._queue.append(frame)
+            self._wake()
+
+    def _grant(self) -> None:
+        """Give back credit for what was consumed, half a window at a time."""
+        consumed, self._consumed = self._consumed, 0
+        self._granted += consumed
+        if self._framing is Framing.SWARM and not self._remote_ended and self._failure is None:
+            self._connection.send(_HEAD_BYTES, self.far._take_credit, consumed)
+
+    def _take_credit(self, credit: int) -> None:
+        self._credit += credit
+        self._wake()
+
+    def _end(self) -> None:
+        if self._local_ended:
+            return
+        self._check_writable()
+        self._local_ended = True
+        self._connection.send(1, self.far._take_end)
+        self._forget_if_over()
+
+    def _take_end(self) -> None:
+        self._remote_ended = True
+        self._wake()
+        self._forget_if_over()
+
+    def _forget_if_over(self) -> None:
+        if self._over:
+            self._connection.streams.pop(self, None)
+
+    def _take_turn(self) -> trio.Lock:
+        if self._turn is None:
+            self._turn = trio.Lock()
+        return self._turn
+
+    def _is_turn_taken(self) -> bool:
+        return self._turn is not None and self._turn.locked()
+
+    async def _wait_for_credit(self) -> None:
+        seconds = defaults.STREAM_SEND_DEADLINE_SECONDS
+        with trio.move_on_after(seconds) as scope:
+            while self._credit <= 0:
+                self._check_writable()
+                await self._change()
+        if scope.cancelled_caught:
+            self.reset_now()
+            raise self._error(f"has read nothing for {seconds:g} s")
+
+    def _check_writable(self) -> None:
+        if self._failure is not None:
+            raise self._error(self._failure)
+        if self._local_ended:
+            raise ValueError("this side has said END already")
+
+    def _fail(self, reason: str) -> None:
+        """Tear it down from this side."""
+        self._failure = reason
+        self._wake()
+        self._connection.streams.pop(self, None)
+        self._connection.send(1, self.far.break_, "reset by the other side")
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _error(self, reason: str) -> StreamError:
+        return StreamError(f"stream {self.protocol} with {self.peer}: {reason}")
+
+
+def link_seed(seed: int) -> int:
+    """The seed of all links of a network: 64 bits."""
+    return int.from_bytes(derive(seed, "links")[:8], "big")
