@@ -197,25 +197,38 @@ class Gossip:
             )
             nursery.start_soon(self._tick, nursery)
             task_status.started()
-            for peer in self._transport.connected():
-                nursery.start_soon(self._open, peer)
+            self._open_more(nursery)
             async for event in connections:
                 if event.connected:
                     self._refusals.pop(event.peer, None)
-                    nursery.start_soon(self._open, event.peer)
+                    if self._may_open(event.peer):
+                        nursery.start_soon(self._open, event.peer)
 
     # --- neighbours --------------------------------------------------------------------------
 
-    async def _open(self, peer: PeerId) -> None:
-        """Start the conversation, if it is ours to start."""
-        times, retry_at = self._refusals.get(peer, (0, 0.0))
+    def _may_open(self, peer: PeerId) -> bool:
+        """Whether a conversation is ours to start, now."""
         if (
-            peer in self._neighbours
-            or self._transport.peer_id > peer
+            self._transport.peer_id > peer
+            or peer in self._neighbours
             or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
-            or self._world.now() < retry_at
         ):
-            return
+            return False
+        _, retry_at = self._refusals.get(peer, (0, 0.0))
+        return self._world.now() >= retry_at
+
+    def _open_more(self, nursery: trio.Nursery) -> None:
+        """Start conversations with connected peers while there is room for neighbours."""
+        if len(self._neighbours) < defaults.GOSSIP_NEIGHBOURS_MAX:
+            for peer in self._transport.connected():
+                if self._may_open(peer):
+                    nursery.start_soon(self._open, peer)
+
+    async def _open(self, peer: PeerId) -> None:
+        """Start a conversation."""
+        if not self._may_open(peer):
+            return  # others were faster
+        times, _ = self._refusals.get(peer, (0, 0.0))
         pause = min(defaults.GOSSIP_BAN_SECONDS, defaults.GOSSIP_TICK_SECONDS * 2**times)
         self._refusals[peer] = (min(times + 1, 10), self._world.now() + pause)
         try:
@@ -366,8 +379,7 @@ class Gossip:
         while True:
             await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
             fresh, self._fresh = self._fresh, []
-            for _, neighbour in sorted(self._neighbours.items()):
-                self._offer(neighbour, fresh)
-            for peer in self._transport.connected():
-                if peer not in self._neighbours:
-                    nursery.start_soon(self._open, peer)
+            if fresh:
+                for _, neighbour in sorted(self._neighbours.items()):
+                    self._offer(neighbour, fresh)
+            self._open_more(nursery)

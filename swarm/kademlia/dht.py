@@ -41,6 +41,10 @@ def _silent(name: str, /, **fields: object) -> None:
     """For callers that do not look at events."""
 
 
+def _accept_any(address: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class PutResult:
     stored: int
@@ -80,7 +84,7 @@ class Kademlia:
         *,
         server: bool = True,
         emit: Emit = _silent,
-        accept_address: Callable[[str], bool] = lambda address: True,
+        accept_address: Callable[[str], bool] = _accept_any,
         k: int = defaults.DHT_BUCKET_SIZE,
         paths: int = defaults.DHT_PATHS,
     ) -> None:
@@ -552,9 +556,12 @@ class Kademlia:
 
     def _neighbours(self, peers: Sequence[wire.Peer]) -> list[Neighbour]:
         """Peers somebody named, with the addresses that may be dialled."""
+        found = wire.peers_from_wire(peers)
+        if self._accept_address is _accept_any:
+            return found
         return [
-            Neighbour(found.peer, tuple(filter(self._accept_address, found.addresses)))
-            for found in wire.peers_from_wire(peers)
+            Neighbour(each.peer, tuple(filter(self._accept_address, each.addresses)))
+            for each in found
         ]
 
     # --- records and providers ----------------------------------------------------------------

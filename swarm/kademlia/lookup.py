@@ -138,14 +138,28 @@ class Lookup:
         """The nearest peer of the path's frontier that nobody has asked yet."""
         if path.asked * len(self._paths) >= self._queries_max:
             return None
-        alive = (
-            Neighbour(peer, self._addresses[peer])
-            for _, peer in path.order
-            if peer not in self._failed or self._may_retry(peer)
-        )
-        for neighbour in prefer_diverse(alive, self._k):
-            if neighbour.peer not in self._asked or self._may_retry(neighbour.peer):
-                return neighbour.peer
+        # As `prefer_diverse` of those alive, but ending at the first that was not asked.
+        taken: dict[str, int] = {}
+        surplus: list[PeerId] = []
+        preferred = 0
+        for _, peer in path.order:
+            retry = peer in self._failed and self._may_retry(peer)
+            if peer in self._failed and not retry:
+                continue
+            groups = groups_of(self._addresses[peer])
+            if any(taken.get(group, 0) >= defaults.DHT_PEERS_PER_GROUP_MAX for group in groups):
+                surplus.append(peer)
+                continue
+            if retry or peer not in self._asked:
+                return peer
+            for group in groups:
+                taken[group] = taken.get(group, 0) + 1
+            preferred += 1
+            if preferred == self._k:
+                return None
+        for peer in surplus[: self._k - preferred]:
+            if peer not in self._asked or self._may_retry(peer):
+                return peer
         return None
 
     def _may_retry(self, peer: PeerId) -> bool:

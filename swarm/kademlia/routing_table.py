@@ -12,7 +12,7 @@ import hashlib
 import ipaddress
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from swarm import defaults
@@ -77,10 +77,13 @@ class Contact:
     """When it last answered, on the world's clock."""
     failures: int = 0
     """Requests failed since."""
+    _neighbour: Neighbour | None = None
 
     @property
     def neighbour(self) -> Neighbour:
-        return Neighbour(self.peer, self.addresses)
+        if self._neighbour is None or self._neighbour.addresses != self.addresses:
+            self._neighbour = Neighbour(self.peer, self.addresses)
+        return self._neighbour
 
 
 @dataclass
@@ -197,9 +200,36 @@ class RoutingTable:
 
     def closest(self, target: int, count: int, *, exclude: PeerId | None = None) -> list[Neighbour]:
         """The contacts nearest to an id, nearest first; those in doubt after the others."""
-        candidates = [contact for contact in self._contacts.values() if contact.peer != exclude]
-        candidates.sort(key=lambda contact: (contact.failures > 0, contact.id ^ target))
-        return [contact.neighbour for contact in candidates[:count]]
+        near: list[Contact] = []
+        doubtful: list[Contact] = []
+        for group in self._by_distance(target):
+            group.sort(key=lambda contact: contact.id ^ target)
+            for contact in group:
+                if contact.peer != exclude:
+                    (doubtful if contact.failures else near).append(contact)
+            if len(near) >= count:
+                break
+        return [contact.neighbour for contact in (near + doubtful)[:count]]
+
+    def _by_distance(self, target: int) -> Iterator[list[Contact]]:
+        """All contacts in groups, each of which is nearer to `target` than the next.
+
+        The nearest are in the bucket that `target` falls into, then come all nearer to ourselves,
+        then the other buckets, one by one (their distance from us is theirs from `target`).
+        """
+        indices = sorted(self._buckets, reverse=True)
+        own = bucket_of(self.own_id, target) if target != self.own_id else ID_BITS
+        if own in self._buckets:
+            yield list(self._buckets[own].contacts.values())
+        yield [
+            contact
+            for index in indices
+            if index > own
+            for contact in self._buckets[index].contacts.values()
+        ]
+        for index in indices:
+            if index < own:
+                yield list(self._buckets[index].contacts.values())
 
     def touch(self, target: int, now: float) -> None:
         """A lookup for `target` is done: its bucket needs no refresh for a while."""

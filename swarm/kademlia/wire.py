@@ -59,6 +59,16 @@ class Peer:
     addresses: tuple[bytes, ...] = ()
     connection: Connection = Connection.NOT_CONNECTED
 
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """Its protobuf: the same few hundred peers are in every answer."""
+        return _encode_peer(self)
+
+    @functools.cached_property
+    def neighbour(self) -> Neighbour | None:
+        """What it means; None if it can be no Swarm peer (no Ed25519 id)."""
+        return _peer_from_wire(self)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -77,12 +87,19 @@ class Neighbour:
     addresses: tuple[str, ...] = ()
     """Multiaddrs ending in `/p2p/<peer>`."""
 
+    @functools.cached_property
+    def contact(self) -> Peer:
+        """How others are told of it when it is a contact of ours."""
+        return _peer_to_wire(self, Connection.CAN_CONNECT)
+
 
 # --- protobuf ---------------------------------------------------------------------------------
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED = {_FIXED64: 8, _FIXED32: 4}
+"""Bytes of the fields of fixed width."""
 
-_PEERS_CACHED = 4096
+_PEERS_CACHED = 16384
 """The same few hundred peers are in every answer; translating them anew took half the time."""
 
 
@@ -112,31 +129,43 @@ def _decode_varint(data: bytes, position: int) -> tuple[int, int]:
 
 def _bytes_field(number: int, value: bytes) -> bytes:
     """One length-delimited field; field numbers up to 15 have a one-byte tag."""
-    return bytes((number << 3 | _BYTES,)) + _encode_varint(len(value)) + value
+    size = len(value)
+    if size < 0x80:
+        return bytes((number << 3 | _BYTES, size)) + value
+    return bytes((number << 3 | _BYTES,)) + _encode_varint(size) + value
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """(number, integer, bytes) of each varint or bytes field; fixed-width ones are skipped."""
-    position = 0
-    while position < len(data):
-        tag, position = _decode_varint(data, position)
+    position, end = 0, len(data)
+    while position < end:
+        tag = data[position]  # numbers of one byte, nearly all, are read in place
+        if tag < 0x80:
+            position += 1
+        else:
+            tag, position = _decode_varint(data, position)
         number, kind = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise WireError(f"a kad-dht message has a field number {number}")
-        if kind == _VARINT:
+        if kind == _BYTES:
+            if position < end and data[position] < 0x80:
+                size = data[position]
+                position += 1
+            else:
+                size, position = _decode_varint(data, position)
+            if size > end - position:
+                raise WireError("a kad-dht message ends within a field")
+            yield number, -1, data[position : position + size]
+            position += size
+        elif kind == _VARINT:
             value, position = _decode_varint(data, position)
             yield number, value, b""
-            continue
-        size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
-        if kind == _BYTES:
-            size, position = _decode_varint(data, position)
-        if size is None:
+        elif kind in _FIXED:
+            position += _FIXED[kind]
+            if position > end:
+                raise WireError("a kad-dht message ends within a field")
+        else:
             raise WireError(f"a kad-dht message has a field of unknown kind {kind}")
-        if size > len(data) - position:
-            raise WireError("a kad-dht message ends within a field")
-        if kind == _BYTES:
-            yield number, -1, data[position : position + size]
-        position += size
 
 
 def _want_bytes(name: str, integer: int, value: bytes, bytes_max: int) -> bytes:
@@ -153,7 +182,6 @@ def _want_integer(name: str, integer: int) -> int:
     return integer
 
 
-@functools.lru_cache(maxsize=_PEERS_CACHED)
 def _encode_peer(peer: Peer) -> bytes:
     encoded = _bytes_field(1, peer.id) if peer.id else b""
     encoded += b"".join(_bytes_field(2, address) for address in peer.addresses)
@@ -216,8 +244,8 @@ def encode(message: Message) -> bytes:
         parts.append(_bytes_field(2, message.key))
     if message.record is not None:
         parts.append(_bytes_field(3, _encode_record(message.record)))
-    parts.extend(_bytes_field(8, _encode_peer(peer)) for peer in message.closer_peers)
-    parts.extend(_bytes_field(9, _encode_peer(peer)) for peer in message.provider_peers)
+    parts.extend(_bytes_field(8, peer.encoded) for peer in message.closer_peers)
+    parts.extend(_bytes_field(9, peer.encoded) for peer in message.provider_peers)
     # A stream frame is never empty, a PUT_VALUE without fields would be: name its type.
     encoded = b"".join(parts) or b"\x08\x00"
     if len(encoded) > defaults.DHT_MESSAGE_BYTES_MAX:
@@ -238,16 +266,16 @@ def decode(data: bytes) -> Message:
     kind, key, record = 0, b"", None
     peers: dict[int, list[Peer]] = {8: [], 9: []}
     for number, integer, value in _fields(data):
-        if number == 1:
+        if number in peers:
+            _want_bytes("a peer", integer, value, len(value))
+            if len(peers[number]) < defaults.DHT_PEERS_PER_MESSAGE_MAX:
+                peers[number].append(_decode_peer(value))
+        elif number == 1:
             kind = _want_integer("the type", integer)
         elif number == 2:
             key = _want_bytes("the key", integer, value, defaults.DHT_KEY_BYTES_MAX)
         elif number == 3:
             record = _decode_record(_want_bytes("the record", integer, value, len(value)))
-        elif number in peers:
-            _want_bytes("a peer", integer, value, len(value))
-            if len(peers[number]) < defaults.DHT_PEERS_PER_MESSAGE_MAX:
-                peers[number].append(_decode_peer(value))
     try:
         message_type = MessageType(kind)
     except ValueError as error:
@@ -285,9 +313,15 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
     return f"{address}/p2p/{peer}"
 
 
-@functools.lru_cache(maxsize=_PEERS_CACHED)
 def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_CONNECTED) -> Peer:
     """A peer to tell others about. Addresses that are no multiaddrs are left out."""
+    if connection is Connection.CAN_CONNECT:
+        return neighbour.contact
+    return _peer_to_wire(neighbour, connection)
+
+
+@functools.lru_cache(maxsize=_PEERS_CACHED)
+def _peer_to_wire(neighbour: Neighbour, connection: Connection) -> Peer:
     addresses = [_address_to_wire(text, neighbour.peer) for text in neighbour.addresses]
     known = [raw for raw in addresses if raw is not None]
     return Peer(
@@ -297,7 +331,6 @@ def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_C
     )
 
 
-@functools.lru_cache(maxsize=_PEERS_CACHED)
 def _peer_from_wire(peer: Peer) -> Neighbour | None:
     try:
         peer_id = peer_id_from_bytes(peer.id)
@@ -311,7 +344,7 @@ def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:
     """The peers that can be Swarm peers (Ed25519 ids), each once, with readable addresses."""
     found: dict[PeerId, Neighbour] = {}
     for peer in peers:
-        neighbour = _peer_from_wire(peer)
+        neighbour = peer.neighbour
         if neighbour is not None:
             found.setdefault(neighbour.peer, neighbour)
     return list(found.values())

@@ -200,12 +200,14 @@ class HaveExchange:
         """Announce to more of the connected peers, picked at random, while there are too few."""
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
             return
+        room = defaults.HAVE_NEIGHBOURS - len(self._neighbours)
+        if room <= 0:
+            return
         others = [
             peer
             for peer in self._transport.connected()
             if peer not in self._neighbours and peer not in self._unwilling
         ]
-        room = max(defaults.HAVE_NEIGHBOURS - len(self._neighbours), 0)
         for peer in self._world.random.sample(others, min(room, len(others))):
             self._neighbours[peer] = _Neighbour()
             self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
