@@ -6,6 +6,7 @@ transport seam, so that it runs on real sockets and in virtual time alike.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ from swarm.world import World
 _CHECKERS = 4
 _REPUBLISHED_PER_ROUND_MAX = 16
 _REMEMBERED_CHECKS_MAX = 4096
+_GIVERS = 2
+"""The nearest peers to a key give its record to a newcomer: one would do (the Kademlia paper), two
+do when one of them has not met the newcomer."""
+_GIVEN_MAX = 128
+"""Records given to one newcomer; it should hold about k, everybody's share."""
 
 
 class Emit(Protocol):
@@ -104,6 +110,9 @@ class Kademlia:
         self._provided: dict[bytes, float] = {}
         self._bootstrap_addresses: tuple[str, ...] = ()
         self._send_check, self._receive_check = trio.open_memory_channel[Neighbour](
+            defaults.DHT_CHECKS_MAX
+        )
+        self._send_newcomer, self._receive_newcomer = trio.open_memory_channel[PeerId](
             defaults.DHT_CHECKS_MAX
         )
         self._looked_around = world.now()
@@ -282,6 +291,7 @@ class Kademlia:
             async with trio.open_nursery() as nursery:
                 for _ in range(_CHECKERS):
                     nursery.start_soon(self._check_queued)
+                nursery.start_soon(self._give_to_newcomers)
                 nursery.start_soon(self._maintain)
                 task_status.started()
         finally:
@@ -293,6 +303,27 @@ class Kademlia:
                 await self._check(neighbour)
             except PeerError as error:
                 self._emit("dht.check_failed", other=neighbour.peer, reason=str(error))
+
+    async def _give_to_newcomers(self) -> None:
+        """Give new contacts the records that are theirs to hold (the Kademlia paper, 2.5), since
+        whoever looks for them will ask the newcomers, not those that were nearest before."""
+        async for peer in self._receive_newcomer:
+            for held in self._owed_to(peer):
+                contact = self.table.get(peer)
+                if contact is None or not (await self._store_at([contact.neighbour], held))[0]:
+                    break
+
+    def _owed_to(self, peer: PeerId) -> list[Held]:
+        """Records of which a new contact should be a holder, and this peer is to tell it."""
+        owed = []
+        for key in self.records.held_keys():
+            target = key_id(key)
+            if self.table.is_near(target, _GIVERS, exclude=peer):
+                nearest = self.table.closest(target, self._k)
+                held = self.records.get(key)
+                if held is not None and any(each.peer == peer for each in nearest):
+                    owed.append(held)
+        return owed[:_GIVEN_MAX]
 
     async def _maintain(self) -> None:
         while True:
@@ -522,6 +553,8 @@ class Kademlia:
             return
         if checked is not None and neighbour.peer in self.table:
             return
+        if not self.table.has_use_for(neighbour.peer, self._world.now()):
+            return  # in a large network nearly everybody
         self._queue_check(neighbour)
 
     def _queue_check(self, neighbour: Neighbour) -> None:
@@ -545,6 +578,8 @@ class Kademlia:
         doubtful = self.table.answered(peer, addresses, now)
         if not known and peer in self.table:
             self._emit("dht.contact_added", other=peer, contacts=len(self.table))
+            with contextlib.suppress(trio.WouldBlock):  # the next republish makes up for it
+                self._send_newcomer.send_nowait(peer)
         if doubtful is not None:
             last = self._checked.get(doubtful.peer)
             if last is None or now - last >= defaults.DHT_CONTACT_FRESH_SECONDS:

@@ -143,6 +143,10 @@ class RecordStore:
             self._drop(namespace, key)
             return None
 
+    def held_keys(self) -> list[bytes]:
+        """Keys of the records held, some of which may have expired."""
+        return [key for slots in self._slots.values() for key in slots]
+
     def due(self, now: float) -> list[Held]:
         """The records this peer should pass on again, sorted by key; invalid ones are dropped."""
         keys = sorted(

@@ -20,6 +20,8 @@ from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia.wire import Neighbour
 
 ID_BITS = 256
+_REPLACEMENTS_WANTED = 5
+"""A full bucket with so many in waiting looks at newcomers only when its contacts are stale."""
 
 
 def key_id(key: bytes) -> int:
@@ -157,6 +159,16 @@ class RoutingTable:
         stale = now - oldest.seen >= defaults.DHT_CONTACT_FRESH_SECONDS
         return oldest if stale and len(bucket.contacts) >= self._k else None
 
+    def has_use_for(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is a contact, or could become one or a replacement if it answered."""
+        if peer in self._contacts:
+            return True
+        bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
+        if len(bucket.contacts) < self._k or len(bucket.replacements) < _REPLACEMENTS_WANTED:
+            return True
+        oldest = next(iter(bucket.contacts.values()))
+        return now - oldest.seen >= defaults.DHT_CONTACT_FRESH_SECONDS
+
     def failed(self, peer: PeerId) -> bool:
         """A request to `peer` failed; whether it is no contact any more.
 
@@ -210,6 +222,16 @@ class RoutingTable:
             if len(near) >= count:
                 break
         return [contact.neighbour for contact in (near + doubtful)[:count]]
+
+    def is_near(self, target: int, count: int, *, exclude: PeerId) -> bool:
+        """Whether fewer than `count` contacts are nearer to an id than we are, not counting one."""
+        if target == self.own_id:
+            return True
+        # Those in the bucket that it falls into are nearer, and nobody else is.
+        bucket = self._buckets.get(bucket_of(self.own_id, target))
+        if bucket is None:
+            return True
+        return len(bucket.contacts) - (exclude in bucket.contacts) < count
 
     def _by_distance(self, target: int) -> Iterator[list[Contact]]:
         """All contacts in groups, each of which is nearer to `target` than the next.

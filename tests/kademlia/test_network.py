@@ -417,3 +417,18 @@ def test_the_same_seed_gives_the_same_trace():
         return trace
 
     assert run(main) == run(main)
+
+
+def test_a_record_from_when_the_network_was_small_is_given_to_those_who_come() -> None:
+    async def main() -> None:
+        async with swarm() as net:
+            early = await net.fill(4)
+            await early[1].dht.put(KEY, good(1))
+            await net.fill(60)
+            await trio.sleep(60)  # far less than a republish interval
+            holders = [peer for peer in nearest(net.peers, KEY, 20) if held(peer) == good(1)]
+            assert len(holders) > 20 // 2
+            for peer in net.peers[::7]:
+                assert await peer.dht.get(KEY) == good(1)
+
+    run(main)
