@@ -30,6 +30,7 @@ from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Admissions,
     EnvironmentReference,
+    Filters,
     Limits,
     Objective,
     RunManifest,
@@ -277,6 +278,7 @@ class Simulation:
         group_size: int = 8,
         groups_per_submission: int = 4,
         limits: Limits | None = None,
+        filters: Filters | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -299,6 +301,7 @@ class Simulation:
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
             admissions=Admissions(unproven_max=100_000),
             limits=limits or Limits(),
+            filters=filters or Filters(),
         )
         return seal(
             owner,

@@ -93,6 +93,7 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     """An environment, pinned: name, version, and a hash that shows both sides render alike."""
 
     name: Name
+    """Options follow behind a question mark: `sort-digits?lengths=8,12&alpha=0.01`."""
     version: Name
     probe_hash: Digest
     """BLAKE3 over the token ids of 64 rendered probe tasks."""
@@ -203,6 +204,23 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return None
 
 
+class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Which accepted groups are trained on, and what happens when they are too few."""
+
+    spread: Literal["task", "total"] = "task"
+    """Rewards that must differ within a group: those of the task, or with the length penalty."""
+    accuracy_min: float = 0.0
+    """Groups whose mean task reward is lower are left out."""
+    accuracy_max: float = 1.0
+    """Likewise higher. (PRIME keeps 0.2 to 0.8.)"""
+    fill: Literal["drop", "refill"] = "drop"
+    """drop: a batch is `groups_per_step` accepted groups, less what is left out. refill: more are
+    asked for until as many remain."""
+    refill_seconds: Annotated[float, Meta(gt=0)] = 1800.0
+    """A batch with anything in it is trained on after this, full or not (a published step's
+    rollouts take 22 to 29 minutes)."""
+
+
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Where a validator's statistical checks refuse (design §7).
 
@@ -271,6 +289,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     thresholds: Thresholds = Thresholds()
     limits: Limits = Limits()
     checkpoints_kept: Annotated[int, Meta(ge=2, le=1000)] = 5
+    filters: Filters = Filters()
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
@@ -413,6 +432,10 @@ class Verdict(Message, frozen=True, kw_only=True):
     """[groups][group size], computed by the validator; empty unless accepted or quarantined."""
     log_index: int = -1
     """Where this verdict stands in the validator's log."""
+    task_means: Annotated[list[Reward], Meta(max_length=4096)] = []
+    """Mean reward of each group without the length penalty; empty: there is no penalty."""
+    task_spreads: Annotated[list[Reward], Meta(max_length=4096)] = []
+    """Likewise largest less smallest."""
 
 
 class Eviction(Message, frozen=True, kw_only=True):

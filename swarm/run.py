@@ -45,7 +45,9 @@ from swarm.world import Disk
 
 PROTOCOL = "/swarm/runs/1.0.0"
 SUBMISSION_ROWS_MAX = 4096
-"""Completions in a submission: their rewards, 9 bytes each, must fit the verdict's envelope."""
+"""Completions in a submission: their rewards, 9 bytes each, must fit the verdict's envelope, as
+must two more figures of each group."""
+SUBMISSION_GROUPS_MAX = 1024
 
 RUN_NAMESPACE = "swarm-run"
 PEER_NAMESPACE = "swarm-peer"
@@ -204,7 +206,19 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
     problem = manifest.objective.problem(manifest.schedule)
     if problem is not None:
         raise UserError(f"{path}: {problem}")
-    rows = manifest.sampling.groups_per_submission * manifest.sampling.group_size
+    groups = manifest.sampling.groups_per_submission
+    if groups > SUBMISSION_GROUPS_MAX:
+        raise UserError(
+            f"{path}: sampling.groups_per_submission is {groups}; a submission has at most "
+            f"{SUBMISSION_GROUPS_MAX} groups"
+        )
+    low, high = manifest.filters.accuracy_min, manifest.filters.accuracy_max
+    if not low < high:
+        raise UserError(
+            f"{path}: filters.accuracy_min is {low:g} and filters.accuracy_max {high:g}, so "
+            "nothing could be trained on"
+        )
+    rows = groups * manifest.sampling.group_size
     if rows > SUBMISSION_ROWS_MAX:
         raise UserError(
             f"{path}: sampling.groups_per_submission times sampling.group_size is {rows}; a "

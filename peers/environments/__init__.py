@@ -1,12 +1,23 @@
 """Tasks and their verifiers: what a run trains on. Imports neither torch nor transformers."""
 
 from peers.environments.base import (
+    Curriculum,
     Environment,
     Renderer,
     Task,
     load,
     probe_hash,
     split_of,
+    task_of_step,
 )
 
-__all__ = ["Environment", "Renderer", "Task", "load", "probe_hash", "split_of"]
+__all__ = [
+    "Curriculum",
+    "Environment",
+    "Renderer",
+    "Task",
+    "load",
+    "probe_hash",
+    "split_of",
+    "task_of_step",
+]

@@ -39,6 +39,12 @@ class Task:
     answer: str
     target_length: int = 0
     """Completion tokens asked for in the prompt; 0 means none."""
+    length_weight: float = 0.0
+    """Reward lost per token off the target."""
+
+    def length_penalty(self, tokens: int) -> float:
+        """What a completion of so many tokens, its stop token included, loses of its reward."""
+        return self.length_weight * abs(self.target_length - tokens)
 
 
 class Environment(Protocol):
@@ -58,6 +64,20 @@ class Environment(Protocol):
         text comes from an untrusted peer. Must not raise.
         """
         ...
+
+
+class Curriculum(Protocol):
+    """What an environment may have besides: tasks that grow harder as the run goes on."""
+
+    def task_at(self, seed: bytes, step: int, split: Split = "train") -> Task:
+        """The task that `seed` gives in rollout step `step`, on every machine."""
+        ...
+
+
+def task_of_step(environment: Environment, seed: bytes, step: int, split: Split = "train") -> Task:
+    """The task of a seed in a rollout step: by `task_at` where the environment has it."""
+    at: Callable[[bytes, int, Split], Task] | None = getattr(environment, "task_at", None)
+    return environment.task(seed, split) if at is None else at(seed, step, split)
 
 
 def split_of(prompt: str) -> Split:
@@ -82,10 +102,13 @@ def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
 def load(name: str, version: str) -> Environment:
     """The environment of that name and version: a built-in one, or one a package registers.
 
-    Raises `UserError` when there is none, or it has another version.
+    `name?options` is that environment with length targets (`peers.environments.length`). Raises
+    `UserError` when there is none, it has another version, or the options make no sense.
     """
+    from peers.environments.length import with_options
     from peers.environments.sort_digits import SortDigits
 
+    name, asked, options = name.partition("?")
     installed = entry_points(group=ENTRY_POINT_GROUP)
     factory: Callable[[], Environment]
     if name == SortDigits.name:
@@ -103,7 +126,7 @@ def load(name: str, version: str) -> Environment:
             f"environment {name!r} is installed in version {environment.version!r}, but the run "
             f"wants {version!r}; install that version"
         )
-    return environment
+    return with_options(environment, f"{name}?{options}", options) if asked else environment
 
 
 class Renderer:

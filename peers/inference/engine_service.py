@@ -13,7 +13,7 @@ import blake3
 import safetensors.torch
 import torch
 
-from peers.environments import Environment, Renderer, probe_hash
+from peers.environments import Environment, Renderer, probe_hash, task_of_step
 from peers.environments import load as load_environment
 from peers.policy.engine import Completions, Engine, make_engine
 from peers.policy.model import read_weights
@@ -92,7 +92,9 @@ class EngineService:
         if self._engine is None or policy != self._policy:
             raise ValueError(f"policy {policy} is wanted, but policy {self._policy} is loaded")
         seed = seeds.submission_seed(run, nonce, worker, number)
-        prompts, target_lengths = self._prompts(seed, groups, environment, environment_version)
+        prompts, target_lengths = self._prompts(
+            seed, step, groups, environment, environment_version
+        )
         rows = range(groups * group_size)
         row_prompts = [prompts[row // group_size] for row in rows]
         started = time.perf_counter()
@@ -139,7 +141,7 @@ class EngineService:
         }
 
     def _prompts(
-        self, seed: bytes, groups: int, name: str, version: str
+        self, seed: bytes, step: int, groups: int, name: str, version: str
     ) -> tuple[list[list[int]], list[int]]:
         """(token ids, target length) of each group's task."""
         environment = self._environments.get((name, version))
@@ -149,7 +151,9 @@ class EngineService:
         raw = (self._folder / "tokenizer.json").read_bytes()
         if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():
             self._renderer = Renderer(self._folder)
-        tasks = [environment.task(seeds.task_seed(seed, group)) for group in range(groups)]
+        tasks = [
+            task_of_step(environment, seeds.task_seed(seed, group), step) for group in range(groups)
+        ]
         return (
             [self._renderer.encode_prompt(task.prompt) for task in tasks],
             [task.target_length for task in tasks],

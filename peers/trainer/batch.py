@@ -25,6 +25,8 @@ class Group:
     """The policy that generated the completions."""
     log_probabilities: Sequence[Sequence[float]] | None = None
     """What the worker's engine reports; compared and shown, never trained on."""
+    kept: bool = True
+    """False: the online filter leaves it out; it counts in the metrics all the same."""
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.completions or not all(self.completions):
@@ -91,8 +93,9 @@ class Batch:
 
 
 def informative(groups: Sequence[Group]) -> list[Group]:
-    """The groups whose rewards differ; in the others every advantage is 0, and so the gradient."""
-    return [group for group in groups if max(group.rewards) > min(group.rewards)]
+    """The groups to train on: kept by the filter, and with rewards that differ (in the others
+    every advantage is 0, and so the gradient)."""
+    return [group for group in groups if group.kept and max(group.rewards) > min(group.rewards)]
 
 
 def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:

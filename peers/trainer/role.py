@@ -9,15 +9,17 @@ nothing and repeats nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 import trio
 
 from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
+from peers.trainer.filters import KeepRate, Verdicts, groups_to_ask_for, judge_groups
 from peers.trainer.options import trainer_options
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
@@ -76,6 +78,13 @@ class Accepted:
     digest: bytes
     verdict: Verdict
     path: str
+    groups: list[Verdicts] = field(default_factory=list)
+    """What the online filter says of each group."""
+
+    @property
+    def kept(self) -> int:
+        """Groups that the filter lets through."""
+        return self.groups.count("kept")
 
     @property
     def place(self) -> tuple[int, int, str]:
@@ -127,6 +136,12 @@ class TrainerRole:
         """Folder of the newest policy this life has exported."""
         self._training_groups = 0
         """Groups of the batch in training, which are not in the pool any more."""
+        self._filters = peer.run.manifest.filters
+        self._keep_rate = KeepRate()
+        self._judged_since_order = 0
+        """Verdicts heard since the newest order or revision."""
+        self._left_out: Counter[str] = Counter()
+        """Accepted groups that were not trained on in this life, by reason."""
         self._changed = Watched(0)
         self._order: StepOrder | None = None
         self._ordering = trio.Lock()
@@ -255,7 +270,11 @@ class TrainerRole:
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
         own = list(self._own_entries())
-        logged = {entry.submission for entry in own if isinstance(entry, Consumed)}
+        logged = {
+            entry.submission
+            for entry in own
+            if isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}
+        }
         self._logged_policies = {
             entry.step
             for entry in own
@@ -304,8 +323,13 @@ class TrainerRole:
             verdict = open_envelope(raw).message
             assert isinstance(verdict, Verdict)
             if digest not in self._known and self._disk.exists(_path(digest)):
-                self._pool[digest] = Accepted(digest, verdict, _path(digest))
+                self._add_to_pool(digest, verdict)
                 self._known.add(digest)
+
+    def _add_to_pool(self, digest: bytes, verdict: Verdict) -> None:
+        groups = judge_groups(verdict, self._filters)
+        self._keep_rate.observe(groups)
+        self._pool[digest] = Accepted(digest, verdict, _path(digest), groups)
 
     # --- collecting --------------------------------------------------------------------------
 
@@ -331,6 +355,7 @@ class TrainerRole:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
                 self._judged[verdict.submission] = None
+                self._judged_since_order += 1
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
                 wanted = verdict.outcome == "accepted" and verdict.submission not in self._known
@@ -381,7 +406,7 @@ class TrainerRole:
                 (verdict.submission, envelope.raw),
             )
         )
-        self._pool[verdict.submission] = Accepted(verdict.submission, verdict, path)
+        self._add_to_pool(verdict.submission, verdict)
         if verdict.lineage != self._lineage:  # given up meanwhile
             await self._drop_stale()
         self._announced.pop(verdict.submission, None)
@@ -406,14 +431,23 @@ class TrainerRole:
     # --- arranging steps ---------------------------------------------------------------------
 
     def _missing_groups(self, step: int) -> int:
-        """Groups still to be made for the batches of every step up to `step`."""
+        """Groups still to be made for the batches of every step up to `step`.
+
+        With `fill = "refill"` a batch is what the filter keeps, so more are made than are missing.
+        """
         batch = self._run.manifest.schedule.groups_per_step
         needed = (step + 1 - self._policy.value) * batch
-        there = self._training_groups + sum(
-            len(accepted.verdict.rewards) for accepted in self._pool.values()
-        )
-        coming = sum(each.groups for each in self._announced.values() if each.acknowledged)
-        return max(0, needed - there - coming)
+        there = self._training_groups + sum(map(self._counted, self._pool.values()))
+        keep_rate = self._keep_rate.value if self._filters.fill == "refill" else 1.0
+        return groups_to_ask_for(needed - there, keep_rate, self._coming())
+
+    def _counted(self, accepted: Accepted) -> int:
+        """Groups of a submission that count towards a batch."""
+        return accepted.kept if self._filters.fill == "refill" else len(accepted.groups)
+
+    def _coming(self) -> int:
+        """Groups that are announced and not yet judged."""
+        return sum(each.groups for each in self._announced.values() if each.acknowledged)
 
     async def _open_again(self) -> None:
         """Open the first step, or, after a restart, the one that was open."""
@@ -450,7 +484,16 @@ class TrainerRole:
         spare = self._run.manifest.sampling.groups_per_submission
         if missing == 0 and self._may_open(following):
             await self._issue(following, self._missing_groups(following), None)
-        elif (missing == 0) != (order.groups_wanted == 0) or missing > order.groups_wanted + spare:
+        elif (
+            (missing == 0) != (order.groups_wanted == 0)
+            or missing > order.groups_wanted + spare
+            or (
+                self._filters.fill == "refill"
+                and missing > 0
+                and self._judged_since_order > 0
+                and self._coming() == 0
+            )
+        ):
             await self._issue(order.step, missing, order)
         else:
             return False
@@ -468,7 +511,10 @@ class TrainerRole:
         """Sign and announce an order; durable first, so that a restart keeps its nonce."""
         policy = self._policy_for(step)
         digest, size = self._published[policy]
-        per_submission = self._run.manifest.sampling.groups_per_submission
+        submissions = -(-missing // self._run.manifest.sampling.groups_per_submission)
+        if revised and self._filters.fill == "refill":
+            submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
+        self._judged_since_order = 0
         order = StepOrder(
             lineage=self._lineage,
             step=step,
@@ -478,8 +524,7 @@ class TrainerRole:
             manifest_bytes=size,
             nonce=revised.nonce if revised else self._node.world.secret_bytes(32),
             groups_wanted=missing,
-            submissions_max=(revised.submissions_max if revised else 0)
-            + -(-missing // per_submission),
+            submissions_max=(revised.submissions_max if revised else 0) + submissions,
         )
         await self._database.transact(
             lambda connection: connection.execute(
@@ -526,6 +571,7 @@ class TrainerRole:
                             "path": str(self._disk.local_path(accepted.path)),
                             "policy": accepted.verdict.policy,
                             "rewards": accepted.verdict.rewards,
+                            "kept": [group == "kept" for group in accepted.groups],
                         }
                         for accepted in batch
                     ],
@@ -551,6 +597,8 @@ class TrainerRole:
                 **{f"idle_{cause}_seconds": waited for cause, waited in self._idle.items()},
                 "idle_weights_seconds": now - trained,
                 "step_seconds": now - began,
+                "keep_rate": self._keep_rate.value,
+                **{f"left_out_{reason}": n for reason, n in sorted(self._left_out.items())},
                 "staleness": step - min(accepted.verdict.policy for accepted in batch),
             }
             self._events.emit("trainer.step_trained", **{**result, **figures, "step": step})
@@ -563,8 +611,11 @@ class TrainerRole:
             await self._heed(learner, step, self._alarms.look(result))
 
     async def _next_batch(self) -> list[Accepted]:
-        """The oldest submissions in the pool that make a whole batch, once there are enough."""
+        """The oldest submissions in the pool that make a whole batch, once there are enough; with
+        `fill = "refill"`, after its deadline, whatever has anything to teach."""
         wanted = self._run.manifest.schedule.groups_per_step
+        patience = self._filters.refill_seconds if self._filters.fill == "refill" else math.inf
+        deadline = self._node.world.now() + patience
         while True:
             await self._drop_stale()
             batch: list[Accepted] = []
@@ -573,41 +624,44 @@ class TrainerRole:
                 if groups >= wanted:
                     break
                 batch.append(accepted)
-                groups += len(accepted.verdict.rewards)
-            if groups >= wanted:
+                groups += self._counted(accepted)
+            late = self._node.world.now() >= deadline
+            if groups >= wanted or (late and groups > 0):
                 for accepted in batch:
                     del self._pool[accepted.digest]
-                self._training_groups = groups
+                    self._left_out.update(group for group in accepted.groups if group != "kept")
+                self._training_groups = max(wanted, groups)
                 return batch
-            await self._wait_for_rollouts(step=self._policy.value, missing=wanted - groups)
+            with trio.move_on_at(math.inf if late else deadline):
+                await self._wait_for_rollouts(step=self._policy.value, missing=wanted - groups)
 
     async def _wait_for_rollouts(self, step: int, missing: int) -> None:
         """Until something changes; says whom it waits for when that takes long."""
         began = self._node.world.now()
-        unjudged = sum(each.groups for each in self._announced.values() if each.acknowledged)
+        unjudged = self._coming()
         cause = "checks" if unjudged >= missing else "rollouts"
-        while True:
-            with trio.move_on_after(self._options.starved_seconds) as patience:
-                await self._changed.wait_change()
-            if not patience.cancelled_caught:
-                break
-            present = self._trusted.registrar.present()
-            alive = {
-                role: [
+        try:
+            while True:
+                with trio.move_on_after(self._options.starved_seconds) as patience:
+                    await self._changed.wait_change()
+                if not patience.cancelled_caught:
+                    break
+                present = self._trusted.registrar.present()
+                role = "validator" if cause == "checks" else "inference"
+                alive = [
                     p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles
                 ]
-                for role in ("inference", "validator")
-            }
-            self._events.emit(
-                "trainer.starved",
-                step=step,
-                groups_missing=missing,
-                groups_unjudged=unjudged,
-                seconds=self._node.world.now() - began,
-                waiting_for=alive["validator" if cause == "checks" else "inference"]
-                or f"any {'validator' if cause == 'checks' else 'inference peer'}: none is there",
-            )
-        self._idle[cause] += self._node.world.now() - began
+                word = "validator" if cause == "checks" else "inference peer"
+                self._events.emit(
+                    "trainer.starved",
+                    step=step,
+                    groups_missing=missing,
+                    groups_unjudged=unjudged,
+                    seconds=self._node.world.now() - began,
+                    waiting_for=alive or f"any {word}: none is there",
+                )
+        finally:  # the batch may be given its time's end meanwhile
+            self._idle[cause] += self._node.world.now() - began
 
     async def _drop_stale(self) -> None:
         stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]
@@ -628,6 +682,7 @@ class TrainerRole:
                 for verdict in verdicts
             ]
         )
+        self._left_out["stale"] += sum(len(verdict.rewards) for verdict in verdicts)
         self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
 
     async def _keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
@@ -784,9 +839,21 @@ class TrainerRole:
     # --- ending ------------------------------------------------------------------------------
 
     async def _finish(self, learner: Child) -> None:
-        """Say that the run is over, and measure what was learnt."""
+        """Say that the run is over, and measure what was learnt. What is left was carried for
+        steps that never come."""
         order = self._order
         assert order is not None
+        if self._pool:
+            await self._trusted.append(
+                [
+                    Consumed(
+                        step=self._policy.value,
+                        submission=accepted.digest,
+                        outcomes=["carried"] * len(accepted.groups),
+                    )
+                    for accepted in sorted(self._pool.values(), key=lambda entry: entry.place)
+                ]
+            )
         final = msgspec.structs.replace(
             order, revision=order.revision + 1, groups_wanted=0, final=True
         )

@@ -110,9 +110,10 @@ class TrainerService:
     def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Take one rollout step.
 
-        Each submission is `{digest (hex), path, policy, rewards [groups][G]}`; the rewards are
-        the validator's. Gives the learner's metrics, and `outcomes`: for each submission, for
-        each group, "consumed" or "zero-advantage".
+        Each submission is `{digest (hex), path, policy, rewards [groups][G], kept [groups]}`; the
+        rewards are the validator's, and what is not `kept` is left out (all are, unless given).
+        Gives the learner's metrics, and `outcomes`: for each submission, for each group,
+        "consumed" or "zero-advantage".
         """
         learner = self._held()
         started = time.perf_counter()
@@ -207,16 +208,22 @@ class TrainerService:
                 completion_tokens_max=self._sampling.max_new_tokens,
             ),
         ).rollouts
-        return list(_cut(found, rewards, int(submission["policy"])))
+        kept = submission.get("kept", [True] * len(rewards))
+        return list(_cut(found, rewards, int(submission["policy"]), kept))
 
 
-def _cut(rollouts: Rollouts, rewards: Sequence[Sequence[float]], policy: int) -> list[Group]:
+def _cut(
+    rollouts: Rollouts,
+    rewards: Sequence[Sequence[float]],
+    policy: int,
+    kept: Sequence[bool],
+) -> list[Group]:
     """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
     if len(rollouts) != sum(map(len, rewards)):
         raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} completions")
     groups = []
     row = 0
-    for group_rewards in rewards:
+    for group_rewards, keep in zip(rewards, kept, strict=True):
         rows = range(row, row + len(group_rewards))
         groups.append(
             Group(
@@ -225,6 +232,7 @@ def _cut(rollouts: Rollouts, rewards: Sequence[Sequence[float]], policy: int) ->
                 rewards=group_rewards,
                 policy=policy,
                 log_probabilities=[rollouts.row_log_probabilities(each) for each in rows],
+                kept=keep,
             )
         )
         row = rows.stop

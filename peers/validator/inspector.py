@@ -15,7 +15,7 @@ from typing import Any
 import blake3
 import numpy as np
 
-from peers.environments import Environment, Renderer, Task
+from peers.environments import Environment, Renderer, Task, task_of_step
 from peers.environments import load as load_environment
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.parsing import Reader
@@ -70,9 +70,9 @@ class InspectorService:
 
         Gives `checks` [[name, figure, threshold, passed], …] up to the first that fails, and its
         name as `failed` (empty: none), `detail`, `proven_fault`, `rewards` [groups][G],
-        `group_digests` (BLAKE3 of each group's prompt and completions) and `tokens` (completion
-        tokens). Raises `UserError` when environment or tokenizer are missing here, `OSError` when
-        the file is.
+        `task_means` and `task_spreads` [groups] (empty: no length penalty), `group_digests`
+        (BLAKE3 of each group's prompt and completions) and `tokens` (completion tokens). Raises
+        `UserError` when environment or tokenizer are missing here, `OSError` when the file is.
         """
         grader = self._environment(environment, environment_version)
         renderer = self._renderer_in(Path(tokenizer_folder))
@@ -80,7 +80,7 @@ class InspectorService:
         findings = _Findings()
         try:
             seed = submission_seed(run, nonce, worker, number)
-            tasks = [grader.task(task_seed(seed, group)) for group in range(groups)]
+            tasks = [task_of_step(grader, task_seed(seed, group), step) for group in range(groups)]
             prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
             header, rollouts = self._reader.read(
                 Path(path),
@@ -124,15 +124,21 @@ class InspectorService:
                 "detail": error.detail,
                 "proven_fault": error.proven,
                 "rewards": [],
+                "task_means": [],
+                "task_spreads": [],
                 "group_digests": [],
                 "tokens": 0,
             }
+        graded = _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids)
+        penalised = any(task.length_weight for task in tasks)
         return {
             "checks": findings.checks,
             "failed": "",
             "detail": "",
             "proven_fault": False,
-            "rewards": _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids),
+            "rewards": _less_penalties(rollouts, tasks, graded),
+            "task_means": [sum(group) / len(group) for group in graded] if penalised else [],
+            "task_spreads": [max(group) - min(group) for group in graded] if penalised else [],
             "group_digests": _group_digests(rollouts, group_size),
             "tokens": len(rollouts.completion_tokens),
         }
@@ -261,6 +267,17 @@ def _rewards(
             graded.append(grader.reward(task, text, finished))
         rewards.append(graded)
     return rewards
+
+
+def _less_penalties(
+    rollouts: Rollouts, tasks: list[Task], graded: list[list[float]]
+) -> list[list[float]]:
+    """Rewards [groups][G] less what each completion's length costs."""
+    lengths = iter(np.diff(rollouts.completion_offsets).tolist())
+    return [
+        [reward - task.length_penalty(next(lengths)) for reward in group]
+        for task, group in zip(tasks, graded, strict=True)
+    ]
 
 
 def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:

@@ -9,7 +9,7 @@ before anybody hears of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -86,6 +86,8 @@ class _Outcome:
     proven_fault: bool = False
     quarantined: bool = False
     rewards: list[list[float]] | None = None
+    task_means: list[float] = field(default_factory=list)
+    task_spreads: list[float] = field(default_factory=list)
 
 
 class ValidatorRole:
@@ -500,6 +502,8 @@ class ValidatorRole:
                 checks=outcome.checks,
                 rewards=[] if word == "refused" else outcome.rewards or [],
                 log_index=log_index,
+                task_means=[] if word == "refused" else outcome.task_means,
+                task_spreads=[] if word == "refused" else outcome.task_spreads,
             )
 
         envelope = await self._trusted.append_verdict(verdict_at)
@@ -685,6 +689,8 @@ def _outcome(result: dict[str, Any]) -> _Outcome:
         detail=result["detail"],
         proven_fault=bool(result.get("proven_fault", False)),
         rewards=result.get("rewards"),
+        task_means=result.get("task_means", []),
+        task_spreads=result.get("task_spreads", []),
     )
 
 

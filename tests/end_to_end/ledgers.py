@@ -51,7 +51,8 @@ def read_accounts(swarm: Swarm) -> Accounts:
     trained: set[bytes] = set()
     stale: set[bytes] = set()
     for submission, outcomes in state.consumed.items():
-        (stale if set(outcomes) == {"stale"} else trained).add(submission)
+        if set(outcomes) != {"carried"}:  # left when the run was over; still held
+            (stale if set(outcomes) == {"stale"} else trained).add(submission)
     pool = _rows(trainer.home / "trainer.sqlite", "SELECT digest FROM accepted ORDER BY digest")
     return Accounts(
         records=records,
@@ -91,7 +92,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
     assert times.keys() <= accounts.accepted, "a submission was used that nobody accepted"
     for submission, outcomes in accounts.state.consumed.items():
         assert len(outcomes) == accounts.state.verdicts[submission].groups
-        assert not set(outcomes) - {"consumed", "zero-advantage", "stale"}
+        assert not set(outcomes) - {"consumed", "zero-advantage", "stale", "carried"}
 
     # Nothing lost, but for verdicts that came when nothing more was wanted.
     missing = accounts.accepted - accounts.trained - accounts.stale - accounts.pool
@@ -102,7 +103,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
     # The learner remembers what the log says, for the steps that it still remembers.
     by_step: dict[int, set[bytes]] = defaultdict(set)
     for entry in consumed:
-        if set(entry.outcomes) != {"stale"}:
+        if not set(entry.outcomes) <= {"stale", "carried"}:
             by_step[entry.step].add(entry.submission)
     steps = swarm.manifest.schedule.steps
     assert sorted(by_step) == list(range(steps))

@@ -262,3 +262,23 @@ def test_the_inspector_needs_no_torch() -> None:
 def test_header_names_every_field_of_the_facts(stage: Stage) -> None:
     facts = set(stage.facts()) - {"nonce", "groups", "group_size"}
     assert facts | {"format", "engine"} == {field.name for field in msgspec.structs.fields(Header)}
+
+
+def test_length_penalties_come_off_the_rewards_and_the_tasks_own_are_told_apart(
+    stage: Stage,
+) -> None:
+    """The worker is asked for a length by its seed; every completion token counts."""
+    name = "sort-digits?lengths=3,7&alpha=0.125&prompt={length}{prompt}"
+    header, rollouts = stage.generate(environment=name)
+    assert set(rollouts.target_length.tolist()) <= {3, 7}
+    found = stage.inspect(header, rollouts, environment=name)
+    assert found["failed"] == ""
+    lengths = np.diff(rollouts.completion_offsets)
+    off = np.abs(lengths - rollouts.target_length).reshape(4, 4)
+    assert off.any()
+    assert found["rewards"] == (-0.125 * off).tolist()  # random weights sort nothing
+    assert found["task_means"] == found["task_spreads"] == [0.0] * 4
+    other = changed(rollouts, lambda lists: lists.update(target_length=[5] * 16))
+    assert stage.inspect(header, other, environment=name)["failed"] == "prompts"
+    plain = stage.inspect(*stage.generate())
+    assert plain["task_means"] == plain["task_spreads"] == []

@@ -1,0 +1,367 @@
+"""One full GRPO step of the trainer against TRL's GRPOTrainer, on the same fixed completions.
+
+    pip install --target /somewhere/trl --no-deps trl==1.16.0 accelerate datasets pandas dill \
+        multiprocess xxhash psutil fsspec python-dateutil six
+    python -m benchmarks.trainer --trl /somewhere/trl
+
+Prints one JSON object. A step is: log μ under the generating policy, forward, backward, gradient
+clipping, AdamW. Both get the same policy and the same generating policy (μ ≠ π), prompts of 16
+tokens, completions log-uniform between 16 and 512 tokens, δ = 4, no KL, no filter, A = reward −
+group mean, fp32, sdpa, one thread; TRL its `dapo` aggregation and no logging. TRL has no way to
+be told of another generating policy, so its no-gradient pass is given that policy's weights: the
+work is its own. The learning rate is 0, so that every step is the same. Each side runs in a process
+of its own; times are CPU seconds, which other processes disturb least, and the best of
+`--repeats` steps; memory is how far a process grows during its steps. `speedup_over_trl` is the
+smallest over the sizes. Without --trl only this trainer is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
+from peers.trainer.batch import Group
+from peers.trainer.learner import Learner, LearnerSettings
+from swarm.messages import Objective, Schedule
+
+GROUP_SIZE = 8
+PROMPT_TOKENS = 16
+LENGTHS = (16, 512)
+CHANGE = 0.3
+"""Noise on the weights between μ and π, relative to their spread: enough for clipping to bite."""
+CLIP = 1e9
+"""The gradient's norm is computed but not cut, so that the gradients can be compared."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Qwen2 policy and a batch for it."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    vocabulary: int
+    groups: int
+
+
+SIZES = {
+    "0.23M": Size(96, 2, 4, 288, len(VOCABULARY), groups=8),
+    "20M": Size(384, 8, 6, 1632, 4096, groups=4),
+}
+
+
+def make_policies(size: Size, folder: Path) -> int:
+    """Write μ to `folder`/mu and π to `folder`/pi; the number of parameters."""
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model: Any = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=size.vocabulary,
+            hidden_size=size.hidden,
+            intermediate_size=size.intermediate,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=BOS_ID,
+            eos_token_id=EOS_ID,
+            pad_token_id=0,
+            dtype="float32",
+        )
+    )
+    for name in ("mu", "pi"):
+        model.save_pretrained(folder / name)
+        save_tokenizer(folder / name)
+        PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / name / "tokenizer.json"),
+            pad_token="<pad>",
+            eos_token="<eos>",
+        ).save_pretrained(folder / name)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    noise = torch.randn_like(parameter) * parameter.std()
+                    parameter.add_(noise * CHANGE)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def make_groups(size: Size) -> list[Group]:
+    """The fixed completions and their rewards."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(4, len(VOCABULARY), (count,), generator=generator).tolist()
+
+    low, high = LENGTHS
+    groups = []
+    for _ in range(size.groups):
+        places = torch.rand(GROUP_SIZE, generator=generator).tolist()
+        lengths = [round(low * math.exp(place * math.log(high / low))) for place in places]
+        groups.append(
+            Group(
+                prompt=draw(PROMPT_TOKENS),
+                completions=[draw(length) for length in lengths],
+                rewards=torch.rand(GROUP_SIZE, generator=generator).tolist(),
+                policy=0,
+            )
+        )
+    return groups
+
+
+class Meter:
+    """CPU seconds of every step, and how far the process grows."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        self._before = _memory("VmRSS")
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.process_time()
+
+    def end(self) -> None:
+        self.seconds.append(time.process_time() - self._began)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "cpu_seconds_per_step": min(self.seconds),
+            "peak_bytes": _memory("VmHWM") - self._before,
+        }
+
+
+def _memory(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no {field}")
+
+
+def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Figures and gradients of this trainer."""
+    objective = Objective(
+        kl_coefficient=0,
+        entropy_coefficient=0,
+        normalise_by_std=False,
+        gradient_norm_max=CLIP,
+        learning_rate=0.0,
+        warmup_steps=0,
+    )
+    schedule = Schedule(steps=100, groups_per_step=size.groups, max_staleness=2)
+    learner = Learner(folder / "mu", LearnerSettings(objective, schedule))
+    pi = load_file(folder / "pi" / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in learner.model.named_parameters():
+            parameter.copy_(pi[name])
+    groups = make_groups(size)
+    meter = Meter()
+    metrics: dict[str, float] = {}
+    for _ in range(repeats):
+        learner.step = 1  # the same step again: policy 0 is μ, the weights stay π
+        meter.begin()
+        metrics = learner.train_step(groups, 1)
+        meter.end()
+    gradients = {name: value.grad for name, value in learner.model.named_parameters()}
+    return {
+        **meter.figures(),
+        "loss": metrics["loss"],
+        "ratio_std": metrics["ratio_std"],
+    }, gradients
+
+
+def run_trl(
+    size: Size, folder: Path, repeats: int, rows: int
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Figures and gradients of TRL's trainer, `rows` completions a forward pass."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers.utils import logging
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_trainer import add_fused_lm_head
+
+    logging.disable_progress_bar()
+    groups = make_groups(size)
+    meter: list[Meter] = []
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
+
+    def give(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        chosen = [groups[int(prompt)] for prompt in prompts]
+        completions = [g.completions[place % GROUP_SIZE] for place, g in enumerate(chosen)]
+        return {
+            "prompt_ids": [list(group.prompt) for group in chosen],
+            "completion_ids": [list(completion) for completion in completions],
+            "logprobs": [[0.0] * len(completion) for completion in completions],
+        }
+
+    def reward(prompts: list[str], **_: Any) -> list[float]:
+        return [
+            groups[int(prompt)].rewards[place % GROUP_SIZE] for place, prompt in enumerate(prompts)
+        ]
+
+    class Fixed(GRPOTrainer):  # type: ignore[misc]
+        """Asks the generating policy where it asks without gradient."""
+
+        older: Any = None
+
+        def _get_per_token_logps_and_entropies(self, model: Any, *rest: Any, **more: Any) -> Any:
+            chosen = model if torch.is_grad_enabled() else self.older
+            return super()._get_per_token_logps_and_entropies(chosen, *rest, **more)
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            value = super()._compute_loss(model, inputs)
+            losses.append(float(value.detach()))
+            return value
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            losses.clear()
+            meter[0].begin()
+
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            for name, parameter in model.named_parameters():
+                gradients[name] = parameter.grad.clone()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            meter[0].end()
+
+    passes = size.groups * GROUP_SIZE // rows
+    with tempfile.TemporaryDirectory() as output:
+        config = GRPOConfig(
+            output_dir=output,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=passes,
+            steps_per_generation=passes,
+            num_iterations=2,  # else TRL takes the old log-probabilities for those of π
+            num_generations=GROUP_SIZE,
+            max_completion_length=LENGTHS[1],
+            max_steps=2 * repeats - 1,
+            shuffle_dataset=False,
+            loss_type="dapo",
+            delta=4.0,
+            epsilon=0.2,
+            beta=0.0,
+            scale_rewards="none",
+            learning_rate=0.0,
+            max_grad_norm=CLIP,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = Fixed(
+            model=AutoModelForCausalLM.from_pretrained(folder / "pi", dtype="float32"),
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(size.groups)]),
+            reward_funcs=reward,
+            rollout_func=give,
+            processing_class=AutoTokenizer.from_pretrained(folder / "pi"),
+            callbacks=[Watch()],
+        )
+        # Prepared as TRL prepares a model it takes reference log-probabilities from.
+        trainer.older = AutoModelForCausalLM.from_pretrained(folder / "mu", dtype="float32")
+        add_fused_lm_head(trainer.older, temperature=trainer.temperature)
+        meter.append(Meter())
+        trainer.train()
+    # Every second step reuses the first's completions and old log-probabilities: half a step.
+    meter[0].seconds = meter[0].seconds[::2]
+    return {**meter[0].figures(), "loss": sum(losses)}, gradients
+
+
+def measure(arguments: Sequence[str]) -> dict[str, float]:
+    """One side's figures, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.trainer", *arguments],
+        stdout=subprocess.PIPE,
+        check=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"},
+    )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, Any]:
+    """Both sides at one size."""
+    size = SIZES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        result: dict[str, Any] = {"parameters": make_policies(size, Path(folder))}
+        tokens = sum(len(c) for group in make_groups(size) for c in group.completions)
+        result["completion_tokens"] = tokens
+        common = [f"--size={name}", f"--folder={folder}", f"--repeats={repeats}", f"--rows={rows}"]
+        sides = ["swarm"] if trl is None else ["swarm", "trl"]
+        for side in sides:
+            more = [] if trl is None else [f"--trl={trl}"]
+            figures = measure([f"--side={side}", *common, *more])
+            figures["tokens_per_second"] = tokens / figures["cpu_seconds_per_step"]
+            result[side] = figures
+        if trl is not None:
+            ours, theirs = (load_file(Path(folder) / f"{side}.safetensors") for side in sides)
+            result["speedup_over_trl"] = (
+                result["trl"]["cpu_seconds_per_step"] / result["swarm"]["cpu_seconds_per_step"]
+            )
+            result["memory_over_trl"] = result["swarm"]["peak_bytes"] / result["trl"]["peak_bytes"]
+            result["loss_difference"] = abs(result["swarm"]["loss"] - result["trl"]["loss"])
+            result["gradient_difference"] = max(
+                float((ours[name] - theirs[name]).abs().max()) for name in theirs
+            )
+            result["gradient_largest"] = max(float(value.abs().max()) for value in theirs.values())
+    return result
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--trl", type=Path, help="folder with trl 1.16.0 and what it needs")
+    parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--repeats", type=int, default=3, help="steps, of which the best counts")
+    parser.add_argument(
+        "--rows", type=int, default=8, help="completions in a forward pass of TRL's"
+    )
+    parser.add_argument("--side", choices=["swarm", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--size", choices=list(SIZES), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.side is not None:
+        if given.side == "swarm":
+            figures, gradients = run_ours(SIZES[given.size], given.folder, given.repeats)
+        else:
+            sys.path.append(str(given.trl))
+            figures, gradients = run_trl(SIZES[given.size], given.folder, given.repeats, given.rows)
+        save_file(gradients, given.folder / f"{given.side}.safetensors")
+        print(json.dumps(figures))
+        return
+    sizes = {name: compare(name, given.trl, given.repeats, given.rows) for name in given.sizes}
+    result: dict[str, Any] = {"sizes": sizes}
+    if given.trl is not None:
+        result["speedup_over_trl"] = min(each["speedup_over_trl"] for each in sizes.values())
+        for key in ("loss_difference", "gradient_difference"):
+            result[key] = max(each[key] for each in sizes.values())
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The online filter: which accepted groups are worth training on, and how many more to ask for.
+
+Imports no torch: the role counts with it while it collects. The learner leaves out what is said
+here, and whatever has no advantage besides.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from swarm.messages import Filters, Verdict
+
+Verdicts = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
+"""Of a group: worth training on; all its rewards are equal; they differ by length penalties only;
+its mean task reward lies outside the bounds."""
+
+SMOOTHING = 0.1
+"""Weight of the newest submission in the running share of groups kept."""
+
+KEEP_RATE_MIN = 1 / 16
+"""A share below this is not believed: it would ask for sixteen times the work at once."""
+
+SPREAD_MIN = 1e-9
+"""Rewards closer than this are equal."""
+
+
+def judge_groups(verdict: Verdict, filters: Filters) -> list[Verdicts]:
+    """What the filter says of each group of an accepted submission.
+
+    Spread and accuracy are those of the task's reward. A group that lives through its length alone
+    is kept only where `filters.spread` is "total".
+    """
+    found: list[Verdicts] = []
+    for place, rewards in enumerate(verdict.rewards):
+        total = max(rewards) - min(rewards)
+        if verdict.task_means:
+            mean, spread = verdict.task_means[place], verdict.task_spreads[place]
+        else:
+            mean, spread = sum(rewards) / len(rewards), total
+        if total <= SPREAD_MIN:
+            found.append("no_spread")
+        elif spread <= SPREAD_MIN and filters.spread == "task":
+            found.append("length_only")
+        elif mean < filters.accuracy_min:
+            found.append("too_hard")
+        elif mean > filters.accuracy_max:
+            found.append("too_easy")
+        else:
+            found.append("kept")
+    return found
+
+
+class KeepRate:
+    """A running share of the groups that the filter keeps."""
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self._weight = 0.0
+
+    def observe(self, verdicts: list[Verdicts]) -> None:
+        """Note a submission's groups."""
+        share = verdicts.count("kept") / len(verdicts)
+        self._average += SMOOTHING * (share - self._average)
+        self._weight += SMOOTHING * (1 - self._weight)
+
+    @property
+    def value(self) -> float:
+        """In [1/16, 1]; 1 before anything was seen."""
+        if not self._weight:
+            return 1.0
+        return max(KEEP_RATE_MIN, self._average / self._weight)
+
+
+def groups_to_ask_for(missing: int, keep_rate: float, coming: int) -> int:
+    """Groups a step order asks for: what is missing after the filter, at the rate it keeps, less
+    those announced and not yet judged."""
+    return max(0, math.ceil(missing / keep_rate - 1e-9) - coming)

@@ -1,0 +1,84 @@
+"""Length targets and curricula."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.environments import Task, load, task_of_step
+from peers.environments.base import Split
+from peers.environments.length import PROMPT, LengthTargets
+from peers.environments.sort_digits import SortDigits
+from swarm.errors import UserError
+
+NAME = "sort-digits?lengths=8,12&alpha=0.01&prompt={length}:{prompt}"
+ENVIRONMENT, SAME = load(NAME, "1"), load(NAME, "1")
+
+
+@given(st.binary(min_size=1, max_size=32))
+def test_prompt_and_target_are_drawn_from_the_seed(seed: bytes) -> None:
+    task, plain = ENVIRONMENT.task(seed), SortDigits().task(seed)
+    assert task == ENVIRONMENT.task(seed) == SAME.task(seed)
+    assert task.target_length in (8, 12)
+    assert task.prompt == f"{task.target_length}:{plain.prompt}"
+    assert task.answer == plain.answer
+    assert ENVIRONMENT.reward(task, plain.answer, True) == 1.0
+
+
+def test_every_target_is_drawn_about_as_often() -> None:
+    environment = load("sort-digits?lengths=1,2,3,4", "1")
+    counts = [0] * 5
+    for number in range(800):
+        counts[environment.task(number.to_bytes(4, "big")).target_length] += 1
+    assert counts[0] == 0
+    assert all(150 < count < 250 for count in counts[1:])
+
+
+def test_the_penalty_counts_every_token_off_the_target() -> None:
+    task = load(NAME, "1").task(b"a")
+    assert task.length_penalty(task.target_length) == 0
+    assert task.length_penalty(task.target_length + 5) == pytest.approx(0.05)
+    assert task.length_penalty(task.target_length - 5) == pytest.approx(0.05)
+    assert Task("p", "a").length_penalty(100) == 0
+
+
+def test_published_values_are_the_defaults() -> None:
+    task = load("sort-digits?lengths=2000", "1").task(b"a")
+    assert task.length_weight == 0.0003
+    assert task.prompt.endswith("> Think for 2000 tokens before giving a response.")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "lengths \\(needed\\)"),
+        ("alpha=0.1", "lengths \\(needed\\)"),
+        ("lengths=8&depth=3", "there are: lengths"),
+        ("lengths=eight", "no number"),
+        ("lengths=0", "from 1 to"),
+        ("lengths=8&alpha=-1", "alpha lies in"),
+        ("lengths=8&alpha=nan", "alpha lies in"),
+        ("lengths=8&prompt=hello", "prompt holds"),
+        ("lengths=" + ",".join(["8"] * 65), "up to 64"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load(f"sort-digits?{options}", "1")
+
+
+class Growing(SortDigits):
+    """A curriculum: the prompt says how hard it is."""
+
+    def task_at(self, seed: bytes, step: int, split: Split = "train") -> Task:
+        return Task(prompt=f"{step} {seed.hex()}>", answer=str(step))
+
+
+def test_a_curriculum_is_asked_with_the_step() -> None:
+    assert task_of_step(Growing(), b"\1", 7) == Task("7 01>", "7")
+    assert task_of_step(SortDigits(), b"\1", 7) == SortDigits().task(b"\1")
+    timed = LengthTargets(Growing(), "timed", [5], alpha=0.5)
+    assert task_of_step(timed, b"\1", 7).prompt == PROMPT.replace("{prompt}", "7 01>").replace(
+        "{length}", "5"
+    )
