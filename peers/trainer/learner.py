@@ -358,8 +358,8 @@ class Learner:
         facts = {
             "step": self.step,
             "lineage": self.lineage,
-            "consumed": {str(step): names for step, names in self.consumed.items()},
-            "counters": self.counters,
+            "consumed": {str(step): list(names) for step, names in self.consumed.items()},
+            "counters": dict(self.counters),
         }
         self._saving = _Saving(folder, checkpoint.stage(self._state()), facts, self._ranks)
 

@@ -1,0 +1,174 @@
+"""Killed by SIGKILL at any instant, a learner goes on as if nothing had been; and full disks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peers.policy.model import read_weights
+from peers.trainer.learner import Learner
+from swarm.errors import DiskFullError
+from tests.trainer.ranks_harness import run_ranks
+from tests.trainer.test_learner import random_groups, settings
+
+CHOSEN = settings(optimiser_steps=2, kl_coefficient=0.01, entropy_coefficient=0.001)
+STEPS = 8
+
+
+def learn(folder: Path, base: Path, steps: int, ready: Callable[[], object] = lambda: None) -> None:
+    """Learn from a recorded log of batches, as the trainer's child does for its role, from the
+    newest state on. Each step's metrics are noted once its state is durable."""
+    learner = Learner(base, CHOSEN)
+    states = sorted(int(p.name) for p in (folder / "states").glob("*") if p.name.isdigit())
+    if states:
+        policies = {int(p.name): p for p in (folder / "policies").glob("*") if p.name.isdigit()}
+        learner.load(folder / "states" / str(states[-1]), policies)
+    if not (folder / "policies" / str(learner.step)).exists():
+        learner.export(folder / "policies" / str(learner.step))
+    ready()
+    with (folder / "metrics").open("a") as log:
+        while learner.step < steps:
+            step = learner.step
+            groups = random_groups(step, policy=max(0, step - 2), count=5)
+            metrics = learner.train_step(groups, step, [f"batch-{step}"])
+            learner.begin_save(folder / "states" / str(step + 1))
+            learner.export(folder / "policies" / str(step + 1))
+            learner.finish_save()
+            note = [step, learner.consumed, metrics["loss"], metrics["gradient_norm"]]
+            print(json.dumps(note), file=log, flush=True)
+
+
+def be_killed(folder: Path, base: Path, after_seconds: float) -> None:
+    """Let a learner live so long after it was ready, then SIGKILL it."""
+
+    def live() -> None:
+        os.setsid()
+        torch.set_num_threads(1)
+        learn(folder, base, STEPS, lambda: os.write(end, b"ready"))
+
+    begin, end = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=live)
+    process.start()
+    os.close(end)
+    os.read(begin, 16)  # "ready", or the end
+    os.close(begin)
+    process.join(after_seconds)
+    if process.is_alive():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def noted(folder: Path) -> dict[int, Any]:
+    """What was noted of each step; a step noted twice must have been the same."""
+    found: dict[int, Any] = {}
+    for line in (folder / "metrics").read_text().splitlines():
+        step, *rest = json.loads(line)
+        assert found.setdefault(step, rest) == rest
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_instant_it_has_the_same_losses_to_the_last_bit(
+    base: Path, tmp_path: Path, seed: int
+) -> None:
+    through, broken = tmp_path / "through", tmp_path / "broken"
+    for folder in (through, broken):
+        folder.mkdir()
+    began = time.monotonic()
+    learn(through, base, STEPS)
+    whole_seconds = time.monotonic() - began
+    draw = random.Random(seed)
+    lives = 0
+    while not (broken / "states" / str(STEPS)).exists():
+        be_killed(broken, base, draw.uniform(0, whole_seconds / 3))
+        lives += 1
+        assert lives < 60
+    be_killed(broken, base, 60)  # one more, so that the last step's note is there
+    assert lives > 2
+    expected, found = noted(through), noted(broken)
+    assert {step: found[step] for step in found} == {step: expected[step] for step in found}
+    left, right = (read_weights(f / "policies" / str(STEPS)) for f in (through, broken))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_as_if_nothing_had_been(base: Path, tmp_path: Path) -> None:
+    def step(learner: Learner) -> dict[str, float]:
+        groups = random_groups(learner.step, policy=max(0, learner.step - 2), count=5)
+        return learner.train_step(groups, learner.step, [str(learner.step)])
+
+    def through(ranks: Any) -> list[dict[str, float]]:
+        learner = Learner(base, CHOSEN, ranks=ranks)
+        learner.export(tmp_path / "policy-0")
+        metrics = [step(learner), step(learner)]
+        learner.export(tmp_path / "policy-2")
+        learner.begin_save(tmp_path / "state")
+        metrics.append(step(learner))  # while the state is written
+        learner.finish_save()
+        return metrics
+
+    def again(ranks: Any) -> tuple[dict[int, list[str]], dict[str, float]]:
+        learner = Learner(base, CHOSEN, ranks=ranks)
+        learner.load(tmp_path / "state", {0: tmp_path / "policy-0", 2: tmp_path / "policy-2"})
+        return dict(learner.consumed), step(learner)
+
+    expected = run_ranks(2, tmp_path, through)
+    (tmp_path / "meeting").unlink()
+    for (consumed, metrics), wanted in zip(run_ranks(2, tmp_path, again), expected, strict=True):
+        assert consumed == {0: ["0"], 1: ["1"]}
+        assert metrics == wanted[2]
+
+
+def test_a_full_disk_leaves_the_state_before(base: Path, tmp_path: Path) -> None:
+    """As far as the learner can tell: files may not grow beyond a limit."""
+    learner = Learner(base, CHOSEN)
+    learner.save(tmp_path / "state")
+    learner.train_step(random_groups(0, policy=0), 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        with pytest.raises(DiskFullError, match=r"disk is full; free some space, then start the t"):
+            learner.save(tmp_path / "state")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    good = Learner(base, CHOSEN)
+    good.load(tmp_path / "state", {})
+    assert good.step == 0
+    learner.save(tmp_path / "state")  # room again
+    good.load(tmp_path / "state", {})
+    assert good.step == 1
+
+
+def test_what_begin_save_copied_is_what_is_written(base: Path, tmp_path: Path) -> None:
+    """Learning goes on while the thread writes."""
+    learner = Learner(base, CHOSEN)
+    learner.train_step(random_groups(0, policy=0), 0)
+    learner.save(tmp_path / "at-once")
+    learner.begin_save(tmp_path / "meanwhile")
+    learner.train_step(random_groups(1, policy=0), 1)
+    learner.finish_save()
+    for name in ("at-once", "meanwhile"):
+        files = sorted((tmp_path / name).iterdir())
+        assert [path.suffix for path in files] == [".safetensors", ".json"]
+    assert (tmp_path / "at-once/state.json").read_bytes() == (
+        tmp_path / "meanwhile/state.json"
+    ).read_bytes()
+    left, right = (read_weights(tmp_path / name) for name in ("at-once", "meanwhile"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
