@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,9 +177,9 @@ class Process:
     def hear(self) -> dict[str, Any]:
         return _hear(self.popen)
 
-    def go(self) -> None:
+    def tell(self, what: Any) -> None:
         assert self.popen.stdin is not None
-        self.popen.stdin.write("go\n")
+        self.popen.stdin.write(json.dumps(what) + "\n")
         self.popen.stdin.flush()
 
 
@@ -195,20 +195,24 @@ def _hear(popen: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextmanager
 def started(
-    what: str, folder: Path, server: dict[str, Any] | None, library: Path | None
+    arguments: list[str],
+    folder: Path,
+    *,
+    module: str = "benchmarks.transfer",
+    library: Path | None = None,
 ) -> Iterator[Process]:
+    """A process of a benchmark, from its first word to the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     path = str(Path.cwd())
-    if library is not None and what.startswith("shardcast"):
-        # A copy for each: it keeps a temporary file beside its code.
+    if library is not None:
+        # A copy for each: shardcast keeps a temporary file beside its code.
         path += os.pathsep + str(folder / "library")
         shutil.copytree(library, folder / "library")
-    arguments = ["--be", what, "--folder", str(folder), "--server", json.dumps(server or {})]
     popen = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.transfer", *arguments],
+        [sys.executable, "-m", module, "--folder", str(folder), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=None if what.startswith("swarm") else subprocess.DEVNULL,
+        stderr=None if library is None else subprocess.DEVNULL,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
     )
@@ -232,23 +236,21 @@ def measure(
     kind: str, clients: int, folder: Path, data: Path, library: Path | None
 ) -> dict[str, Any]:
     """Seconds (of the slowest client), bytes a second and CPU for `clients` at once."""
-    from contextlib import ExitStack
-
     there = folder / "server"
     made = there / "made" if kind == "swarm" else there
     made.mkdir(parents=True)
     os.link(data, made / FILE)
     with ExitStack() as stack:
-        server = stack.enter_context(started(f"{kind}-server", there, None, library))
+        needs = library if kind == "shardcast" else None
+        server = stack.enter_context(started(["--be", f"{kind}-server"], there, library=needs))
+        arguments = ["--be", f"{kind}-client", "--server", json.dumps(server.told)]
         all_clients = [
-            stack.enter_context(
-                started(f"{kind}-client", folder / f"client-{n}", server.told, library)
-            )
+            stack.enter_context(started(arguments, folder / f"client-{n}", library=needs))
             for n in range(clients)
         ]
         before = [cpu_seconds(process) for process in [server, *all_clients]]
         for client in all_clients:
-            client.go()
+            client.tell("go")
         results = [client.hear() for client in all_clients]
         after = [cpu_seconds(process) for process in [server, *all_clients]]
         size = data.stat().st_size
@@ -266,13 +268,13 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3, help="the best of so many is told")
     parser.add_argument("--shardcast", type=Path, default=os.environ.get("SHARDCAST_PATH"))
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--server", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--server", type=json.loads, default={}, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be:
         be(arguments.be, arguments.folder, arguments.server)

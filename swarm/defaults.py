@@ -188,6 +188,9 @@ BULK_ADMITTED_SECONDS = 1.0
 BULK_PORTION_SECONDS = 0.02
 """A peer with a limited uplink sends as much at a time as this takes."""
 
+BULK_UPLINK_BURST_SECONDS = 0.1
+"""Of its limited uplink a peer may make up for so long, when the system woke it late."""
+
 BULK_POOL_PER_SOURCE = 4
 """Idle connections kept to one source; more are closed after use."""
 

@@ -23,6 +23,7 @@ This module needs numpy and runs in a child process (`DeltaService`); the networ
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -30,6 +31,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -271,10 +273,16 @@ def _pairs(
         yield buffers[0][:count], buffers[1][:count]
 
 
-def _fill(file: BinaryIO, buffer: npt.NDArray[np.uint8]) -> int:
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _fill(file: BinaryIO | FileIO, buffer: npt.NDArray[np.uint8]) -> int:
     """Read until the buffer is full or the file ends; bytes read."""
     view, done = buffer.data, 0
-    while done < len(view) and (count := file.readinto(view[done:])):  # type: ignore[attr-defined]
+    while done < len(view) and (count := file.readinto(view[done:]) or 0):  # type: ignore[union-attr]
         done += count
     return done
 
@@ -338,7 +346,6 @@ class Delta:
         length = int(self._lengths[index])
         if not length:
             return
-        # pread past the page cache costs little; two children may read one delta.
         frame = os.pread(self._file.fileno(), length, int(self._offsets[index]))
         most = 8 + len(block) // file.word_bytes * (5 + file.word_bytes)
         try:
@@ -399,22 +406,23 @@ class Chain:
         Returns the indices of those. Memory: the largest piece and a few megabytes.
         """
         made = []
-        buffer = np.empty(max(piece.size_bytes for piece in pieces), np.uint8)
-        for piece in pieces:
-            if not self.covers(piece.name):
+        buffer = np.empty(max((piece.size_bytes for piece in pieces), default=0), np.uint8)
+        for name, some in itertools.groupby(pieces, key=lambda piece: piece.name):
+            if not self.covers(name):
                 continue
-            block = buffer[: piece.size_bytes]
-            with (self._base / piece.name).open("rb") as source:
-                source.seek(piece.offset)
-                if _fill(source, block) != piece.size_bytes:
-                    continue
-            self._change(piece, block)
-            if blake3(block.data).digest() != piece.digest:
-                continue
-            with (self._target / piece.name).open("r+b") as target:
-                target.seek(piece.offset)
-                target.write(block.data)
-            made.append(piece.index)
+            with (
+                (self._base / name).open("rb", buffering=0) as source,
+                (self._target / name).open("r+b", buffering=0) as target,
+            ):
+                for piece in some:
+                    data = buffer[: piece.size_bytes]
+                    source.seek(piece.offset)
+                    if _fill(source, data) != piece.size_bytes:
+                        continue
+                    self._change(piece, data)
+                    if blake3(data.data).digest() == piece.digest:
+                        _write(target.fileno(), data.data, piece.offset)
+                        made.append(piece.index)
         return made
 
     def _change(self, piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:

@@ -425,8 +425,8 @@ class Uplink:
         if self._rate is None:
             return False
         now = trio.current_time()
-        # What was not used in time is lost, but for one portion: the system wakes late.
-        self._free_at = max(self._free_at, now - defaults.BULK_PORTION_SECONDS)
+        # What was not used in time is lost, but for a little: the system wakes late.
+        self._free_at = max(self._free_at, now - defaults.BULK_UPLINK_BURST_SECONDS)
         due = self._free_at
         self._free_at += size_bytes / self._rate
         if due <= now:

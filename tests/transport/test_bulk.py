@@ -475,7 +475,7 @@ def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
                     fetches.start_soon(fetch_one, client)
             nursery.cancel_scope.cancel()
         seconds = 2 * len(DATA) / 10e6
-        assert seconds * 0.9 < max(ended) < seconds * 3
+        assert seconds - 0.15 < max(ended) < seconds * 3  # 0.1 s at most is made up for
         assert min(ended) > 0.6 * max(ended), "both took turns"
 
     run(main)

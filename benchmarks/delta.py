@@ -1,0 +1,167 @@
+"""How small a checkpoint's delta is, and how fast it is made and applied.
+
+    python -m benchmarks.delta
+    python -m benchmarks.delta --hidden 256 --layers 4
+
+Prints one JSON object. A Qwen2 model is trained as in reinforcement learning (fp32 weights, AdamW,
+one thread) at learning rates of 1e-6 and 3e-7 and published in bf16. `bytes_ratio` is the bytes of
+the delta over those of the bf16 checkpoint after one optimiser step, the larger of the two rates;
+beside it what zstd makes of the XOR of the two files, and of the file itself. Before the measured
+steps come `--warm` others, so that AdamW's averages are those of a run and not of its first step.
+
+Speeds are bytes of the checkpoint per CPU second of one core, the best of three, from files in the
+page cache to files: `apply` makes the pieces, checks their BLAKE3 and writes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zstandard
+from blake3 import blake3
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from swarm.shardcast.delta import Chain, PieceToMake, encode
+from swarm.shardcast.manifest import piece_size_for
+
+FILE = "model.safetensors"
+RATES = (1e-6, 3e-7)
+STEPS = (1, 8)
+
+
+def model_of(hidden: int, layers: int) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=4096,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
+            num_key_value_heads=max(1, hidden // 128),
+            intermediate_size=hidden * 3,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def publish(model: Qwen2ForCausalLM, folder: Path) -> Path:
+    """The weights in bf16, as the trainer exports them."""
+    folder.mkdir()
+    tensors = {
+        name: value.detach().to(torch.bfloat16).contiguous()
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(tensors, folder / FILE)
+    return folder
+
+
+def train(rate: float, hidden: int, layers: int, warm: int, folder: Path) -> list[Path]:
+    """Folders of the policy before, and after 1 and 8 more optimiser steps."""
+    model = model_of(hidden, layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
+    chance = torch.Generator().manual_seed(1)
+    published = []
+    for step in range(warm + STEPS[-1] + 1):
+        if step == warm or step - warm in STEPS:
+            published.append(publish(model, folder / f"{rate:g}-{step - warm}"))
+        tokens = torch.randint(0, 4096, (2, 32), generator=chance)
+        advantages = torch.randn(2, generator=chance)
+        scores = torch.log_softmax(model(tokens).logits[:, :-1].float(), dim=-1)
+        chosen = scores.gather(2, tokens[:, 1:, None])[..., 0].mean(1)
+        loss = -(advantages * chosen).mean()  # the policy gradient of one group
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return published
+
+
+def best(work: Callable[[], Any]) -> float:
+    """CPU seconds, the best of three."""
+    seconds = []
+    for _ in range(3):
+        began = time.process_time()
+        work()
+        seconds.append(time.process_time() - began)
+    return min(seconds)
+
+
+def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
+    old_data, data = (base / FILE).read_bytes(), (new / FILE).read_bytes()
+    delta = folder / "delta"
+    made = encode(base, new, delta, [FILE], limit_bytes=len(data) // 2)
+    if not made.size_bytes:
+        return {"bytes_ratio": 1.0, "changed_share": made.changed_words / made.words}
+    encode_seconds = best(lambda: encode(base, new, delta, [FILE], limit_bytes=len(data)))
+    size = piece_size_for(len(data))
+    pieces = [
+        PieceToMake(
+            number, FILE, at, len(data[at : at + size]), blake3(data[at : at + size]).digest()
+        )
+        for number, at in enumerate(range(0, len(data), size))
+    ]
+    target = folder / "target"
+    target.mkdir(exist_ok=True)
+
+    def apply() -> None:
+        with (target / FILE).open("wb") as file:
+            file.truncate(len(data))
+        with Chain(base, target, [delta]) as chain:
+            if len(chain.make(pieces)) < len(pieces):
+                raise RuntimeError("a piece did not come out right")
+
+    apply_seconds = best(apply)
+    if (target / FILE).read_bytes() != data:
+        raise RuntimeError("the result is not bit for bit the same")
+    xor = np.bitwise_xor(np.frombuffer(old_data, np.uint8), np.frombuffer(data, np.uint8)).tobytes()
+    compressor = zstandard.ZstdCompressor(level=3)
+    began = time.process_time()
+    xor_bytes = len(compressor.compress(xor))
+    xor_seconds = time.process_time() - began
+    return {
+        "bytes_ratio": made.size_bytes / len(data),
+        "changed_share": made.changed_words / made.words,
+        "xor_zstd_ratio": xor_bytes / len(data),
+        "full_zstd_ratio": len(compressor.compress(data)) / len(data),
+        "encode_gb_per_second": len(data) / encode_seconds / 1e9,
+        "apply_gb_per_second": len(data) / apply_seconds / 1e9,
+        "xor_zstd_gb_per_second": len(data) / xor_seconds / 1e9,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--warm", type=int, default=8)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    told: dict[str, Any] = {"bytes_ratio": 0.0}
+    with tempfile.TemporaryDirectory(prefix="delta-") as name:
+        for rate in RATES:
+            policies = train(rate, arguments.hidden, arguments.layers, arguments.warm, Path(name))
+            told["checkpoint_bytes"] = (policies[0] / FILE).stat().st_size
+            told[f"lr_{rate:g}"] = {
+                f"after_{steps}": {
+                    key: float(f"{value:.4g}")
+                    for key, value in measure(policies[0], policy, Path(name)).items()
+                }
+                for steps, policy in zip(STEPS, policies[1:], strict=True)
+            }
+            ratio = told[f"lr_{rate:g}"]["after_1"]["bytes_ratio"]
+            told["bytes_ratio"] = max(told["bytes_ratio"], ratio)
+    print(json.dumps(told, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A broadcast between real processes on loopback, with limited uplinks, against its bound.
+
+    python -m benchmarks.loopback
+    python -m benchmarks.loopback --mib 256 --uplinks 160,160,160,40,40,40,40,40,40
+
+Prints one JSON object. One source, two relays and six peers, each a process with libp2p and the
+HTTP piece plane, whose uplink is limited as by `--uplink-mbps`; every process may fetch from every
+other. The bound for N receivers of F bytes is max(F / u_source, N·F / Σu): nobody can have it
+before the source has sent it once, nor before all uplinks together have sent it N times. `ratio` is
+the time of the last receiver over the bound; `ratio_median` that of the median one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from benchmarks.transfer import FILE, Process, cpu_seconds, say, started
+from swarm.events import Events
+from swarm.identity import Identity
+from swarm.messages import Checkpoint
+from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.service import BlobService
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import Source
+from swarm.transport.libp2p import open_libp2p
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
+
+RUN = "benchmark/loopback"
+UPLINKS = "160,160,160,40,40,40,40,40,40"
+
+
+async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
+    """One process: the source, if its folder holds `made`, or a receiver."""
+    world, disk = Machine(), LocalDisk(folder)
+    identity = Identity(number.to_bytes(32, "big"))
+    async with open_libp2p(
+        identity,
+        ["/ip4/127.0.0.1/tcp/0"],
+        world=world,
+        disk=disk,
+        uplink_bytes_per_second=uplink_mbps * 1e6 / 8,
+    ) as transport:
+        events = Events(world, identity.peer_id)
+        store = CheckpointStore(disk, RUN, events)
+        have = HaveExchange(world, transport, store, events)
+        fetcher = Fetcher(world, transport, store, events, have=have)
+        transport.serve_bulk(BlobService(lambda peer, credential: True, store=store))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(have.run)
+            say(
+                ready=True,
+                peer=identity.peer_id,
+                addresses=list(transport.addresses()),
+                roots=list(transport.bulk_addresses()),
+            )
+            others = json.loads(await hear())
+            for other in others:
+                await transport.connect(other["peer"], other["addresses"])
+            if disk.exists("made"):
+                held, _ = await store.publish("made", 0, 0)
+                say(digest=held.digest.hex(), manifest_bytes=held.manifest_bytes)
+                await hear()
+            else:
+                say(ready=True)
+                order = json.loads(await hear())
+                checkpoint = Checkpoint(
+                    lineage=0,
+                    step=0,
+                    manifest_digest=bytes.fromhex(order["digest"]),
+                    manifest_bytes=order["manifest_bytes"],
+                    total_bytes=0,
+                )
+                sources = [
+                    Source(each["peer"], tuple(each["roots"]))
+                    for each in order["peers"]
+                    if each["peer"] != identity.peer_id
+                ]
+                began = time.perf_counter()
+                await fetcher.fetch(checkpoint, lambda: sources)
+                say(seconds=time.perf_counter() - began)
+                await hear()  # goes on serving
+            nursery.cancel_scope.cancel()
+
+
+async def hear() -> str:
+    return await trio.to_thread.run_sync(sys.stdin.readline)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mib", type=int, default=128)
+    parser.add_argument(
+        "--uplinks", default=UPLINKS, help="Mb/s of source, relays, peers (default %(default)s)"
+    )
+    parser.add_argument("--be", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    uplinks = [float(text) for text in arguments.uplinks.split(",")]
+    if arguments.be is not None:
+        trio.run(peer, arguments.be, arguments.folder, uplinks[arguments.be])
+        return
+    with tempfile.TemporaryDirectory(prefix="loopback-") as name, ExitStack() as stack:
+        made = Path(name) / "0/made"
+        made.mkdir(parents=True)
+        (made / FILE).write_bytes(np.random.default_rng(0).bytes(arguments.mib << 20))
+        processes = [
+            stack.enter_context(
+                started(
+                    ["--be", str(number), "--uplinks", arguments.uplinks],
+                    Path(name) / str(number),
+                    module="benchmarks.loopback",
+                )
+            )
+            for number in range(len(uplinks))
+        ]
+        print(json.dumps(broadcast(processes, uplinks, arguments.mib << 20), indent=2))
+
+
+def broadcast(processes: list[Process], uplinks: list[float], size: int) -> dict[str, Any]:
+    everybody = [process.told for process in processes]
+    published: dict[str, Any] = {}
+    for number, process in enumerate(processes):
+        process.tell(everybody[:number])  # each pair once
+        published = published or process.hear()
+        if number:
+            process.hear()
+    before = sum(map(cpu_seconds, processes))
+    for process in processes[1:]:
+        process.tell({**published, "peers": everybody})
+    seconds = [process.hear()["seconds"] for process in processes[1:]]
+    cpu = sum(map(cpu_seconds, processes)) - before
+    rates = [mbps * 1e6 / 8 for mbps in uplinks]
+    receivers = len(seconds)
+    terms = {
+        "source uplink": size / rates[0],
+        "all uplinks": receivers * size / sum(rates),
+    }
+    bound = max(terms.values())
+    return {
+        "bytes": size,
+        "uplinks_mbps": uplinks,
+        "bound_seconds": round(bound, 3),
+        "binding_term": max(terms, key=lambda term: terms[term]),
+        "seconds": [round(each, 3) for each in seconds],
+        "ratio": round(max(seconds) / bound, 3),
+        "ratio_median": round(statistics.median(seconds) / bound, 3),
+        "cpu_seconds_per_gb": round(cpu / (receivers * size / 1e9), 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
