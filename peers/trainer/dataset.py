@@ -1,0 +1,100 @@
+"""Offline filtering: how often a policy solves tasks, in a child process of `swarm dataset filter`.
+
+INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 attempts (arXiv
+2505.07291, §3.3): others teach little at first.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import blake3
+
+from peers.environments import Renderer
+from peers.environments import load as load_environment
+from peers.policy.model import weight_files
+from peers.policy.native import NativeEngine
+from swarm.errors import UserError
+from swarm.seeds import digest, noise_key
+
+BATCH = 128
+"""Completions generated at a time."""
+
+
+class DatasetService:
+    """Samples tasks of an environment with one policy. Methods are called by the command."""
+
+    def __init__(self, policy: str, environment: str, version: str) -> None:
+        """Load the HF folder `policy`; raises `UserError`."""
+        self._folder = Path(policy)
+        self._environment = load_environment(environment, version)
+        self._renderer = Renderer(self._folder)
+        self._engine = NativeEngine(self._folder)
+
+    def facts(self) -> dict[str, Any]:
+        """`policy`: BLAKE3 of its weights, hex. `stop_ids`: those the model names."""
+        hasher = blake3.blake3()
+        for path in weight_files(self._folder):
+            hasher.update_mmap(path)
+        stops: Any = None
+        for name in ("generation_config.json", "config.json"):
+            path = self._folder / name
+            if stops is None and path.exists():
+                stops = json.loads(path.read_bytes()).get("eos_token_id")
+        if stops is None:
+            raise UserError(f"{self._folder} names no eos_token_id; completions would never end")
+        return {
+            "policy": hasher.hexdigest(),
+            "stop_ids": stops if isinstance(stops, list) else [stops],
+        }
+
+    def measure(
+        self,
+        seed: int,
+        first: int,
+        count: int,
+        attempts: int,
+        temperature: float,
+        max_new_tokens: int,
+        stop_ids: list[int],
+    ) -> dict[str, Any]:
+        """`rows`: for each of `count` tasks from number `first`, its `index`, `seed` (hex),
+        `prompt`, `answer` and `passes`, how many of `attempts` completions have full reward."""
+        places = range(first, first + count)
+        seeds = [
+            digest("swarm/1/dataset", seed.to_bytes(8, "big"), place.to_bytes(8, "big"))
+            for place in places
+        ]
+        tasks = [self._environment.task(each) for each in seeds]
+        prompts = [self._renderer.encode_prompt(task.prompt) for task in tasks]
+        wanted = [(place, attempt) for place in range(count) for attempt in range(attempts)]
+        passes = [0] * count
+        for start in range(0, len(wanted), BATCH):
+            some = wanted[start : start + BATCH]
+            made = self._engine.generate(
+                [prompts[place] for place, _ in some],
+                [(first + place) * attempts + attempt for place, attempt in some],
+                noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big"))),
+                temperature,
+                stop_ids,
+                max_new_tokens,
+            )
+            for (place, _), tokens in zip(some, made.tokens, strict=True):
+                text, finished = self._renderer.decode_completion(tokens, stop_ids)
+                passes[place] += self._environment.reward(tasks[place], text, finished) >= 1.0
+        return {
+            "rows": [
+                {
+                    "index": place,
+                    "seed": each.hex(),
+                    "prompt": task.prompt,
+                    "answer": task.answer,
+                    "passes": count_passed,
+                }
+                for place, each, task, count_passed in zip(
+                    places, seeds, tasks, passes, strict=True
+                )
+            ]
+        }

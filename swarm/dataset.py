@@ -1,0 +1,142 @@
+"""`swarm dataset filter`: keep the tasks that a policy solves neither never nor always.
+
+The results are a file of JSON lines: first the facts that they depend on, then a line per task,
+in order. A line is written whole, so a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.world import Child
+from swarm.world.compute import LocalCompute
+
+SERVICE = "peers.trainer.dataset:DatasetService"
+TASKS_AT_ONCE = 32
+CALL_SECONDS_MAX = 24 * 3600.0
+"""A call generates TASKS_AT_ONCE × attempts completions, of any length, on any machine."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """What is asked for; all of it stands in the file's first line."""
+
+    policy: Path
+    environment: str
+    version: str
+    attempts: int
+    low: float
+    high: float
+    tasks: int
+    """Tasks to try."""
+    seed: int
+    temperature: float
+    max_new_tokens: int
+
+
+@dataclass
+class Progress:
+    """How far it is: tasks tried and tasks kept."""
+
+    tried: int = 0
+    kept: int = 0
+    total: int = 0
+
+
+def parse_bounds(text: str) -> tuple[float, float]:
+    """`0.125:0.5` as its two shares; raises `UserError`."""
+    low, _, high = text.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        bounds = (1.0, 0.0)
+    if not 0 <= bounds[0] <= bounds[1] <= 1:
+        raise UserError(f"--keep is {text!r}; it must be two shares in order, like 0.125:0.5")
+    return bounds
+
+
+async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], None]) -> Progress:
+    """Try the tasks and write `out`, going on with what stands in it; raises `UserError`."""
+    async with LocalCompute().child(
+        SERVICE,
+        name="dataset filter",
+        arguments={
+            "policy": str(wanted.policy),
+            "environment": wanted.environment,
+            "version": wanted.version,
+        },
+    ) as child:
+        facts = await child.call("facts", {}, deadline_seconds=CALL_SECONDS_MAX)
+        head = {"format": FORMAT, **asdict(wanted), **facts}
+        del head["tasks"]  # more may be tried later
+        progress, prompts = _go_on(out, head)
+        progress.total = wanted.tasks
+        with out.open("a", encoding="utf-8") as file:
+            while progress.tried < wanted.tasks:
+                show(progress)
+                for row in await _measure(child, wanted, facts["stop_ids"], progress.tried):
+                    share = row["passes"] / wanted.attempts
+                    fresh = row["prompt"] not in prompts
+                    row["kept"] = fresh and wanted.low <= share <= wanted.high
+                    prompts.add(row["prompt"])
+                    progress.tried += 1
+                    progress.kept += row["kept"]
+                    file.write(json.dumps(row) + "\n")
+                file.flush()
+        show(progress)
+        return progress
+
+
+async def _measure(
+    child: Child, wanted: Filtering, stop_ids: list[int], first: int
+) -> list[dict[str, Any]]:
+    result = await child.call(
+        "measure",
+        {
+            "seed": wanted.seed,
+            "first": first,
+            "count": min(TASKS_AT_ONCE, wanted.tasks - first),
+            "attempts": wanted.attempts,
+            "temperature": wanted.temperature,
+            "max_new_tokens": wanted.max_new_tokens,
+            "stop_ids": stop_ids,
+        },
+        deadline_seconds=CALL_SECONDS_MAX,
+    )
+    rows: list[dict[str, Any]] = result["rows"]
+    return rows
+
+
+def _go_on(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
+    """What stands in the file; makes it when there is none, drops a line that was cut short."""
+    progress = Progress()
+    prompts: set[str] = set()
+    expected = json.dumps(head, default=str, sort_keys=True)
+    try:
+        raw = out.read_bytes() if out.exists() else b""
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if len(whole) < len(raw) or not whole:
+            out.write_bytes(whole or expected.encode() + b"\n")
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror})") from error
+    if not whole:
+        return progress, prompts
+    lines = whole.decode("utf-8", "replace").splitlines()
+    if lines[0] != expected:
+        raise UserError(
+            f"--out {out} holds the results of another policy, environment or setting; "
+            "choose another file, or remove it to begin anew"
+        )
+    for line in lines[1:]:
+        row = json.loads(line)
+        progress.tried += 1
+        progress.kept += row["kept"]
+        prompts.add(row["prompt"])
+    return progress, prompts
