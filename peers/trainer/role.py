@@ -140,6 +140,8 @@ class TrainerRole:
         self._keep_rate = KeepRate()
         self._judged_since_order = 0
         """Verdicts heard since the newest order or revision."""
+        self._refused_since_order = 0
+        """Those among them that accepted nothing: their workers' quota is spent all the same."""
         self._left_out: Counter[str] = Counter()
         """Accepted groups that were not trained on in this life, by reason."""
         self._changed = Watched(0)
@@ -356,6 +358,7 @@ class TrainerRole:
                 assert isinstance(verdict, Verdict)
                 self._judged[verdict.submission] = None
                 self._judged_since_order += 1
+                self._refused_since_order += verdict.outcome != "accepted"
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
                 wanted = verdict.outcome == "accepted" and verdict.submission not in self._known
@@ -482,17 +485,14 @@ class TrainerRole:
         missing = self._missing_groups(order.step)
         following = order.step + 1
         spare = self._run.manifest.sampling.groups_per_submission
+        refill = self._filters.fill == "refill"
+        wasted = self._judged_since_order if refill else self._refused_since_order
         if missing == 0 and self._may_open(following):
             await self._issue(following, self._missing_groups(following), None)
         elif (
             (missing == 0) != (order.groups_wanted == 0)
             or missing > order.groups_wanted + spare
-            or (
-                self._filters.fill == "refill"
-                and missing > 0
-                and self._judged_since_order > 0
-                and self._coming() == 0
-            )
+            or (missing > 0 and self._coming() == 0 and wasted > 0)
         ):
             await self._issue(order.step, missing, order)
         else:
@@ -514,7 +514,7 @@ class TrainerRole:
         submissions = -(-missing // self._run.manifest.sampling.groups_per_submission)
         if revised and self._filters.fill == "refill":
             submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
-        self._judged_since_order = 0
+        self._judged_since_order = self._refused_since_order = 0
         order = StepOrder(
             lineage=self._lineage,
             step=step,

@@ -117,7 +117,8 @@ class ValidatorRole:
         self._duplicates = Duplicates()
         self._queue, self._cases = trio.open_memory_channel[_Case](10_000)
         self._nursery: trio.Nursery | None = None
-        self._loaded: set[tuple[int, int]] = set()
+        self._loaded: dict[int, int] = {}
+        """Lineage of each policy that the prefill child holds under that number."""
         peer.pushes.policy = self
         peer.messenger.handle(Submission, self._on_submission)
         peer.gossip.listen(StepOrder, self._on_order)
@@ -442,7 +443,7 @@ class ValidatorRole:
         """Checks 6 and 7, added to `outcome`."""
         submission, manifest = case.submission, self._run.manifest
         policy = (submission.lineage, submission.policy)
-        if policy not in self._loaded:
+        if self._loaded.get(submission.policy) != submission.lineage:
             self._peer.store.pin(policy)
             try:
                 loaded = await prefill.call(
@@ -452,7 +453,8 @@ class ValidatorRole:
                 )
             finally:
                 self._peer.store.unpin(policy)
-            self._loaded = {(submission.lineage, held) for held in loaded["policies"]}
+            self._loaded = {held: self._loaded.get(held, -1) for held in loaded["policies"]}
+            self._loaded[submission.policy] = submission.lineage
         seed = submission_seed(self._run.id, case.order.nonce, case.worker, submission.number)
         judged = await prefill.call(
             "judge",

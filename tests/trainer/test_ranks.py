@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.trainer import ranks as ranks_module
 from peers.trainer.durable import whole_folder
-from peers.trainer.ranks import Place, RankError, Ranks
+from peers.trainer.ranks import Place, RankError, Ranks, follow, lead
+from swarm.demo.command import free_ports
 from swarm.errors import UserError
 from tests.trainer.ranks_harness import run_ranks
 
@@ -59,3 +67,93 @@ def test_sums_and_errors_cross_ranks(tmp_path: Path) -> None:
             True,
             True,
         )
+
+
+# --- a lead and a follower -----------------------------------------------------------------------
+
+
+class Adder:
+    """A service whose every call is a collective."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def add(self, numbers: list[float]) -> dict[str, float]:
+        return {"sum": self._ranks.sum([numbers[self._ranks.rank]])[0]}
+
+    def refuse(self) -> dict[str, float]:
+        raise ValueError("on every rank alike")
+
+    def die(self, rank: int, how: str) -> dict[str, float]:
+        if self._ranks.rank == rank:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise MemoryError("out of memory")
+        return self.add([0.0, 0.0])
+
+
+def two_processes(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[Any], Any]
+) -> tuple[Any, int | None]:
+    """`work(lead)` in rank 0 and its result, with a follower beside it; the follower's status."""
+    (port,) = free_ports(1)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def rank(number: int) -> None:
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(number)
+        try:
+            if number:
+                follow(Adder)
+            else:
+                try:
+                    theirs.send(work(lead(Adder)))
+                except Exception as error:
+                    theirs.send(error)
+        finally:
+            os._exit(0)
+
+    processes = [context.Process(target=rank, args=(number,)) for number in range(2)]
+    for process in processes:
+        process.start()
+    assert ours.poll(60), "rank 0 said nothing for 60 s"
+    result = ours.recv()
+    for process in processes:
+        process.join(20)
+        process.kill()
+    processes[1].join()
+    return result, processes[1].exitcode
+
+
+def test_the_lead_and_its_follower_do_the_same_until_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(service: Any) -> list[Any]:
+        said = [service.add(numbers=[1.0, 2.0])]
+        with pytest.raises(ValueError, match="on every rank alike"):
+            service.refuse()
+        said.append(service.add(numbers=[3.0, 4.0]))
+        said.append(service.end())
+        return said
+
+    result, status = two_processes(monkeypatch, work)
+    assert result == [{"sum": 3.0}, {"sum": 7.0}, {}]
+    assert status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("killed", r"rank 1 of 2 \(.*, \d+\) has not been heard of for 3 s"),
+        ("error", r"rank 1 of 2 \(.*, \d+\) ended: die: MemoryError: out of memory"),
+    ],
+)
+def test_who_died_is_named(monkeypatch: pytest.MonkeyPatch, how: str, words: str) -> None:
+    monkeypatch.setattr(ranks_module, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(ranks_module, "COLLECTIVE_SECONDS", 30.0)
+    result, _ = two_processes(monkeypatch, lambda service: service.die(rank=1, how=how))
+    assert isinstance(result, RankError), result
+    assert re.fullmatch(words, str(result)), result

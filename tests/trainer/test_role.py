@@ -1,0 +1,72 @@
+"""The trainer role among simulated peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute import Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+
+
+def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
+    """`main(simulation)` to its end; everything that was said, and by whom."""
+    simulation = Simulation(
+        seed, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64)
+    )
+    said: list[tuple[str, Event]] = []
+    simulation.listeners.append(lambda _, peer, event: said.append((peer.name, event)))
+
+    async def virtual() -> None:
+        async with simulation.running():
+            await main(simulation)
+
+    run_virtual(virtual, seed=seed, limit_seconds=3600)
+    return said
+
+
+async def start_run(simulation: Simulation, *names: str) -> dict[str, Peer]:
+    await start_bootstrap(
+        simulation, trainers=["trainer"], validators=["validator"], steps=3,
+        groups_per_step=8, max_new_tokens=256,
+    )  # fmt: skip
+    peers = {}
+    for name in names:
+        options = {}
+        if name == "trainer":
+            options = {"trainer.model": "simulated", "trainer.starved_seconds": 60.0}
+        peers[name] = simulation.add(Plan(name, [name.partition("-")[0]], options=options))
+        await peers[name].start()
+    return peers
+
+
+def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer")
+        await trio.sleep(200)
+        late = simulation.add(Plan("inference-late", ["inference"]))
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        await late.start()
+        assert await simulation.meet(over, 1800)
+        assert peers["trainer"].alive
+
+    said = simulate(main)
+    starved = [event.fields for _, event in said if event.name == "trainer.starved"]
+    assert 2 <= len(starved) <= 4
+    for fields in starved:
+        assert fields["groups_missing"] == 8 and fields["groups_unjudged"] == 0
+        assert fields["waiting_for"] == "any inference peer: none is there"
+    assert [round(fields["seconds"]) for fields in starved[:2]] == [60, 120]
+
+    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    assert len(trained) == 3
+    assert trained[0]["idle_rollouts_seconds"] > 180
+    for fields in trained:  # every second of a step has one cause
+        waited = fields["idle_rollouts_seconds"] + fields["idle_checks_seconds"]
+        assert fields["idle_seconds"] == waited
+        assert fields["step_seconds"] >= waited + fields["seconds"] - 1e-6
+        assert fields["seconds"] >= fields["train_seconds"] + fields["idle_weights_seconds"] - 1e-6
