@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from swarm import defaults
+from swarm.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -154,7 +155,8 @@ def _call(service: Any, method: str, arguments: dict[str, Any]) -> bytes:
 
 
 def _answer_error(connection: socket.socket, error: BaseException) -> None:
-    traceback.print_exception(error)
+    if not isinstance(error, UserError):  # that one says it all in its sentence
+        traceback.print_exception(error)
     connection.sendall(encode([False, [type(error).__name__, str(error)[:10_000]]]))
 
 

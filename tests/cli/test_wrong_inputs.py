@@ -223,3 +223,21 @@ def test_other_commands(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # nobody joined a network from here
     assert sentence in complaint(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give either --data FILE or --environment NAME@VERSION"),
+        (["--data", "x", "--environment", "a@1"], "give either --data FILE or --environment"),
+        (["--environment", "sort-digits"], "write it as NAME@VERSION, for example sort-digits@1"),
+    ],
+)
+def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    said = complaint("sft", "--model", tmp_path, "--out", tmp_path / "out", *arguments)
+    assert sentence in said
+
+
+def test_fine_tuning_replaces_nothing(tmp_path: Path) -> None:
+    said = complaint("sft", "--model", tmp_path, "--out", tmp_path, "--data", "x")
+    assert f"--out {tmp_path} exists already; choose another folder" in said

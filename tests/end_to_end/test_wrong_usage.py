@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 import trio
 
-from swarm.demo.command import free_ports
+from swarm.demo.command import free_ports, write_config
 from swarm.identity import Identity
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p
@@ -56,6 +57,40 @@ def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_server: Pa
             print(said)
             assert "disk" in said or "quota" in said
             assert not cramped.left_behind
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    pickled, bare = tmp_path / "pickled", tmp_path / "bare"
+    for folder in (pickled, bare):
+        folder.mkdir()
+    (pickled / "config.json").write_text("{}")
+    (pickled / "pytorch_model.bin").write_bytes(b"")
+    mistakes: list[tuple[dict[str, str | int], str]] = [
+        ({"trainer.model": str(pickled)}, "holds pickled weights (pytorch_model.bin), which are"),
+        ({"trainer.model": str(bare)}, "config.json cannot be read"),
+        ({"trainer.model": str(base), "trainer.sede": 1}, "unknown key 'trainer.sede'; there are"),
+        ({"trainer.model": str(base), "trainer.seed": "1"}, "trainer.seed is '1': input should"),
+        ({"trainer.model": str(base), "trainer.wandb": "x"}, "but wandb is not installed here"),
+    ]
+
+    async def main() -> None:
+        names = ["bootstrap", "trainer", "validator"]
+        async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
+            await peers.start("bootstrap")
+            trainer = peers["trainer"]
+            for options, words in mistakes:
+                write_config(trainer.home / "settings.toml", options)
+                del trainer.complaints[:]
+                trainer.start(peers.nursery)
+                assert await trainer.ended(TOLD_SECONDS) == 2
+                said = [line for line in trainer.complaints if not line.startswith("{")]
+                assert len(said) == 1 and said[0].startswith("error: "), said
+                assert words in said[0]
 
     trio.run(main)
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from peers.environments import Renderer
 from peers.policy.demo import EOS_ID
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
 from peers.trainer.supervised import SftService, SftSettings, stop_id
+from swarm.cli import app
 from swarm.errors import UserError
 
 
@@ -91,3 +93,23 @@ def test_what_cannot_work_is_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="eos_token_id is None"):
         stop_id(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_it_does(base: Path, tmp_path: Path) -> None:
+    arguments = ["sft", "--model", str(base), "--out", str(tmp_path / "out"), "--json"]
+    arguments += ["--data", str(write_examples(tmp_path / "data")), "--steps", "4"]
+    result = CliRunner().invoke(app, [*arguments, "--report-every", "2", "--batch", "8"])
+    assert result.exit_code == 0, result.output
+    told = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["event"], line.get("step")) for line in told] == [
+        ("started", None),
+        ("validated", 0),
+        ("trained", 2),
+        ("validated", 2),
+        ("trained", 4),
+        ("validated", 4),
+        ("saved", None),
+    ]
+    assert told[0]["examples"] == 38 and told[2]["tokens_per_second"] > 0
+    load_model(tmp_path / "out")
