@@ -1,0 +1,72 @@
+"""One-sided against two-sided clipping on stale rollouts: spikes of the gradient, and collapse.
+
+    python -m benchmarks.clipping --seeds 5 --steps 250
+
+Prints one JSON object: for δ = 4 and without δ the 99th percentile and the largest gradient norm
+(before clipping), and the share of seeds that collapse (a final reward below half of the best that
+any ten steps had). Rollouts are `--staleness` steps old and the rate is `--rate` times the demo's,
+so that ratios leave the clipping range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from benchmarks.recipe import OBJECTIVE
+from benchmarks.study import TAIL, Curve, Variant, learn, summary
+from peers.trainer.service import TrainerService
+
+ONE_SIDED = 1e9
+"""A δ that no ratio reaches: log-ratios are clamped at 20."""
+
+
+def collapsed(curve: Curve) -> bool:
+    """The policy was once twice as good as it ended."""
+    best = max(
+        statistics.fmean(curve.reward[end - TAIL : end])
+        for end in range(min(TAIL, len(curve.reward)), len(curve.reward) + 1)
+    )
+    return curve.final < best / 2
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--staleness", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=2.0, help="of the demo's learning rate")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = vars(given).copy()
+    with tempfile.TemporaryDirectory() as name:
+        bases = [Path(name) / str(seed) for seed in range(given.seeds)]
+        for seed, base in enumerate(bases):
+            TrainerService().prepare_base(str(base), seed)
+        for side, delta in (("two_sided", OBJECTIVE.delta), ("one_sided", ONE_SIDED)):
+            objective = replace(
+                OBJECTIVE, delta=delta, learning_rate=OBJECTIVE.learning_rate * given.rate
+            )
+            variant = Variant(objective=objective, staleness=given.staleness, steps=given.steps)
+            curves = [learn(base, seed, variant) for seed, base in enumerate(bases)]
+            norms = sorted(norm for curve in curves for norm in curve.gradient_norm)
+            result[side] = {
+                "gradient_norm_median": norms[len(norms) // 2],
+                "gradient_norm_p99": norms[min(len(norms) - 1, int(len(norms) * 0.99))],
+                "gradient_norm_max": norms[-1],
+                "collapse_rate": sum(map(collapsed, curves)) / len(curves),
+                **summary(curves),
+            }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

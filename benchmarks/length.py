@@ -1,0 +1,88 @@
+"""A policy learns to meet its thinking budget: mean |target − length| before and after.
+
+    python -m benchmarks.length --seeds 3
+
+Prints one JSON object. The prompt names a number of tokens; any completion of lower-case letters
+that ends in time has the full task reward, less `--alpha` per token off the target. The base policy
+has learnt to write letters, of a length that has nothing to do with the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from benchmarks.recipe import OBJECTIVE
+from benchmarks.study import TAIL, Variant, band, learn
+from peers.environments.base import Split, Task, draw
+from peers.environments.length import LengthTargets
+from peers.policy.demo import make_policy
+from peers.trainer.service import DEMO_SAMPLING
+from peers.trainer.sft import Warmup, warm_up
+
+TARGETS = (2, 4, 6, 8, 10)
+LONGEST = 12
+
+
+class Letters:
+    """Three digits ask for letters; how many, nobody says."""
+
+    name = "letters"
+    version = "1"
+
+    def task(self, seed: bytes, split: Split = "train") -> Task:
+        """A prompt, and as its answer letters of a length that only the SFT sees."""
+        return draw(seed, split, self._make)
+
+    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+        """1.0 for letters that were ended in time."""
+        return float(finished and completion_text.isalpha())
+
+    @staticmethod
+    def _make(randomness: bytes) -> Task:
+        digits = f"{int.from_bytes(randomness[:4], 'big') % 1000:03d}"
+        length = 1 + randomness[4] % (LONGEST - 1)
+        letters = "".join(chr(ord("a") + byte % 26) for byte in randomness[5 : 5 + length])
+        return Task(prompt=f"{digits}>", answer=letters)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--alpha", type=float, default=0.05)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    environment = LengthTargets(
+        Letters(), "letters", TARGETS, alpha=given.alpha, prompt="{length}:{prompt}"
+    )
+    sampling = replace(DEMO_SAMPLING, max_new_tokens=LONGEST + 2)
+    curves = []
+    with tempfile.TemporaryDirectory() as name:
+        for seed in range(given.seeds):
+            base = Path(name) / str(seed)
+            make_policy(base, seed)
+            warm_up(base, environment, seed, Warmup(steps_max=60, accuracy=1.0))
+            variant = Variant(objective=OBJECTIVE, steps=given.steps)
+            curves.append(learn(base, seed, variant, environment=environment, sampling=sampling))
+    result = {
+        **vars(given),
+        "off_target_before": round(statistics.fmean(curve.off_target[0] for curve in curves), 3),
+        "off_target_after": round(
+            statistics.fmean(statistics.fmean(curve.off_target[-TAIL:]) for curve in curves), 3
+        ),
+        "task_reward_after": round(statistics.fmean(curve.final for curve in curves), 4),
+        "curve": band([curve.off_target for curve in curves]),
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What the studies of the trainer share: the demo's recipe with one thing changed at a time.
+
+Everything happens in one process, without a network: a policy generates, the environment grades,
+the learner steps (see `benchmarks.recipe`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recipe import OBJECTIVE
+from peers.environments import Environment, Renderer
+from peers.environments import load as load_environment
+from peers.policy.native import NativeEngine
+from peers.trainer.batch import Group, informative
+from peers.trainer.evaluation import mean_reward
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS
+from swarm.messages import Objective, Sampling, Schedule
+from swarm.seeds import digest, noise_key, submission_seed, task_seed
+
+TAIL = 10
+"""Steps at the end whose mean is the final reward."""
+
+DRAWS_MAX = 16
+"""Batches generated for one step at most, when it is refilled."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train."""
+
+    objective: Objective = OBJECTIVE
+    old: str = "generation"
+    staleness: int = 2
+    """Steps by which the generating policy is behind."""
+    groups: int = 32
+    """Groups a batch."""
+    refill: bool = False
+    """Generate until as many groups can teach something."""
+    steps: int = 100
+
+
+@dataclass
+class Curve:
+    """What happened, step by step."""
+
+    reward: list[float] = field(default_factory=list)
+    """Mean task reward of everything generated for the step."""
+    effective_share: list[float] = field(default_factory=list)
+    gradient_norm: list[float] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
+    """Completions generated up to and with the step."""
+    off_target: list[float] = field(default_factory=list)
+    """Mean |target − length|, where there are targets."""
+    held_out: float = 0.0
+    """Sampled accuracy on held-out prompts, afterwards."""
+
+    @property
+    def final(self) -> float:
+        return statistics.fmean(self.reward[-TAIL:])
+
+
+def learn(
+    base: Path,
+    seed: int,
+    variant: Variant,
+    *,
+    environment: Environment | None = None,
+    sampling: Sampling = DEMO_SAMPLING,
+    generated_max: int | None = None,
+) -> Curve:
+    """Train from the policy in `base`, for the variant's steps or until a step after which
+    `generated_max` completions are made; then evaluate on held-out prompts."""
+    environment = environment or load_environment("sort-digits", "1")
+    schedule = Schedule(
+        steps=variant.steps,
+        groups_per_step=variant.groups,
+        asynchrony=variant.staleness,
+        max_staleness=max(4, variant.staleness),
+        old="step_start" if variant.old == "step_start" else "generation",
+    )
+    curve = Curve()
+    made = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(base, folder / "0")
+        settings = LearnerSettings(
+            variant.objective,
+            schedule,
+            sampling.temperature,
+            seed,
+            completion_tokens_max=sampling.max_new_tokens,
+        )
+        learner = Learner(folder / "0", settings)
+        engine, renderer = NativeEngine(folder / "0"), Renderer(folder / "0")
+        for step in range(variant.steps):
+            policy = max(0, step - variant.staleness)
+            engine.load_weights(folder / str(policy))
+            batch: list[Group] = []
+            rewards: list[float] = []
+            distances: list[int] = []
+            for draw in range(DRAWS_MAX if variant.refill else 1):
+                nonce = digest("swarm/1/study", *(n.to_bytes(8, "big") for n in (seed, step)))
+                groups, graded, off = rollouts(
+                    engine,
+                    renderer,
+                    environment,
+                    sampling,
+                    submission_seed("study", nonce, "me", draw),
+                    policy,
+                    variant.groups,
+                )
+                rewards += graded
+                distances += off
+                batch += informative(groups) if variant.refill else groups
+                if len(batch) >= variant.groups:
+                    break
+            made += len(rewards)
+            metrics = learner.train_step(batch[: variant.groups], step)
+            learner.export(folder / str(step + 1))
+            if policy > 1:  # 0 is the learner's base
+                shutil.rmtree(folder / str(policy - 1), ignore_errors=True)
+            curve.reward.append(statistics.fmean(rewards))
+            curve.off_target.append(statistics.fmean(distances))
+            curve.effective_share.append(metrics.get("effective_share", 1.0))
+            curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
+            curve.generated.append(made)
+            if generated_max is not None and made >= generated_max:
+                break
+        engine.load_weights(folder / str(step + 1))
+        curve.held_out = mean_reward(
+            engine, environment, folder / "0", sampling, prompts=EVALUATION_PROMPTS
+        )
+    return curve
+
+
+def rollouts(
+    engine: NativeEngine,
+    renderer: Renderer,
+    environment: Environment,
+    sampling: Sampling,
+    seed: bytes,
+    policy: int,
+    count: int,
+) -> tuple[list[Group], list[float], list[int]]:
+    """`count` groups as worker and validator make them; task rewards, and |target − length|."""
+    size = sampling.group_size
+    tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
+    prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
+    made = engine.generate(
+        [prompt for prompt in prompts for _ in range(size)],
+        range(count * size),
+        noise_key(seed),
+        sampling.temperature,
+        sampling.stop_ids,
+        sampling.max_new_tokens,
+    )
+    groups: list[Group] = []
+    task_rewards: list[float] = []
+    distances: list[int] = []
+    for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
+        completions = made.tokens[index * size : (index + 1) * size]
+        graded = [
+            environment.reward(task, *renderer.decode_completion(tokens, sampling.stop_ids))
+            for tokens in completions
+        ]
+        task_rewards += graded
+        distances += [abs(task.target_length - len(tokens)) for tokens in completions]
+        groups.append(
+            Group(
+                prompt=prompt,
+                completions=completions,
+                rewards=[
+                    reward - task.length_penalty(len(tokens))
+                    for reward, tokens in zip(graded, completions, strict=True)
+                ],
+                policy=policy,
+            )
+        )
+    return groups, task_rewards, distances
+
+
+def band(curves: Sequence[Sequence[float]], points: int = 20) -> dict[str, list[float]]:
+    """Mean, least and most over seeds at `points` places of the curves, rounded."""
+    steps = len(curves[0])
+    places = sorted({round((steps - 1) * point / max(1, points - 1)) for point in range(points)})
+    columns = [[curve[place] for curve in curves] for place in places]
+    return {
+        "step": [float(place) for place in places],
+        "mean": [round(statistics.fmean(column), 4) for column in columns],
+        "low": [round(min(column), 4) for column in columns],
+        "high": [round(max(column), 4) for column in columns],
+    }
+
+
+def summary(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Figures over seeds that every study reports."""
+    finals = [curve.final for curve in curves]
+    return {
+        "final_reward_mean": round(statistics.fmean(finals), 4),
+        "final_reward_low": round(min(finals), 4),
+        "final_reward_high": round(max(finals), 4),
+        "effective_share_mean": round(
+            statistics.fmean(share for curve in curves for share in curve.effective_share), 4
+        ),
+        "curve": band([curve.reward for curve in curves]),
+    }
