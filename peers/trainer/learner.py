@@ -94,7 +94,9 @@ class Learner:
         self._published_dtype: torch.dtype = loaded.dtype
         # eval: dropout would make the ratio between two passes over the same weights differ from 1.
         self.model: Any = loaded.eval()
-        self.model.set_attn_implementation(fastest_attention(self._ranks.device))
+        self.model.set_attn_implementation(
+            fastest_attention(self._ranks.device, settings.sharding.mixed_precision)
+        )
         self._scratch: Any = copy.deepcopy(self.model).requires_grad_(False)  # older policies
         self._scorer = Scorer(self.model, settings.temperature)
         self._scratch_scorer = Scorer(self._scratch, settings.temperature)

@@ -241,15 +241,17 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def fastest_attention(device: torch.device) -> str:
+def fastest_attention(device: torch.device, half_precision: bool = False) -> str:
     """What transformers calls the attention to set for packed rows on a device.
 
-    On CUDA flash attention where its package is installed, else PyTorch's flex attention; both
-    skip what a sequence may not see. On a CPU neither has a backward pass.
+    On CUDA flash attention where its package is installed and the model computes in 16 bits, which
+    is all it knows, else PyTorch's flex attention; both skip what a sequence may not see. On a CPU
+    neither has a backward pass.
     """
     if device.type != "cuda":
         return "sdpa"
-    return "flash_attention_2" if importlib.util.find_spec("flash_attn") else "flex_attention"
+    flash = half_precision and importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if flash else "flex_attention"
 
 
 def block_mask(rows: Rows) -> Tensor:
