@@ -106,6 +106,7 @@ class Connection:
             return
         owner, weather = self.owner, network.weather
         network.count_message(owner.peer_id)
+        network.bytes_sent += size_bytes
         self._number += 1
         free_at = max(trio.current_time(), self._line_free_at)
         self._line_free_at = free_at + size_bytes / owner.line.uplink_bytes_per_second

@@ -88,6 +88,8 @@ class SimulatedNetwork:
         self.flows = Flows(self.timeline)
         self.messages = 0
         """Control messages sent so far."""
+        self.bytes_sent = 0
+        """In messages on connections."""
         self.messages_by_sender: Counter[PeerId] = Counter()
         self.link_seed = link_seed(seed)
         self._numbers: dict[str, int] = {}
