@@ -26,7 +26,7 @@ test-slow: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy -p swarm -p peers
+	$(BIN)/mypy -p swarm -p peers -p simnet
 	$(BIN)/lint-imports
 
 clean:

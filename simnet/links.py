@@ -70,6 +70,7 @@ class Connection:
         "link",
         "owner",
         "peer",
+        "since",
         "streams",
         "twin",
     )
@@ -85,10 +86,11 @@ class Connection:
         """Set when the connection ends."""
         self.closed = False
         """Nothing goes this way any more."""
+        self.since = trio.current_time()
         self.link = network.link(owner, peer)
         self._network = network
         self._latency = network.latency(owner.line.region, peer.line.region)
-        self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(trio.current_time()))
+        self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(self.since))
         self._number = 0
         self._line_free_at = 0.0
         self._arrived_at = 0.0

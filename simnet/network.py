@@ -359,6 +359,19 @@ class SimulatedTransport(BulkPlane):
         """A connection of this peer's has begun."""
         self.connections[connection.peer.peer_id] = connection
         self._connected_sorted = None
+        if len(self.connections) > defaults.CONNECTIONS_PRUNED_ABOVE:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Close some of the oldest connections that nobody uses, as libp2p does."""
+        before = trio.current_time() - defaults.CONNECTION_GRACE_SECONDS
+        idle = [
+            each
+            for each in self.connections.values()
+            if not each.streams and not each.asking and each.since <= before
+        ]
+        for connection in idle[: defaults.CONNECTIONS_PRUNED_AT_ONCE]:
+            connection.close("the connection was pruned")
 
     def forget(self, connection: Connection) -> None:
         """It has ended."""

@@ -23,7 +23,7 @@ from simnet.network import Line, SimulatedNetwork, Weather
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
 from swarm import defaults
-from swarm.envelope import Envelope, seal
+from swarm.envelope import Envelope, remember_envelopes, seal
 from swarm.errors import SwarmError
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
@@ -42,6 +42,10 @@ from swarm.node import Node, assemble
 from swarm.roles import BOOTSTRAP, Role, load_role, take_part
 from swarm.run import run_id
 from swarm.settings import PeerSettings
+
+ENVELOPES_REMEMBERED = 16_384
+"""Signatures that the peers of a simulation check once, all together: by the envelope's bytes, so
+that a forged one is refused as ever."""
 
 LAST_EVENTS = 50
 """Events kept to show what led to a violation."""
@@ -242,6 +246,7 @@ class Simulation:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        remember_envelopes(ENVELOPES_REMEMBERED)
         try:
             async with self.network.running(), trio.open_nursery() as nursery:
                 self.nursery = nursery

@@ -428,6 +428,16 @@ HAVE_FRAME_SECONDS_MIN = 0.02
 CONNECTIONS_MAX = 1024
 """Live connections of one peer. libp2p's own default starts pruning at 300, below a big run."""
 
+CONNECTIONS_PRUNED_ABOVE = 896
+"""Beyond this a peer closes the oldest connections that carry no stream, so that newcomers find
+room: a bootstrap peer would otherwise refuse everybody after the first thousand."""
+
+CONNECTIONS_PRUNED_AT_ONCE = 20
+"""As many as libp2p closes for one new connection."""
+
+CONNECTION_GRACE_SECONDS = 20.0
+"""A connection younger than this is not pruned: its first stream may be about to be opened."""
+
 CONNECTIONS_PER_ADDRESS_MAX = 64
 """Inbound connections from one IP address: a lab behind one NAT fits, a flood does not."""
 

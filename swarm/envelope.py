@@ -100,8 +100,7 @@ def seal(
     return Envelope(raw, body, message)
 
 
-@functools.lru_cache(maxsize=1024)
-def _open_cached(raw: bytes) -> Envelope:
+def _open(raw: bytes) -> Envelope:
     encoded = raw[SIGNATURE_BYTES:]
     try:
         body = _body_decoder.decode(encoded)
@@ -119,6 +118,16 @@ def _open_cached(raw: bytes) -> Envelope:
     except DECODE_ERRORS as error:
         raise Dropped("malformed", f"{body.kind}: {error}") from error
     return Envelope(raw, body, message)
+
+
+_open_cached = functools.lru_cache(maxsize=1024)(_open)
+
+
+def remember_envelopes(count: int) -> None:
+    """Keep the last `count` envelopes that were opened, in place of 1024: for a process that is
+    many peers at once, each of which would check the same signatures."""
+    global _open_cached
+    _open_cached = functools.lru_cache(maxsize=count)(_open)
 
 
 def open_envelope(raw: bytes) -> Envelope:

@@ -1,7 +1,7 @@
 """Many peers join a run through one bootstrap peer, and find each other in the DHT.
 
-Two trusted peers admit; the others come within half a minute as relays, from anywhere in the
-world. Afterwards some of them look each other up.
+Trusted peers admit, one for each 500 and at least two; the others come as relays from anywhere in
+the world, within half a minute or at twenty a second. Afterwards some of them look each other up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from swarm.errors import PeerError
 from swarm.run import peer_key
 
 PEERS = 50
-ARRIVAL_SECONDS = 30.0
+PEERS_PER_TRUSTED = 500
+"""Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
+ARRIVAL_SECONDS_MIN = 30.0
+ARRIVALS_PER_SECOND_MAX = 20.0
 ADMITTED_SECONDS = 90.0
 """The last one must be admitted within this of its start's end."""
 SETTLING_SECONDS = 30.0
@@ -24,18 +27,21 @@ LOOKUPS = 50
 
 
 async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
-    trusted = ["trainer", "validator"]
+    trusted = ["trainer"]
+    trusted += [f"validator-{number}" for number in range(max(1, peers // PEERS_PER_TRUSTED))]
     await start_bootstrap(simulation, trainers=trusted[:1], validators=trusted[1:])
     for name in trusted:
         await simulation.add(Plan(name, ["observer"], SERVER)).start()
     joiners = [
         simulation.add(Plan(f"peer-{number}", ["relay"], draw_line(simulation.random)))
-        for number in range(peers - 3)
+        for number in range(peers - 1 - len(trusted))
     ]
     everyone = [peer.name for peer in joiners]
     listening = simulation.expect("peer.listening", everyone)
     admitted = simulation.expect("membership.admitted", everyone)
-    await start_over_time(simulation, joiners, ARRIVAL_SECONDS)
+    await start_over_time(
+        simulation, joiners, max(ARRIVAL_SECONDS_MIN, peers / ARRIVALS_PER_SECOND_MAX)
+    )
     await simulation.meet(listening, 1.0)
     await simulation.meet(admitted, ADMITTED_SECONDS)
     await trio.sleep(SETTLING_SECONDS)

@@ -419,7 +419,8 @@ async def open_libp2p(
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=defaults.CONNECTIONS_MAX,
-            high_watermark=defaults.CONNECTIONS_MAX,
+            high_watermark=defaults.CONNECTIONS_PRUNED_ABOVE,
+            grace_period=defaults.CONNECTION_GRACE_SECONDS,
             low_watermark=0,
             min_connections=0,
             max_connections_per_peer=3,

@@ -1,0 +1,126 @@
+"""What the simulator costs, and what the network does with a thousand peers in it.
+
+    python -m benchmarks.simulator steady --peers 1000
+    python -m benchmarks.simulator join --peers 5000
+    python -m benchmarks.simulator dht --peers 1000
+    python -m benchmarks.simulator gossip --peers 1000
+
+Prints one JSON object: virtual, processor and wall-clock seconds, events and messages a (processor)
+second, the most memory used, and the figures of what was run. `steady` counts from when everybody
+has joined to the end. On a busy machine wall-clock seconds say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from typing import Any
+
+import trio
+
+from simnet import scenarios
+from simnet.clock import run_virtual
+from simnet.experiments import measure_dht, measure_gossip
+from simnet.simulation import Peer, Simulation
+from swarm.events import Event
+
+
+class Meter:
+    """Processor and wall-clock seconds over virtual time: a listener of a simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._marks: list[tuple[float, float, float, int, int]] = []
+        self._next = 0.0
+        simulation.listeners.append(self._hear)
+
+    def _hear(self, now: float, peer: Peer, event: Event) -> None:
+        if now >= self._next:
+            self._next = now + 0.5
+            self.mark(now)
+
+    def mark(self, now: float) -> None:
+        """Note what was spent so far."""
+        simulation = self._simulation
+        messages, events = simulation.network.messages, simulation.trace.events
+        self._marks.append((now, time.process_time(), time.perf_counter(), messages, events))
+
+    def spent(self, begun: float) -> dict[str, float]:
+        """What the virtual time from `begun` on took."""
+        first = next(mark for mark in self._marks if mark[0] >= begun)
+        virtual, cpu, wall, messages, events = (
+            last - early for last, early in zip(self._marks[-1], first, strict=True)
+        )
+        return costs(virtual, cpu, wall, messages, events)
+
+
+def costs(
+    virtual: float, cpu: float, wall: float, messages: float, events: float | None = None
+) -> dict[str, float]:
+    """The figures every command prints."""
+    figures = {
+        "virtual_seconds": round(virtual, 1),
+        "cpu_seconds": round(cpu, 1),
+        "wall_seconds": round(wall, 1),
+        "times_real_time": round(virtual / cpu, 2),
+        "messages": messages,
+        "messages_per_second": round(messages / cpu),
+        "cpu_microseconds_per_message": round(1e6 * cpu / max(1, messages)),
+    }
+    if events is not None:
+        figures |= {"events": events, "events_per_second": round(events / cpu)}
+    return figures
+
+
+def run_scenario(name: str, peers: int, seed: int) -> dict[str, Any]:
+    """A scenario, the costs of all of it, and of its steady part if it has one."""
+    scenario = scenarios.load(name)
+    simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)
+    meter = Meter(simulation)
+    figures: dict[str, Any] = {}
+
+    async def main() -> None:
+        async with simulation.running():
+            meter.mark(0.0)
+            figures.update(await scenario.run(simulation, peers))
+            meter.mark(trio.current_time())
+
+    run_virtual(main, seed=seed)
+    whole = meter.spent(0.0)
+    steady = meter.spent(figures.get("steady_from_seconds", 0.0))
+    return {
+        **steady,
+        **({"whole": whole} if steady != whole else {}),
+        "violations": simulation.violations,
+        "figures": figures,
+    }
+
+
+def run_experiment(name: str, peers: int, seed: int) -> dict[str, Any]:
+    """An experiment on one protocol, and its costs."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    figures = measure_dht(peers, seed) if name == "dht" else measure_gossip(peers, seed)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    spent = costs(figures.pop("virtual_seconds"), cpu, wall, figures.pop("messages"))
+    return {**spent, "figures": figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the simulator costs and shows.")
+    parser.add_argument("what", choices=("steady", "join", "dht", "gossip"))
+    parser.add_argument("--peers", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    scenario = options.what in scenarios.names()
+    figures = (run_scenario if scenario else run_experiment)(
+        options.what, options.peers, options.seed
+    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    report = {"what": options.what, "peers": options.peers, "seed": options.seed, **figures}
+    print(json.dumps(report | {"peak_rss_bytes": peak}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A whole run going on as usual: heartbeats, gossip, submissions, lookups, republishing.
+
+First everybody joins. Then workers hand in a submission a minute, the trainer takes a step
+whenever half of the workers have, each peer looks somebody up once in five minutes, and records
+are stored again at the rate at which they expire. `python -m benchmarks.simulator steady` says what
+that costs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from simnet.compute import Hardware, Workload
+from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
+from simnet.simulation import Peer, Plan, Simulation
+from swarm import defaults
+from swarm.errors import PeerError
+from swarm.run import peer_key
+
+PEERS = 100
+WORKLOAD = Workload(model_bytes=1_000_000, completion_tokens_mean=1024.0)
+WORKER = Hardware(tokens_per_second=512.0)
+"""32 completions of 1024 tokens take a minute."""
+PEERS_PER_VALIDATOR = 250
+"""Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
+ADMITTED_SECONDS = 90.0
+SETTLING_SECONDS = 60.0
+STEADY_SECONDS = 120.0
+"""How long it is watched; the first submissions are made by then."""
+LOOKUP_SECONDS = 300.0
+"""Between two lookups of one peer."""
+REPUBLISH_SECONDS = 1.25 * defaults.DHT_REPUBLISH_SECONDS
+
+
+async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
+    validators = [f"validator-{number}" for number in range(max(2, peers // PEERS_PER_VALIDATOR))]
+    relays = max(1, peers // 20)
+    workers = max(2, peers - 2 - len(validators) - relays)
+    await start_bootstrap(
+        simulation, trainers=["trainer"], validators=validators, steps=100_000,
+        groups_per_step=2 * workers,
+    )  # fmt: skip
+    trusted = [simulation.add(Plan(name, ["validator"], SERVER)) for name in validators]
+    trusted.append(
+        simulation.add(Plan("trainer", ["trainer"], SERVER, options={"trainer.model": "simulated"}))
+    )
+    for peer in trusted:
+        await peer.start()
+    members = [
+        simulation.add(Plan(f"relay-{number}", ["relay"], SERVER)) for number in range(relays)
+    ]
+    members += [
+        simulation.add(
+            Plan(f"worker-{number}", ["inference"], draw_line(simulation.random), WORKER)
+        )
+        for number in range(workers)
+    ]
+    names = [peer.name for peer in members]
+    admitted = simulation.expect("membership.admitted", names)
+    await start_over_time(simulation, members, max(30.0, peers / 20))
+    await simulation.meet(admitted, ADMITTED_SECONDS)
+    await trio.sleep(SETTLING_SECONDS)
+
+    begun, counts = simulation.now(), simulation.trace.counts.copy()
+    messages = simulation.network.messages
+    found: list[float] = []
+    lookups = 0
+    async with trio.open_nursery() as nursery:
+        for _ in range(round(STEADY_SECONDS)):
+            for _ in range(_times(simulation, peers / LOOKUP_SECONDS)):
+                lookups += 1
+                nursery.start_soon(_look_up, simulation, members, found)
+            for _ in range(_times(simulation, peers / REPUBLISH_SECONDS)):
+                nursery.start_soon(_publish_again, simulation.random.choice(members))
+            await trio.sleep(1.0)
+    if len(found) < lookups:
+        simulation.violate(f"{lookups - len(found)} of {lookups} peer records were not found")
+    seconds = simulation.now() - begun
+    happened = simulation.trace.counts - counts
+    lost = happened["membership.lease_lost"]
+    if lost:
+        simulation.violate(f"{lost} leases were lost, though nothing failed")
+    return {
+        "admitted": len(admitted.times),
+        "steady_from_seconds": begun,
+        "steady_until_seconds": simulation.now(),
+        "messages_per_second": (simulation.network.messages - messages) / seconds,
+        "events_per_virtual_second": happened.total() / seconds,
+        "lookups": lookups,
+        "lookups_found": len(found),
+        "lookup_seconds": summary(found),
+        "submissions": happened["inference.submission_delivered"],
+        "verdicts": happened["validator.verdict"],
+        "steps": happened["trainer.step_trained"],
+    }
+
+
+def _times(simulation: Simulation, rate: float) -> int:
+    """How often something happens in a second, `rate` times on average."""
+    return int(rate) + (simulation.random.random() < rate % 1.0)
+
+
+async def _look_up(simulation: Simulation, members: list[Peer], found: list[float]) -> None:
+    asking, wanted = simulation.random.choice(members), simulation.random.choice(members)
+    assert asking.node is not None
+    begun = trio.current_time()
+    try:
+        if await asking.node.dht.get(peer_key(wanted.id)) is not None:
+            found.append(trio.current_time() - begun)
+    except PeerError:
+        pass  # counted as not found
+
+
+async def _publish_again(peer: Peer) -> None:
+    """What a peer does with its record once in an interval, here when the scenario says so."""
+    assert peer.node is not None
+    record = next(each for each in peer.node.records() if each.sender == peer.id)
+    try:
+        await peer.node.dht.put(peer_key(peer.id), record.raw)
+    except PeerError as error:
+        peer.node.events.emit("dht.publish_failed", reason=str(error))
