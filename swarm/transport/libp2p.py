@@ -419,7 +419,7 @@ async def open_libp2p(
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=defaults.CONNECTIONS_MAX,
-            high_watermark=defaults.CONNECTIONS_PRUNED_ABOVE,
+            high_watermark=min(defaults.CONNECTIONS_PRUNED_ABOVE, defaults.CONNECTIONS_MAX),
             grace_period=defaults.CONNECTION_GRACE_SECONDS,
             low_watermark=0,
             min_connections=0,

@@ -196,6 +196,25 @@ def test_more_connections_than_the_limit_come_and_go(tmp_path, monkeypatch) -> N
     run(main)
 
 
+def test_idle_connections_make_room_for_newcomers(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "CONNECTIONS_PRUNED_ABOVE", 1)
+    monkeypatch.setattr(defaults, "CONNECTION_GRACE_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            bob = await peers.open(BOB)
+            alice, carol = await peers.open(ALICE), await peers.open(CAROL)
+            events = alice.connection_events()
+            await alice.connect(BOB.peer_id, bob.addresses())
+            assert (await events.receive()).connected
+            await trio.sleep(1.2)  # libp2p looks once a second at most
+            await carol.connect(BOB.peer_id, bob.addresses())
+            assert not (await events.receive()).connected
+
+    run(main)
+
+
 def test_one_address_cannot_take_all_connections(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(defaults, "CONNECTIONS_PER_ADDRESS_MAX", 1)
 
