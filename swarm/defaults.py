@@ -145,6 +145,9 @@ BULK_READ_BYTES = 1 << 20
 """Read from a socket or file at once: large enough that system calls cost nothing, small enough
 that a hundred transfers fit in memory."""
 
+BULK_BUFFER_BYTES = 520 * 1024
+"""Received before it is hashed and written: a head and a piece of 512 KiB."""
+
 BULK_BYTES_PER_SECOND_MIN = 16 * 1024
 """A body slower than this on the whole is broken off, so that nobody holds a connection cheaply."""
 
@@ -486,7 +489,10 @@ DISK_INLINE_BYTES_MAX = 512 * 1024
 """Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB."""
 
 DISK_BLOCK_BYTES = 4 << 20
-"""Bytes hashed at a time from a file."""
+"""Bytes of a file that are hashed in one go while it arrives: a hop to a thread is worth it."""
+
+DISK_BUFFER_BYTES = 1 << 20
+"""Read at a time to be hashed, into one buffer: fresh memory costs as much as hashing it."""
 
 CHILD_FRAME_BYTES_MAX = 256 << 20
 """One call or answer between a peer and its child process."""

@@ -121,7 +121,7 @@ _buffers: list[bytearray] = []
 
 @contextmanager
 def _buffer() -> Iterator[memoryview]:
-    buffer = _buffers.pop() if _buffers else bytearray(defaults.BULK_READ_BYTES)
+    buffer = _buffers.pop() if _buffers else bytearray(defaults.BULK_BUFFER_BYTES)
     try:
         with memoryview(buffer) as view:
             yield view

@@ -13,7 +13,7 @@ import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -360,17 +360,18 @@ class LocalDisk:
         return error
 
 
-def _blocks(local: Path, offset: int, size_bytes: int) -> Any:
-    """The bytes of a range, in blocks; fewer if the file is shorter."""
-    with local.open("rb") as file:
+def _blocks(local: Path, offset: int, size_bytes: int) -> Iterator[memoryview]:
+    """The bytes of a range, in blocks, each good until the next; fewer if the file is shorter."""
+    buffer = memoryview(bytearray(min(size_bytes, defaults.DISK_BUFFER_BYTES)))
+    with local.open("rb", buffering=0) as file:
         file.seek(offset)
         left = size_bytes
         while left > 0:
-            block = file.read(min(left, defaults.DISK_BLOCK_BYTES))
-            if not block:
+            count = file.readinto(buffer[: min(left, len(buffer))])
+            if not count:
                 return
-            left -= len(block)
-            yield block
+            left -= count
+            yield buffer[:count]
 
 
 def _make_folder(folder: Path) -> None:
