@@ -341,8 +341,11 @@ class _Watch:
         self._found = threading.Event()
         self._told: dict[int, tuple[bytes, float]] = {}
         self._name = f"rank {place.rank} of {place.world} ({socket.gethostname()}, {os.getpid()})"
+        self._round = time.monotonic()
+        """When the store last answered."""
         atexit.register(self.leave, "its process ended")
-        threading.Thread(target=self._run, name="ranks", daemon=True).start()
+        for work in (self._run, self._guard):
+            threading.Thread(target=work, name="ranks", daemon=True).start()
 
     def culprit(self) -> str:
         """Who is to blame for a collective that broke off, as soon as that shows; else empty."""
@@ -375,6 +378,7 @@ class _Watch:
                         return
                     self._store.set(f"alive/{self._place.rank}", f"{count} {self._name}")
                 self._look()
+                self._round = time.monotonic()
             except (RuntimeError, dist.DistStoreError) as error:
                 if not self._left:
                     self.end(f"the rendezvous store is gone ({str(error).splitlines()[0]})")
@@ -384,6 +388,15 @@ class _Watch:
                 time.sleep(5 * ALIVE_SECONDS)
                 self.end(self._culprit)
             time.sleep(ALIVE_SECONDS)
+
+    def _guard(self) -> None:
+        """End this process when the store's machine is gone, of which no call to it returns."""
+        while not self._left:
+            time.sleep(ALIVE_SECONDS)
+            if time.monotonic() - self._round > SILENT_SECONDS + 10 * ALIVE_SECONDS:
+                words = f"the rendezvous store has not answered for {SILENT_SECONDS:g} s"
+                print(f"{self._name} stops: {words}", file=sys.stderr, flush=True)
+                os._exit(1)
 
     def _look(self) -> None:
         """Find out who is silent or gone."""
