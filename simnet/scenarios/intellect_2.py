@@ -27,11 +27,12 @@ these, fitted:
 and went, generated rollouts that the online filter threw away, and the 1 : 4.5 of training and
 inference FLOPs, which says nothing of tokens a second without the machines' efficiency. No idle
 share of the trainer was published; the simulated one is that of steady state, after the first
-batch. The full batch of long targets is counted from the opening of a step in full swing.
+batch. The full batch of long targets is that of steps in full swing, counted from when they are
+open and their policy has arrived.
 
 **Scale.** With a smaller checkpoint than 62 GB, durations of computing shrink by the same factor,
 but at most `FASTER_MAX`; lines slow down by the rest of it; minutes in the figures are scaled back.
-`--model-gb 62` is the run at full size. By default all is quick and small, with a third as many
+`--model-gb 62` is the run at full size. By default all is quick and small, with a fifth as many
 pieces as there: round trips, heartbeats, start-up and the granularity of pieces cost more than they
 should, so that the figures are on the slow side.
 """
@@ -59,6 +60,9 @@ FASTER_MAX = 20.0
 LONG_FROM = 3
 STEPS = 6
 GROUPS, GROUP_SIZE = 256, 16
+ASYNCHRONY = 2
+"""The run manifest's default too."""
+
 SHORT_TOKENS = 2500
 """Mean of the short targets."""
 
@@ -220,8 +224,13 @@ class _Steps:
         return self._full[0] - median(self._complete[0].values())
 
     def _later_batch(self, steps: range) -> float | None:
-        """From the opening of a step until there is a batch of it."""
-        took = [self._full[step] - self._opened[step] for step in steps if step in self._full]
+        """From when a step is open and the median worker has its policy until there is a batch."""
+        took = []
+        for step in steps:
+            arrived = self._complete.get(max(0, step - ASYNCHRONY))
+            if step in self._full and step in self._opened and arrived:
+                began = max(self._opened[step], median(arrived.values()))
+                took.append(self._full[step] - began)
         return mean(took) if took else None
 
     def _step(self, steps: range) -> float | None:
