@@ -79,12 +79,11 @@ def draw(observations: Observations, report: dict[str, Any], path: Path) -> None
             dpi=130,
             layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
         )
-        speed = report["virtual_seconds"] / max(report["wall_seconds"], 1e-9)
         partial = ", interrupted" if report.get("interrupted") else ""
         picture.suptitle(
             f"{report['scenario']}: {report['peers']:,} peers, seed {report['seed']}{partial} — "
-            f"{readable_seconds(report['virtual_seconds'])} of virtual time, {speed:,.0f} × real "
-            "time",
+            f"{readable_seconds(report['virtual_seconds'])} of virtual time in "
+            f"{readable_seconds(report['wall_seconds'])}",
             fontsize=12, fontweight="bold", x=0.01, ha="left",
         )  # fmt: skip
         for number, panel in enumerate(panels):
@@ -318,7 +317,7 @@ def _tree(axes: Axes, observations: Observations, step: int, broadcast: Broadcas
     axes.set_xticks(range(deepest + 1))
     axes.set_xlabel("hands between the trainer and a peer")
     axes.spines["left"].set_visible(False)
-    axes.legend(loc="lower left")
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.14), ncols=4)
 
 
 def _short(name: str) -> str:
