@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,71 +16,17 @@ import typer
 
 from simnet import plan as planning
 from simnet import scenarios
-from simnet.clock import Deadlock, run_virtual
-from simnet.observations import Observations
+from simnet.campaign import minimise_seed, run_campaign
+from simnet.clock import Deadlock
+from simnet.faults import read as read_schedule
+from simnet.planted import check_plant
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
-from simnet.plot import draw
 from simnet.report import print_report
-from simnet.simulation import Simulation
+from simnet.simulate import simulate
 from simnet.watch import Watch
 from swarm.errors import SwarmError, UserError
 
 command = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-
-VIRTUAL_SECONDS_MAX = 7 * 24 * 3600.0
-
-
-def simulate(
-    name: str,
-    *,
-    peers: int | None = None,
-    seed: int = 1,
-    model_bytes: int | None = None,
-    watch: Watch | None = None,
-    plot_path: Path | None = None,
-) -> dict[str, Any]:
-    """Run a scenario to its end, or until `watch` was interrupted; the report that `--json`
-    writes. Raises `UserError`; `Deadlock` names seed and replay."""
-    scenario = scenarios.load(name)
-    peers = scenario.peers if peers is None else peers
-    if peers < scenario.peers_min:
-        raise UserError(f"{name} needs at least {scenario.peers_min} peers, not {peers}")
-    workload = scenario.workload
-    if model_bytes is not None:
-        workload = dataclasses.replace(workload, model_bytes=model_bytes)
-    watch = watch or Watch()
-    simulation = Simulation(seed, weather=scenario.weather, workload=workload)
-    observations = Observations(simulation)
-    figures: dict[str, Any] = {}
-    virtual_seconds = 0.0
-
-    async def main() -> None:
-        nonlocal virtual_seconds
-        with watch.watching(simulation):
-            async with simulation.running():
-                figures.update(await scenario.run(simulation, peers))
-                virtual_seconds = simulation.now()
-        if watch.interrupted:
-            virtual_seconds = simulation.now()
-
-    started = time.perf_counter()
-    run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
-    report = {
-        "scenario": name,
-        "peers": peers,
-        "seed": seed,
-        "virtual_seconds": round(virtual_seconds, 6),
-        "wall_seconds": round(time.perf_counter() - started, 3),
-        "events": simulation.trace.events,
-        "trace_hash": simulation.trace.digest(),
-        "violations": simulation.violations,
-        "figures": figures,
-        "network": observations.summary(),
-        **({"interrupted": True} if watch.interrupted else {}),
-    }
-    if plot_path is not None:
-        draw(observations, report, plot_path)
-    return report
 
 
 @command.command("list")
@@ -99,6 +44,12 @@ def run(
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
     model_gb: Annotated[float | None, typer.Option(help="Size of a checkpoint.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+    faults_path: Annotated[
+        Path | None, typer.Option("--faults", help="What goes wrong: a schedule in TOML.")
+    ] = None,
+    plant: Annotated[
+        str | None, typer.Option(help="Plant a bug that the invariants must find.")
+    ] = None,
     plot_path: Annotated[
         Path | None, typer.Option("--plot", help="Draw it here (.png, .svg or .pdf).")
     ] = None,
@@ -107,6 +58,8 @@ def run(
     replay = f"python -m simnet run {scenario} --seed {seed}"
     replay += "" if peers is None else f" --peers {peers}"
     replay += "" if model_gb is None else f" --model-gb {model_gb:g}"
+    replay += "" if faults_path is None else f" --faults {faults_path}"
+    replay += "" if plant is None else f" --plant {plant}"
     try:
         check_writable("--json", json_path)
         check_writable("--plot", plot_path, PLOT_SUFFIXES)
@@ -117,6 +70,8 @@ def run(
             peers=peers,
             seed=seed,
             model_bytes=None if model_gb is None else int(model_gb * 1e9),
+            faults=None if faults_path is None else read_schedule(faults_path),
+            plant=plant,
             watch=Watch(show=True),
             plot_path=plot_path,
         )
@@ -190,6 +145,50 @@ def plan(
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     planning.print_plan(network, found)
+
+
+@command.command("swarm-of-seeds")
+def swarm_of_seeds(
+    scenario: Annotated[str, typer.Option(help="Its name (python -m simnet list).")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from --first on.")] = 100,
+    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
+    peers: Annotated[int | None, typer.Option(help="How many peers.")] = None,
+    plant: Annotated[
+        str | None, typer.Option(help="Plant a bug that the invariants must find.")
+    ] = None,
+    minimise: Annotated[bool, typer.Option(help="Make the first failing schedule small.")] = True,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+) -> None:
+    """Run many seeds; the exit status is 1 if any failed, 130 after Ctrl-C."""
+    try:
+        check_writable("--json", json_path)
+        scenarios.load(scenario)
+        check_plant(plant)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    campaign = run_campaign(
+        scenario, seeds=range(first, first + seeds), peers=peers, plant=plant, jobs=jobs
+    )
+    small = ""
+    named = next((result for result in campaign.failed if result.schedule), None)
+    if named is not None and minimise and not campaign.interrupted:
+        print(f"seed {named.seed}: making its schedule of faults smaller", file=sys.stderr)
+        small = minimise_seed(campaign, named)
+        path = Path(f"faults-{scenario}-{named.seed}.toml")
+        path.write_text(small, encoding="utf-8")
+        print(f"{small}\nreplay: {campaign.replay(named.seed, faults=str(path))}")
+    word = "interrupted after " if campaign.interrupted else ""
+    print(
+        f"{scenario}: {word}{campaign.done:,} seeds, {len(campaign.failed)} failed, "
+        f"{campaign.virtual_seconds / 3600:.1f} h of virtual time in {campaign.wall_seconds:.0f} s"
+    )
+    if json_path is not None:
+        write_json({**dataclasses.asdict(campaign), "minimised": small}, json_path)
+    if campaign.interrupted:
+        raise typer.Exit(130)
+    raise typer.Exit(1 if campaign.failed else 0)
 
 
 def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:

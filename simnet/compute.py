@@ -24,6 +24,7 @@ from swarm.seeds import digest, submission_seed
 from swarm.world import Child, ChildDied, ChildError
 
 TOKENIZER = b'{"simulated": "tokenizer"}'
+WEIGHTS = "model.safetensors"
 TOKENIZER_HASH = blake3(TOKENIZER).digest()
 PROBE_HASH = digest("simnet/1/probe")
 """What every honest simulated machine renders."""
@@ -81,6 +82,8 @@ class Setting:
     hardware: Hardware
     workload: Workload
     random: Random
+    tell: Callable[..., None] = lambda _what, **_facts: None
+    """Hears what truly happens, for the invariants: tell("trained", …)."""
 
 
 def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
@@ -112,6 +115,13 @@ def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
     )
 
 
+def true_rewards(workload: Workload, made: SimulatedRollouts) -> list[list[float]]:
+    """What a submission's completions earn, [groups][G]."""
+    skill = workload.reward_start + workload.reward_gain * made.policy
+    chance = Random(digest("simnet/1/rewards", made.seed))
+    return [[float(chance.random() < skill) for _ in group] for group in made.lengths]
+
+
 async def read_rollouts(setting: Setting, path: str) -> SimulatedRollouts:
     raw = await setting.disk.read(setting.disk.path_of(path))
     return msgspec.msgpack.decode(raw, type=SimulatedRollouts)
@@ -133,6 +143,7 @@ class EngineModel:
         seconds = size / self._setting.hardware.load_bytes_per_second
         await trio.sleep(seconds)
         self._policy = policy
+        self._setting.tell("loaded", policy=policy, weights=disk.names_in(f"{path}/{WEIGHTS}"))
         return {"seconds": seconds}
 
     async def probe(self, environment: str, environment_version: str) -> dict[str, Any]:
@@ -225,14 +236,12 @@ class InspectorModel:
             return {**failed, "checks": checks, "failed": "header", "detail": "another submission"}
         disk = self._setting.disk
         await disk.write(disk.path_of(out_path), msgspec.msgpack.encode(found))
-        skill = self._setting.workload.reward_start + self._setting.workload.reward_gain * policy
-        chance = Random(digest("simnet/1/rewards", found.seed))
         return {
             "checks": [["schema", 0, 0, True], ["header", 0, 0, True]],
             "failed": "",
             "detail": "",
             "proven_fault": False,
-            "rewards": [[float(chance.random() < skill) for _ in group] for group in right.lengths],
+            "rewards": true_rewards(self._setting.workload, right),
             "group_digests": [
                 digest("simnet/1/group", found.seed, bytes([group])) for group in range(groups)
             ],
@@ -320,8 +329,15 @@ class TrainerModel:
     async def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if step != self._step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self._step}")
-        for submission in submissions:
-            await read_rollouts(self._setting, submission["path"])
+        read = [await read_rollouts(self._setting, each["path"]) for each in submissions]
+        self._setting.tell(
+            "trained",
+            step=step,
+            rollouts=[
+                (bytes.fromhex(each["digest"]), each["rewards"], found)
+                for each, found in zip(submissions, read, strict=True)
+            ],
+        )
         await trio.sleep(self._setting.hardware.step_seconds)
         self._step += 1
         self._consumed += [submission["digest"] for submission in submissions]
@@ -358,13 +374,15 @@ class TrainerModel:
     async def begin_save(self, folder: str) -> dict[str, Any]:
         path = f"{self._disk.path_of(folder)}/state"
         await self._disk.write(path, msgspec.msgpack.encode((self._step, self._consumed)))
+        self._setting.tell("saved", step=self._step, consumed=list(self._consumed))
         return {}
 
     async def export(self, folder: str) -> dict[str, Any]:
         path = self._disk.path_of(folder)
         await trio.sleep(self._bytes() / self._disk.bytes_per_second)
         weights = Symbol(f"policy {self._step} of {self._name}", 0, self._bytes())
-        self._disk.put(f"{path}/model.safetensors", 0, weights)
+        self._setting.tell("exported", step=self._step, weights=weights.name)
+        self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
         await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
         await self._disk.sync(path)
         return {}
@@ -398,9 +416,10 @@ MODELS: dict[str, Callable[..., Any]] = {
 class SimulatedChild:
     """A cost model behind `swarm.world.Child`."""
 
-    def __init__(self, name: str, model: Any) -> None:
+    def __init__(self, name: str, model: Any, disk: SimulatedDisk) -> None:
         self.name = name
         self._model = model
+        self._machine = disk
         self._busy = trio.Lock()
         self._dead = False
 
@@ -414,7 +433,9 @@ class SimulatedChild:
             given = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(arguments or {})))
             with trio.move_on_after(deadline_seconds):
                 try:
+                    await self._machine.answering()
                     result = await getattr(self._model, method)(**given)
+                    await self._machine.answering()
                 except (ValueError, FileNotFoundError) as error:
                     raise ChildError(str(error), type(error).__name__) from error
                 answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
@@ -450,4 +471,5 @@ class SimulatedCompute:
         if service not in self._models:
             raise ChildDied(f"{name}: there is no cost model of {service} in this simulation")
         await trio.sleep(self._start_seconds)
-        yield SimulatedChild(name, self._models[service](self._setting, **(arguments or {})))
+        model = self._models[service](self._setting, **(arguments or {}))
+        yield SimulatedChild(name, model, self._setting.disk)

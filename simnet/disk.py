@@ -267,6 +267,7 @@ class SimulatedDatabase:
             # Shielded as on the real disk; the wait comes first, so that an effect is never seen
             # that a power cut could still take back.
             with trio.CancelScope(shield=True):
+                await self._disk.answering()
                 await trio.sleep(self._disk.sync_seconds)
             self._check_open()
             self._connection.execute("BEGIN IMMEDIATE")
@@ -309,6 +310,8 @@ class SimulatedDisk:
         self._used_bytes = 0
         self._databases: dict[str, sqlite3.Connection] = {}
         self._off = False
+        self._held: trio.Event | None = None
+        self._filled_bytes = 0
 
     # --- power ---
 
@@ -331,7 +334,42 @@ class SimulatedDisk:
         if self._off:
             raise PowerCut("the machine has lost power")
 
+    def come_back(self) -> None:
+        """Power is back and nothing was lost: only the process had died."""
+        self._off = False
+
     # --- what a simulation does to a disk ---
+
+    def hold(self) -> None:
+        """Answer nothing until `go_on`."""
+        if self._held is None:
+            self._held = trio.Event()
+
+    def go_on(self) -> None:
+        if self._held is not None:
+            self._held.set()
+            self._held = None
+
+    async def answering(self) -> None:
+        """Wait while the machine is held."""
+        while self._held is not None:
+            await self._held.wait()
+
+    def slow_down(self, factor: float) -> None:
+        """Take this many times as long for everything from now on."""
+        self.bytes_per_second /= factor
+        self.sync_seconds *= factor
+
+    def fill(self) -> None:
+        """Somebody else takes all the space that is free."""
+        free = self.free_bytes()
+        self._filled_bytes += free
+        self.capacity_bytes -= free
+
+    def make_room(self) -> None:
+        """He gives it back."""
+        self.capacity_bytes += self._filled_bytes
+        self._filled_bytes = 0
 
     def put(self, path: str, offset: int, content: Content) -> None:
         """Write at once, unsynced; makes the file, raises `DiskFullError`."""
@@ -351,6 +389,16 @@ class SimulatedDisk:
         if len(found) == 1 and isinstance(found[0][1], Symbol) and _size(found[0][1]) == size_bytes:
             return found[0][1]
         return None
+
+    def names_in(self, path: str) -> Names:
+        """Of a file without bytes: what its content is called, in order; "?" for gaps and bytes."""
+        file = self._file(path)
+        names, done = [], 0
+        for place, content in file.extents.get(0, file.size_bytes):
+            whole = isinstance(content, Symbol) and place == done and content.start == place
+            names.append(content.name if whole and isinstance(content, Symbol) else "?")
+            done = place + _size(content)
+        return names if done == file.size_bytes else [*names, "?"]
 
     def path_of(self, local: str) -> str:
         """The path on this disk of what `local_path` gave to a child."""
@@ -564,6 +612,7 @@ class SimulatedDisk:
         self._journal.clear()
 
     async def _take_seconds(self, size_bytes: int, *, syncs: bool = False) -> None:
+        await self.answering()
         seconds = max(0, size_bytes) / self.bytes_per_second
         await trio.sleep(seconds + (self.sync_seconds if syncs else 0.0))
         self.check_power()

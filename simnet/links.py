@@ -106,18 +106,23 @@ class Connection:
         if network.is_cut(self.owner, self.peer):
             self._held.append((size_bytes, action, args))
             return
-        owner, weather = self.owner, network.weather
+        owner = self.owner
         network.count_message(owner.peer_id)
         network.bytes_sent += size_bytes
         self._number += 1
         free_at = max(trio.current_time(), self._line_free_at)
         self._line_free_at = free_at + size_bytes / owner.line.uplink_bytes_per_second
         draw = mix(self._seed + self._number)
-        latency = travel_seconds(self._latency, weather.jitter, weather.loss, draw)
+        loss = network.loss(owner.peer_id, self.peer.peer_id)
+        latency = travel_seconds(self._latency, network.weather.jitter, loss, draw)
         self._arrived_at = max(self._arrived_at, self._line_free_at + latency)
         network.timeline.at_link(
             self._arrived_at, self.link, network.messages, self._arrive, action, args
         )
+
+    def duplicates(self, protocol: str) -> int:
+        """How often a frame on this way comes again."""
+        return self._network.duplicates(self.peer.peer_id, protocol)
 
     def _arrive(self, action: Callable[..., object], args: tuple[Any, ...]) -> None:
         if self.closed:
@@ -273,7 +278,10 @@ class SimulatedStream:
     def _put(self, frame: bytes) -> None:
         self._check_writable()
         self._credit -= len(frame) + defaults.FRAME_COST_BYTES
-        self._connection.send(len(frame) + _HEAD_BYTES, self.far._take, frame)
+        connection = self._connection
+        connection.send(len(frame) + _HEAD_BYTES, self.far._take, frame)
+        for _ in range(connection.duplicates(self.protocol)):
+            connection.send(len(frame) + _HEAD_BYTES, self.far._take, frame)
 
     def _take(self, frame: bytes) -> None:
         if self._failure is not None:

@@ -101,6 +101,9 @@ class SimulatedNetwork:
         """Hosts that lost power: nobody there refuses a connection."""
         self._latencies: dict[tuple[str, str], float] = {}
         self._cuts: dict[tuple[PeerId, PeerId], int] = {}
+        self._frozen: dict[PeerId, int] = {}
+        self._losses: dict[PeerId, float] = {}
+        self._duplicated: dict[tuple[PeerId, str], int] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -140,9 +143,7 @@ class SimulatedNetwork:
         go unanswered, and pieces stall."""
         for pair in [(a, b)] if one_way else [(a, b), (b, a)]:
             self._cuts[pair] = self._cuts.get(pair, 0) + 1
-        self._lose_later(a, b)
-        for flow in self._flows_between(a, b):
-            self.stall(flow)
+        self._fall_silent(a, b)
 
     def heal(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
         """Undo one `cut`."""
@@ -150,6 +151,59 @@ class SimulatedNetwork:
             left = self._cuts.pop(pair, 0) - 1
             if left > 0:
                 self._cuts[pair] = left
+        self._speak_again(a, b)
+
+    def freeze(self, peer: PeerId) -> None:
+        """Let nothing pass to or from a peer, whoever comes and goes meanwhile."""
+        self._frozen[peer] = self._frozen.get(peer, 0) + 1
+        for other in self._neighbours_of(peer):
+            self._fall_silent(peer, other)
+
+    def thaw(self, peer: PeerId) -> None:
+        """Undo one `freeze`."""
+        left = self._frozen.pop(peer) - 1
+        if left > 0:
+            self._frozen[peer] = left
+            return
+        for other in self._neighbours_of(peer):
+            self._speak_again(peer, other)
+
+    def lose(self, peer: PeerId, share: float) -> None:
+        """Lose this share more of a peer's packets, each way; a negative one undoes it."""
+        left = self._losses.pop(peer, 0.0) + share
+        if left > 1e-9:
+            self._losses[peer] = left
+
+    def loss(self, sender: PeerId, receiver: PeerId) -> float:
+        """Share of the packets from one to the other that is lost."""
+        if not self._losses:
+            return self.weather.loss
+        more = self._losses.get(sender, 0.0) + self._losses.get(receiver, 0.0)
+        return min(0.95, self.weather.loss + more)
+
+    def duplicate(self, peer: PeerId, protocol: str, times: int) -> None:
+        """Have every frame of a protocol reach a peer `times` times more; negative undoes it."""
+        left = self._duplicated.pop((peer, protocol), 0) + times
+        if left > 0:
+            self._duplicated[(peer, protocol)] = left
+
+    def duplicates(self, peer: PeerId, protocol: str) -> int:
+        """How often a frame to a peer comes again."""
+        return self._duplicated.get((peer, protocol), 0) if self._duplicated else 0
+
+    def _neighbours_of(self, peer: PeerId) -> list[PeerId]:
+        transport = self._here.get(peer)
+        if transport is None:
+            return []
+        ends = [end for pair in transport._transfers.values() for end in pair if end != peer]
+        return list(dict.fromkeys([*transport.connected(), *ends]))
+
+    def _fall_silent(self, a: PeerId, b: PeerId) -> None:
+        self._lose_later(a, b)
+        for flow in self._flows_between(a, b):
+            self.stall(flow)
+
+    def _speak_again(self, a: PeerId, b: PeerId) -> None:
         for sender, receiver in ((a, b), (b, a)):
             connection = self._connection(sender, receiver)
             if connection is not None:
@@ -268,10 +322,12 @@ class SimulatedNetwork:
 
     def is_cut(self, sender: BulkPlane, receiver: BulkPlane) -> bool:
         """Whether nothing passes from one to the other."""
-        if not self._cuts and not self._gone_dark:
+        if not self._cuts and not self._gone_dark and not self._frozen:
             return False
         return (
             (sender.peer_id, receiver.peer_id) in self._cuts
+            or sender.peer_id in self._frozen
+            or receiver.peer_id in self._frozen
             or sender.host in self._gone_dark
             or receiver.host in self._gone_dark
         )
@@ -301,7 +357,8 @@ class SimulatedNetwork:
         self.count_message(sender.peer_id)
         base = self.latency(sender.line.region, receiver.line.region)
         draw = mix(self.link_seed ^ mix(~self.link(sender, receiver)) ^ hash(trio.current_time()))
-        return travel_seconds(base, self.weather.jitter, self.weather.loss, draw)
+        loss = self.loss(sender.peer_id, receiver.peer_id)
+        return travel_seconds(base, self.weather.jitter, loss, draw)
 
     def count_message(self, sender: PeerId) -> None:
         self.messages += 1

@@ -14,6 +14,9 @@ from swarm.demo.view import readable_bytes
 
 DIM = "bright_black"
 BROADCASTS_SHOWN = 6
+EVENT_LETTERS_MAX = 200
+EVENTS_SHOWN = 20
+"""Of those that led to a violation."""
 UNITS = ("_bytes", "_seconds", "_minutes", "_share", "_mbps")
 """Ends of names that say a figure's unit."""
 
@@ -34,10 +37,22 @@ def print_report(report: dict[str, Any], replay: str, console: Console | None = 
     line = Text("trace hash ", style=DIM)
     line.append(report["trace_hash"])
     console.print(line, soft_wrap=True)
+    for line_before in report["led_there"][-EVENTS_SHOWN:]:
+        console.print(Text(line_before, style=DIM), soft_wrap=True)
     for violation in report["violations"]:
         console.print(Text(f"VIOLATION {violation}", style="bold red"), soft_wrap=True)
     if report["violations"]:
         console.print(Text(f"replay: {replay}"), soft_wrap=True)
+
+
+def readable_event(entry: tuple[float, str, str, dict[str, Any]]) -> str:
+    """One event of a trace on a line."""
+    time, name, peer, fields = entry
+    shown = " ".join(
+        f"{key}={value.hex()[:12] if isinstance(value, bytes) else value}"
+        for key, value in fields.items()
+    )
+    return f"{time:10.3f} s  {peer}  {name} {shown}"[:EVENT_LETTERS_MAX]
 
 
 def _head(report: dict[str, Any]) -> RenderableType:

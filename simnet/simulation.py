@@ -7,11 +7,13 @@ compute and transport in place of the machine's.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -46,6 +48,12 @@ from swarm.settings import PeerSettings
 ENVELOPES_REMEMBERED = 16_384
 """Signatures that the peers of a simulation check once, all together: by the envelope's bytes, so
 that a forged one is refused as ever."""
+
+if TYPE_CHECKING:
+    from simnet.faults import Schedule
+
+SUPERVISOR_SECONDS = 5.0
+"""After which a peer that ended by itself is started again."""
 
 LAST_EVENTS = 50
 """Events kept to show what led to a violation."""
@@ -126,9 +134,12 @@ class Peer:
         """While it lives."""
         self.ended: str | None = None
         """Why its last life ended by itself."""
+        self.left = False
+        """Gone for good."""
         self._simulation = simulation
         self._lives = 0
         self._scope: trio.CancelScope | None = None
+        self._world: SimulatedWorld | None = None
         self._over = trio.Event()
 
     @property
@@ -144,8 +155,31 @@ class Peer:
         if self.alive:
             raise ValueError(f"{self.name} is alive already")
         self._over = trio.Event()
+        self.ended = None
         node: Node = await self._simulation.nursery.start(self._live, resume, name=self.name)
         return node
+
+    async def start_again(self) -> None:
+        """Begin another life, if it has none and should have one; it may end at once."""
+        if not self.alive and not self.left:
+            try:
+                await self.start(resume=True)
+            except RuntimeError:
+                if self.ended is None:
+                    raise
+
+    def successor(self) -> Plan:
+        """What somebody new of its kind is made of."""
+        name, _, generation = self.name.partition("~")
+        return dataclasses.replace(self.plan, name=f"{name}~{int(generation or 1) + 1}")
+
+    def step_clock(self, ahead_seconds: float) -> None:
+        """Put its wall clock forward, for this life and all others."""
+        self.plan = dataclasses.replace(
+            self.plan, skew_seconds=self.plan.skew_seconds + ahead_seconds
+        )
+        if self._world is not None:
+            self._world.correct_clock(ahead_seconds)
 
     async def crash(self) -> None:
         """Lose power. Cut off from network and disk first, so that nothing is cleaned up that a
@@ -158,7 +192,10 @@ class Peer:
 
     async def kill(self) -> None:
         """The process dies, the machine does not: what was written is there."""
+        self.disk.lose_power()  # no clean-up runs that a SIGKILL would not
+        self._simulation.network.kill(self.id)
         await self._end()
+        self.disk.come_back()
 
     async def _end(self) -> None:
         assert self._scope is not None
@@ -173,6 +210,7 @@ class Peer:
         world = SimulatedWorld(
             simulation.seed, life, skew_seconds=plan.skew_seconds, drift=plan.drift
         )
+        self._world = world
         events = Events(world, self.id)
         scope = trio.CancelScope()
         self._scope = scope
@@ -187,6 +225,7 @@ class Peer:
         setting = Setting(
             self.name, self.disk, plan.hardware, simulation.workload,
             source(simulation.seed, "compute", life),
+            functools.partial(simulation.tell, self, scope),
         )  # fmt: skip
         roles = [simulation.role(name) for name in plan.roles if name != BOOTSTRAP]
         try:
@@ -213,9 +252,9 @@ class Peer:
             pass
         except* SwarmError as group:
             self.ended = "; ".join(str(error) for error in _leaves(group))
-            simulation.violate(f"{self.name} ended: {self.ended}")
+            simulation.nursery.start_soon(simulation.on_end, self, name=f"supervisor {self.name}")
         finally:
-            self.node = None
+            self.node = self._world = None
             if self._scope is scope:
                 self._scope = None
             self._over.set()
@@ -236,6 +275,14 @@ class Simulation:
         """Addresses that new peers are told."""
         self.trace = Trace()
         self.violations: list[str] = []
+        self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
+        """The last events before the first violation: (time, event, peer, fields)."""
+        self.faults: Schedule | None = None
+        """What is to go wrong, where the scenario does not draw it."""
+        self.disturbed = 0
+        """Faults that last now."""
+        self.witnesses: list[Callable[[Peer, str, dict[str, Any]], None]] = []
+        """Called with what truly happens in a peer's children."""
         self.listeners: list[Callable[[float, Peer, Event], None]] = []
         """Called with the virtual time, the peer and each event of it. They must change nothing."""
         self.ends_at: float | None = None
@@ -322,7 +369,22 @@ class Simulation:
             self._roles[name] = load_role(name)
         return self._roles[name]
 
+    async def on_end(self, peer: Peer) -> None:
+        """A peer's process has ended with an error. While there are faults that may be right; as
+        a supervisor would, start it again."""
+        if not self.disturbed:
+            self.violate(f"{peer.name} ended: {peer.ended}")
+            return
+        await trio.sleep(SUPERVISOR_SECONDS)
+        await peer.start_again()
+
     # --- what peers say ---
+
+    def tell(self, peer: Peer, life: trio.CancelScope, what: str, **facts: Any) -> None:
+        """Take what truly happened in a peer's child; a crashed peer does nothing more."""
+        if peer._scope is life:
+            for witness in self.witnesses:
+                witness(peer, what, facts)
 
     def hear(self, peer: Peer, life: trio.CancelScope, event: Event) -> None:
         """Take an event into the trace; a crashed peer says nothing more."""
@@ -363,7 +425,10 @@ class Simulation:
         return not missing
 
     def violate(self, what: str) -> None:
-        """Note that something happened that must not."""
+        """Note that something happened that must not, and stop: what follows proves nothing."""
+        if not self.violations:
+            self.led_there = list(self.trace.last)
+            self.nursery.cancel_scope.cancel()
         self.violations.append(f"at {trio.current_time():.3f} s: {what}")
 
 

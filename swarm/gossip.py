@@ -175,6 +175,10 @@ class Gossip:
     def neighbours(self) -> list[PeerId]:
         return sorted(self._neighbours)
 
+    def kept(self) -> int:
+        """How many announcements are held for neighbours that lack them."""
+        return len(self._store)
+
     def publish(self, envelope: Envelope) -> None:
         """Spread an own envelope, or one that came another way. A duplicate does nothing."""
         try:

@@ -119,6 +119,8 @@ class Node:
     sequencer: Sequencer
     manifests: dict[str, Envelope] = field(default_factory=dict)
     """Signed run manifests this peer hands out, by run id."""
+    part: RunNode | None = None
+    """Its part in a run, once it has one."""
     _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
 
     @property
@@ -340,6 +342,7 @@ class RunNode:
 
     def __init__(self, node: Node, run: Run, topics: Sequence[str] = (RUN,)) -> None:
         self.node = node
+        node.part = self
         self.run = run
         self.status = Status()
         self.gate = Gate(node.world, run.id, run.permits)

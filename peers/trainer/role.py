@@ -761,6 +761,7 @@ class TrainerRole:
             "trainer.checkpoint_published",
             step=step,
             lineage=self._lineage,
+            manifest=held.digest,
             bytes=held.manifest.total_bytes,
         )
         self._changed.touch()

@@ -530,6 +530,7 @@ class ValidatorRole:
         failed = next((check for check in outcome.checks if not check.passed), None)
         self._events.emit(
             "validator.verdict",
+            submission=digest,
             worker=worker,
             outcome=word,
             failed=outcome.failed,

@@ -1,0 +1,216 @@
+"""Many seeds of one scenario, and for one that fails: the fewest faults that still make it fail.
+
+Each seed runs in a process of its own pool; what a process dies of is a failure of its seed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from simnet.faults import AnyFault, Lasting, Schedule, parse, to_toml
+from simnet.simulate import simulate
+from swarm.demo.view import readable_seconds
+
+LINE_SECONDS = 10.0
+"""Between two lines of progress."""
+SHORTEST_SECONDS = 1.0
+"""Durations are not shortened below this."""
+
+TRIES_MAX = 60
+"""Simulations spent on making one schedule smaller."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one seed."""
+
+    seed: int
+    violations: list[str]
+    trace_hash: str
+    schedule: str
+    """TOML."""
+
+
+@dataclass
+class Campaign:
+    """What became of all."""
+
+    scenario: str
+    peers: int | None
+    plant: str | None
+    done: int = 0
+    wall_seconds: float = 0.0
+    virtual_seconds: float = 0.0
+    failed: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+
+    def replay(self, seed: int, *, faults: str = "") -> str:
+        """The command that runs one seed again."""
+        command = f"python -m simnet run {self.scenario} --seed {seed}"
+        command += "" if self.peers is None else f" --peers {self.peers}"
+        command += "" if self.plant is None else f" --plant {self.plant}"
+        return command + (f" --faults {faults}" if faults else "")
+
+
+def run_seed(
+    scenario: str, peers: int | None, seed: int, plant: str | None, schedule: str | None = None
+) -> tuple[Result, float]:
+    """One seed, and the virtual seconds it took. Any error counts as a violation."""
+    faults = None if schedule is None else parse(schedule, "the schedule")
+    try:
+        report = simulate(scenario, peers=peers, seed=seed, plant=plant, faults=faults)
+    except Exception as error:  # of a peer's task: as bad as a violation, and told like one
+        last = traceback.extract_tb(_innermost(error).__traceback__)[-1]
+        what = f"{type(_innermost(error)).__name__}: {_innermost(error)}"
+        return Result(seed, [f"{what} ({last.filename}:{last.lineno})"], "", schedule or ""), 0.0
+    return (
+        Result(seed, report["violations"], report["trace_hash"], report["faults"]),
+        report["virtual_seconds"],
+    )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def run_campaign(
+    scenario: str,
+    *,
+    seeds: Sequence[int],
+    peers: int | None = None,
+    plant: str | None = None,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> Campaign:
+    """Run all seeds, `jobs` at a time, with a progress line; Ctrl-C ends it with what there is."""
+    console = console or Console(stderr=True)
+    campaign = Campaign(scenario, peers, plant)
+    started = shown = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(jobs, mp_context=context)
+    left = iter(seeds)
+    running: dict[Future[tuple[Result, float]], int] = {}
+
+    def fill() -> None:
+        while len(running) < 2 * jobs:
+            seed = next(left, None)
+            if seed is None:
+                return
+            running[executor.submit(run_seed, scenario, peers, seed, plant)] = seed
+
+    try:
+        fill()
+        while running:
+            finished, _ = wait(running, timeout=LINE_SECONDS, return_when=FIRST_COMPLETED)
+            for future in sorted(finished, key=lambda future: running[future]):
+                seed = running.pop(future)
+                try:
+                    result, virtual = future.result()
+                except BrokenProcessPool:
+                    result, virtual = Result(seed, ["its process died"], "", ""), 0.0
+                campaign.done += 1
+                campaign.virtual_seconds += virtual
+                if result.violations:
+                    campaign.failed.append(result)
+                    console.print(f"seed {seed}: {result.violations[0]}", soft_wrap=True)
+                    console.print(f"  replay: {campaign.replay(seed)}", soft_wrap=True)
+            fill()
+            now = time.monotonic()
+            if now - shown >= LINE_SECONDS or not running:
+                shown = now
+                rate = campaign.done / (now - started)
+                ahead = (len(seeds) - campaign.done) / rate if rate else 0.0
+                console.print(
+                    f"{campaign.done:,} of {len(seeds):,} seeds, {len(campaign.failed)} failed, "
+                    f"{rate:.2f} seeds/s, {readable_seconds(ahead)} left"
+                )
+    except KeyboardInterrupt:
+        campaign.interrupted = True
+        for future in running:
+            future.cancel()
+    finally:
+        executor.shutdown(wait=not campaign.interrupted, cancel_futures=True)
+    campaign.failed.sort(key=lambda result: result.seed)
+    campaign.wall_seconds = time.monotonic() - started
+    return campaign
+
+
+# --- making a schedule smaller ---
+
+
+def minimise(
+    schedule: Schedule, fails: Callable[[Schedule], bool], *, tries_max: int = TRIES_MAX
+) -> Schedule:
+    """The smallest schedule found that still `fails`: first fewer faults (delta debugging, Zeller
+    and Hildebrandt 2002), then shorter ones."""
+    tries = 0
+
+    def still_fails(candidate: Schedule) -> bool:
+        nonlocal tries
+        tries += 1
+        return tries <= tries_max and fails(candidate)
+
+    if still_fails([]):
+        return []
+    parts = 2
+    while len(schedule) > 1:
+        for kept in _complements(schedule, parts):
+            if still_fails(kept):
+                schedule, parts = kept, max(2, parts - 1)
+                break
+        else:
+            if parts >= len(schedule):
+                break
+            parts = min(len(schedule), 2 * parts)
+    for index in range(len(schedule)):
+        while (shorter := _shortened(schedule[index])) is not None:
+            candidate = [*schedule[:index], shorter, *schedule[index + 1 :]]
+            if not still_fails(candidate):
+                break
+            schedule = candidate
+    return schedule
+
+
+def _complements(schedule: Schedule, parts: int) -> Iterator[Schedule]:
+    """The schedule without each of its `parts` parts."""
+    size = -(-len(schedule) // parts)
+    for start in range(0, len(schedule), size):
+        yield schedule[:start] + schedule[start + size :]
+
+
+def _shortened(fault: AnyFault) -> AnyFault | None:
+    """A fault of half the duration, or with one peer less."""
+    if isinstance(fault, Lasting) and fault.seconds >= 2 * SHORTEST_SECONDS:
+        return type(fault)(**{**_fields(fault), "seconds": round(fault.seconds / 2, 3)})
+    if len(fault.peers) > 1:
+        return type(fault)(**{**_fields(fault), "peers": fault.peers[:-1]})
+    return None
+
+
+def _fields(fault: AnyFault) -> dict[str, Any]:
+    return {name: getattr(fault, name) for name in fault.__struct_fields__}
+
+
+def minimise_seed(campaign: Campaign, result: Result) -> str:
+    """The smallest schedule, in TOML, with which a failing seed still breaks anything."""
+
+    def fails(schedule: Schedule) -> bool:
+        print(f"  with {len(schedule)} faults…", file=sys.stderr, flush=True)
+        again, _ = run_seed(
+            campaign.scenario, campaign.peers, result.seed, campaign.plant, to_toml(schedule)
+        )
+        return bool(again.violations)
+
+    return to_toml(minimise(parse(result.schedule, f"seed {result.seed}"), fails))

@@ -1,0 +1,291 @@
+"""What can go wrong with machines and lines, and when: schedules drawn from a seed, or by hand.
+
+A schedule is a list of faults. Written by hand it is TOML, a table for each:
+
+    [[fault]]
+    kind = "crash"
+    at = 60.0
+    seconds = 20.0
+    peers = ["validator-0"]
+
+Every fault that lasts heals by itself after `seconds`; then everything must be well again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import TypeAlias
+
+import msgspec
+import trio
+
+from simnet.simulation import Peer, Simulation
+from swarm.errors import UserError
+from swarm.gossip import PROTOCOL as GOSSIP_PROTOCOL
+
+AFTERMATH_SECONDS = 60.0
+"""So long after a fault a peer may still end because of it; it is started again."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that goes wrong at `at` (virtual seconds) with each of `peers` (by name)."""
+
+    at: float
+    peers: list[str]
+
+    async def happen(self, simulation: Simulation) -> None:
+        """Go wrong now, and be well again on return."""
+        raise NotImplementedError
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise `UserError` for what cannot be."""
+        kind = type(self).__struct_config__.tag
+        if not self.at >= 0:
+            raise UserError(f"{kind}: at must be 0 or more seconds, not {self.at}")
+        for name in self.peers:
+            if name not in names:
+                raise UserError(f"{kind}: there is no peer named {name!r}")
+
+
+class Lasting(Fault, frozen=True, kw_only=True):
+    """A fault that is over after a while."""
+
+    seconds: float
+
+    def check(self, names: Sequence[str]) -> None:
+        super().check(names)
+        if not self.seconds > 0:
+            kind = type(self).__struct_config__.tag
+            raise UserError(f"{kind}: seconds must be more than 0, not {self.seconds}")
+
+    async def happen(self, simulation: Simulation) -> None:
+        peers = [simulation.peers[name] for name in self.peers]
+        for peer in peers:
+            await self.begin(simulation, peer)
+        await trio.sleep(self.seconds)
+        for peer in peers:
+            await self.end(simulation, peer)
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        raise NotImplementedError
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        raise NotImplementedError
+
+
+class Crash(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="crash"):
+    """Power is lost, and back after a while: the peer starts again from what its disk kept."""
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        if peer.alive:
+            await peer.crash()
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        await peer.start_again()
+
+
+class Kill(Crash, frozen=True, kw_only=True, tag_field="kind", tag="kill"):
+    """The process dies and is started again; the machine, and what was written, stay."""
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        if peer.alive:
+            await peer.kill()
+
+
+class Replace(Fault, frozen=True, kw_only=True, tag_field="kind", tag="replace"):
+    """A peer leaves for good without a word, and somebody new of its kind joins: churn."""
+
+    async def happen(self, simulation: Simulation) -> None:
+        for name in self.peers:
+            peer = simulation.peers[name]
+            if peer.alive:
+                await peer.crash()
+                peer.left = True
+                await simulation.add(peer.successor()).start()
+
+
+class Freeze(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="freeze"):
+    """Nothing reaches a peer or leaves it, and its disk and children do not answer; its timers
+    run on, so that afterwards it finds its deadlines passed."""
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        simulation.network.freeze(peer.id)
+        peer.disk.hold()
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        simulation.network.thaw(peer.id)
+        peer.disk.go_on()
+
+
+class SlowDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="slow-disk"):
+    """Everything on the disk takes `factor` times as long."""
+
+    factor: float = 100.0
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        peer.disk.slow_down(self.factor)
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        peer.disk.slow_down(1 / self.factor)
+
+
+class FullDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="full-disk"):
+    """No byte more fits."""
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        peer.disk.fill()
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        peer.disk.make_room()
+
+
+class Partition(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="partition"):
+    """Nothing passes between `peers` and all others; with `one_way`, nothing from them."""
+
+    one_way: bool = False
+
+    async def happen(self, simulation: Simulation) -> None:
+        inside = [simulation.peers[name].id for name in self.peers]
+        outside = [peer.id for name, peer in simulation.peers.items() if name not in self.peers]
+        pairs = [(a, b) for a in inside for b in outside]
+        for a, b in pairs:
+            simulation.network.cut(a, b, one_way=self.one_way)
+        await trio.sleep(self.seconds)
+        for a, b in pairs:
+            simulation.network.heal(a, b, one_way=self.one_way)
+
+
+class Lossy(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="lossy"):
+    """This part of a peer's packets is lost besides, each way."""
+
+    loss: float = 0.2
+
+    def check(self, names: Sequence[str]) -> None:
+        super().check(names)
+        if not 0 < self.loss < 1:
+            raise UserError(f"lossy: loss must lie between 0 and 1, not {self.loss}")
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        simulation.network.lose(peer.id, self.loss)
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        simulation.network.lose(peer.id, -self.loss)
+
+
+class Duplicate(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="duplicate"):
+    """Every gossip frame to a peer arrives twice. TCP hides the duplicates of packets; what is
+    left above it are announcements that come again over another connection."""
+
+    async def begin(self, simulation: Simulation, peer: Peer) -> None:
+        simulation.network.duplicate(peer.id, GOSSIP_PROTOCOL, 1)
+
+    async def end(self, simulation: Simulation, peer: Peer) -> None:
+        simulation.network.duplicate(peer.id, GOSSIP_PROTOCOL, -1)
+
+
+class ClockStep(Fault, frozen=True, kw_only=True, tag_field="kind", tag="clock-step"):
+    """A peer's wall clock jumps by `ahead_seconds`, and stays off."""
+
+    ahead_seconds: float
+
+    async def happen(self, simulation: Simulation) -> None:
+        await trio.lowlevel.checkpoint()
+        for name in self.peers:
+            simulation.peers[name].step_clock(self.ahead_seconds)
+
+
+AnyFault: TypeAlias = (
+    Crash
+    | Kill
+    | Replace
+    | Freeze
+    | SlowDisk
+    | FullDisk
+    | Partition
+    | Lossy
+    | Duplicate
+    | ClockStep
+)
+Schedule: TypeAlias = list[AnyFault]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    fault: Schedule = []
+
+
+# --- schedules ---
+
+
+async def befall(simulation: Simulation, schedule: Sequence[AnyFault]) -> None:
+    """Let every fault happen at its time; returns when the last one is over."""
+
+    async def happen(fault: AnyFault) -> None:
+        simulation.disturbed += 1
+        await fault.happen(simulation)
+        await trio.sleep(AFTERMATH_SECONDS)
+        simulation.disturbed -= 1
+
+    async with trio.open_nursery() as nursery:
+        for number, fault in enumerate(sorted(schedule, key=lambda fault: fault.at)):
+            await trio.sleep_until(fault.at)
+            nursery.start_soon(happen, fault, name=f"fault {number}")
+
+
+def draw(chance: Random, names: Sequence[str], *, start: float, end: float, count: int) -> Schedule:
+    """`count` faults of all kinds that befall these peers between two times."""
+    replaceable = [name for name in names if name.startswith("worker")]
+    schedule: Schedule = []
+    for _ in range(count):
+        at = round(chance.uniform(start, end), 3)
+        seconds = round(min(end - at, chance.choice([1.0, 5.0, 20.0, 60.0])) + 1.0, 3)
+        one, few = [chance.choice(names)], sorted(chance.sample(names, chance.randint(1, 3)))
+        kinds: list[AnyFault] = [
+            Crash(at=at, seconds=seconds, peers=few),
+            Kill(at=at, seconds=seconds, peers=few),
+            Freeze(at=at, seconds=seconds, peers=one),
+            SlowDisk(at=at, seconds=seconds, peers=one),
+            FullDisk(at=at, seconds=seconds, peers=one),
+            Partition(at=at, seconds=seconds, peers=few),
+            Partition(at=at, seconds=seconds, peers=few, one_way=True),
+            Lossy(at=at, seconds=seconds, peers=few),
+            Duplicate(at=at, seconds=seconds, peers=few),
+            ClockStep(at=at, peers=one, ahead_seconds=round(chance.uniform(-20, 20), 3)),
+            *([Replace(at=at, peers=[chance.choice(replaceable)])] if replaceable else []),
+        ]
+        schedule.append(chance.choice(kinds))
+    return sorted(schedule, key=lambda fault: fault.at)
+
+
+def to_toml(schedule: Sequence[AnyFault]) -> str:
+    """A schedule as a file that `read` takes."""
+    tables = []
+    for fault in schedule:
+        fields = msgspec.to_builtins(fault)
+        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+        tables.append("\n".join(["[[fault]]", *lines]))
+    return "\n\n".join(tables) + "\n"
+
+
+def parse(text: str, where: str) -> Schedule:
+    """A schedule out of TOML; raises `UserError` naming `where` and the key."""
+    try:
+        return msgspec.toml.decode(text.encode(), type=_File).fault
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def read(path: Path) -> Schedule:
+    """A schedule out of a TOML file; raises `UserError`."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--faults {path} cannot be read ({error})") from error
+
+
+def check(schedule: Sequence[AnyFault], names: Sequence[str]) -> None:
+    """Raise `UserError` for a fault that cannot befall peers of these names."""
+    for fault in schedule:
+        fault.check(names)

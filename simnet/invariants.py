@@ -1,0 +1,233 @@
+"""What must never happen (design §9), checked throughout every simulation.
+
+Peers are not believed: what was trained on, saved and loaded is told by the cost models of their
+children (`Simulation.tell`), who have it from the simulated disk. What is compared with it are
+verdicts and announcements, from events, and at the end the trusted peers' logs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from simnet.compute import SimulatedRollouts, true_rewards
+from simnet.simulation import Peer, Simulation
+from swarm import defaults
+from swarm.events import Event
+from swarm.ledger.entries import Consumed, Judged, decode
+from swarm.ledger.log import Log
+from swarm.ledger.mirror import LogMirror
+
+LOG_ENTRIES_READ = 1000
+_TRUSTED = {"trainer", "validator"}
+
+AGREEMENT_SECONDS = 60.0
+"""Within which trusted peers that hear each other hold each other's logs."""
+LOG_LAG_ENTRIES_MAX = 20
+"""By which a mirror may lag behind a log that still grows."""
+
+CHECKPOINTS_MAX = 2 * defaults.CHECKPOINTS_KEPT + 2
+"""The last ones, those that are being fetched, and those in use."""
+
+SETTLED_SECONDS = 60.0
+"""An accepted submission this old must be in the trainer's hands."""
+
+
+class Invariants:
+    """Watches a simulation from its start; the first breach stops it (`Simulation.violate`)."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._accepted: dict[bytes, tuple[float, str]] = {}
+        """When and of which worker a submission was accepted first."""
+        self._others: dict[bytes, str] = {}
+        """Refused or quarantined by a validator: by which check."""
+        self._exported: dict[tuple[str, int], dict[str, None]] = {}
+        """Weights that each trainer's child has made of each policy."""
+        self._manifests: dict[tuple[int, int], str] = {}
+        simulation.listeners.append(self._hear)
+        simulation.witnesses.append(self._witness)
+
+    # --- what happens in children ---
+
+    def _witness(self, peer: Peer, what: str, facts: Mapping[str, Any]) -> None:
+        if what == "trained":
+            for digest, rewards, rollouts in facts["rollouts"]:
+                self._trained(peer, digest, rewards, rollouts)
+        elif what == "saved":
+            twice = [name for name, times in Counter(facts["consumed"]).items() if times > 1]
+            if twice:
+                self._broken(
+                    "a rollout is trained on once",
+                    f"submission {twice[0][:12]} stands twice in {peer.name}'s state of step "
+                    f"{facts['step']}",
+                )
+        elif what == "exported":
+            self._exported.setdefault((peer.id, facts["step"]), {})[facts["weights"]] = None
+        elif what == "loaded":
+            self._loaded(peer, facts["policy"], facts["weights"])
+
+    def _trained(
+        self, peer: Peer, digest: bytes, rewards: list[list[float]], rollouts: SimulatedRollouts
+    ) -> None:
+        short = digest.hex()[:12]
+        if digest not in self._accepted:
+            why = self._others.get(digest, "never judged")
+            self._broken(
+                "only accepted rollouts are trained on",
+                f"{peer.name} trains on submission {short} ({why})",
+            )
+        elif rewards != true_rewards(self._simulation.workload, rollouts):
+            self._broken(
+                "only validators' rewards are trained on",
+                f"{peer.name} trains on submission {short} with other rewards",
+            )
+
+    def _loaded(self, peer: Peer, policy: int, weights: list[str]) -> None:
+        known = [
+            name
+            for (_, step), names in sorted(self._exported.items())
+            if step == policy
+            for name in names
+        ]
+        if len(weights) != 1 or weights[0] not in known:
+            self._broken(
+                "only signed weights are loaded",
+                f"{peer.name} loads {' and '.join(weights) or 'nothing'} as policy {policy}",
+            )
+
+    # --- what peers say ---
+
+    def _hear(self, now: float, peer: Peer, event: Event) -> None:
+        fields = event.fields
+        if event.name == "validator.verdict":
+            digest = fields["submission"]
+            if fields["outcome"] == "accepted":
+                self._accepted.setdefault(digest, (now, fields["worker"]))
+                self._check_worker(peer, fields["worker"], digest)
+            else:
+                self._others[digest] = f"{fields['outcome']} by {fields['failed']}"
+        elif event.name == "trainer.checkpoint_published":
+            key = (fields["lineage"], fields["step"])
+            first = self._manifests.setdefault(key, fields["manifest"])
+            if first != fields["manifest"]:
+                self._broken(
+                    "one manifest for each policy",
+                    f"{peer.name} publishes policy {key[1]} of lineage {key[0]} a second time, "
+                    "with another manifest",
+                )
+        elif event.name == "ledger.forked":
+            self._broken("logs only grow", f"{peer.name}: {fields['reason']}")
+
+    def _check_worker(self, peer: Peer, worker: str, digest: bytes) -> None:
+        part = peer.node.part if peer.node is not None else None
+        if part is not None and part.run.evicted(worker) is not None:
+            self._broken(
+                "an evicted peer's rollouts are refused",
+                f"{peer.name} accepts {digest.hex()[:12]} of {worker}, which it knows as evicted",
+            )
+
+    # --- at the end ---
+
+    async def settle(self) -> None:
+        """Once faults are over: wait for trusted peers to agree, then check their books."""
+        peers = [
+            peer
+            for peer in self._simulation.peers.values()
+            if peer.node is not None and _TRUSTED.intersection(peer.plan.roles)
+        ]
+        with trio.move_on_after(AGREEMENT_SECONDS):
+            while self._disagreement(peers) is not None:
+                await trio.sleep(1.0)
+        disagreement = self._disagreement(peers)
+        if disagreement is not None:
+            self._broken(
+                "trusted peers come to agree", f"{disagreement} after {AGREEMENT_SECONDS:g} s"
+            )
+        self._check_books(peers)
+        self._check_bounds()
+
+    @staticmethod
+    def _disagreement(peers: list[Peer]) -> str | None:
+        for owner in peers:
+            size = Log(owner.disk.database("ledger.sqlite"), owner.id).size()
+            for other in peers:
+                if other is owner:
+                    continue
+                held = LogMirror(other.disk.database("ledger.sqlite"), owner.id).log.size()
+                # Heads are announced every few seconds: the newest entries are on their way.
+                if size - held > LOG_LAG_ENTRIES_MAX:
+                    return f"{other.name} lacks {size - held} entries of {owner.name}'s log"
+        return None
+
+    def _check_books(self, peers: list[Peer]) -> None:
+        """Every accepted submission is used, held or stale; each was used once."""
+        now = self._simulation.now()
+        used: Counter[bytes] = Counter()
+        held: dict[bytes, None] = {}
+        judged: dict[bytes, str] = {}
+        trainers = 0
+        for peer in peers:
+            database = peer.disk.database("ledger.sqlite")
+            log = Log(database, peer.id)
+            for start in range(0, log.size(), LOG_ENTRIES_READ):
+                for entry in map(decode, log.entries(start, LOG_ENTRIES_READ)):
+                    if isinstance(entry, Consumed):
+                        used[entry.submission] += 1
+                    elif isinstance(entry, Judged) and entry.outcome == "accepted":
+                        judged[entry.submission] = entry.worker
+            if "trainer" in peer.plan.roles:
+                trainers += 1
+                rows = peer.disk.database("trainer.sqlite").read(
+                    "SELECT digest FROM accepted ORDER BY digest"
+                )
+                held |= dict.fromkeys(row[0] for row in rows)
+        for submission, times in used.items():
+            if times > 1:
+                self._broken(
+                    "a rollout is trained on once",
+                    f"submission {submission.hex()[:12]} stands {times} times in the log",
+                )
+            if submission not in judged:
+                self._broken(
+                    "only accepted rollouts are trained on",
+                    f"submission {submission.hex()[:12]} was used and no log says it was accepted",
+                )
+        for submission, (when, _) in self._accepted.items():
+            if submission not in judged:
+                self._broken(
+                    "a verdict is never forgotten",
+                    f"submission {submission.hex()[:12]} was accepted at {when:.1f} s, and no log "
+                    "says so",
+                )
+            late = now - when > SETTLED_SECONDS
+            if trainers and late and submission not in used and submission not in held:
+                self._broken(
+                    "an accepted rollout is never lost",
+                    f"submission {submission.hex()[:12]}, accepted at {when:.1f} s, is neither "
+                    "used nor held nor stale",
+                )
+
+    def _check_bounds(self) -> None:
+        """Nothing in a peer has grown beyond its bound."""
+        for name, peer in self._simulation.peers.items():
+            node = peer.node
+            if node is None:
+                continue
+            part = node.part
+            if part is None:
+                continue
+            for what, size, most in (
+                ("connections", len(node.transport.connected()), defaults.CONNECTIONS_MAX),
+                ("neighbours", len(part.gossip.neighbours()), defaults.GOSSIP_NEIGHBOURS_MAX),
+                ("announcements kept", part.gossip.kept(), defaults.GOSSIP_STORE_MAX),
+                ("checkpoints kept", len(part.store.all()), CHECKPOINTS_MAX),
+            ):
+                if size > most:
+                    self._broken("nothing grows without a bound", f"{name}: {size} {what}")
+
+    def _broken(self, invariant: str, how: str) -> None:
+        self._simulation.violate(f"{invariant}: {how}")

@@ -1,0 +1,84 @@
+"""One simulation of a scenario, from its seed to its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from simnet import scenarios
+from simnet.clock import run_virtual
+from simnet.faults import Schedule, to_toml
+from simnet.invariants import Invariants
+from simnet.observations import Observations
+from simnet.planted import planted
+from simnet.report import readable_event
+from simnet.simulation import Simulation
+from simnet.watch import Watch
+from swarm.errors import UserError
+
+VIRTUAL_SECONDS_MAX = 7 * 24 * 3600.0
+
+
+def simulate(
+    name: str,
+    *,
+    peers: int | None = None,
+    seed: int = 1,
+    model_bytes: int | None = None,
+    faults: Schedule | None = None,
+    plant: str | None = None,
+    watch: Watch | None = None,
+    plot_path: Path | None = None,
+) -> dict[str, Any]:
+    """Run a scenario to its end, or until `watch` was interrupted; the report that `--json`
+    writes. Raises `UserError`; `Deadlock` names seed and replay."""
+    scenario = scenarios.load(name)
+    peers = scenario.peers if peers is None else peers
+    if peers < scenario.peers_min:
+        raise UserError(f"{name} needs at least {scenario.peers_min} peers, not {peers}")
+    workload = scenario.workload
+    if model_bytes is not None:
+        workload = dataclasses.replace(workload, model_bytes=model_bytes)
+    watch = watch or Watch()
+    simulation = Simulation(seed, weather=scenario.weather, workload=workload)
+    simulation.faults = faults
+    observations = Observations(simulation)
+    invariants = Invariants(simulation)
+    figures: dict[str, Any] = {}
+    virtual_seconds = 0.0
+
+    async def main() -> None:
+        nonlocal virtual_seconds
+        with watch.watching(simulation):
+            async with simulation.running():
+                figures.update(await scenario.run(simulation, peers))
+                await invariants.settle()
+                virtual_seconds = simulation.now()
+        if watch.interrupted:
+            virtual_seconds = simulation.now()
+
+    started = time.perf_counter()
+    with planted(plant):
+        run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
+    report = {
+        "scenario": name,
+        "peers": peers,
+        "seed": seed,
+        "virtual_seconds": round(virtual_seconds, 6),
+        "wall_seconds": round(time.perf_counter() - started, 3),
+        "events": simulation.trace.events,
+        "trace_hash": simulation.trace.digest(),
+        "violations": simulation.violations,
+        "led_there": [readable_event(entry) for entry in simulation.led_there],
+        "figures": figures,
+        "faults": to_toml(simulation.faults or []),
+        "network": observations.summary(),
+        **({"interrupted": True} if watch.interrupted else {}),
+    }
+    if plot_path is not None:
+        from simnet.plot import draw  # matplotlib takes a second to import
+
+        draw(observations, report, plot_path)
+    return report
