@@ -84,6 +84,8 @@ class Setting:
     random: Random
     tell: Callable[..., None] = lambda _what, **_facts: None
     """Hears what truly happens, for the invariants: tell("trained", …)."""
+    fabricates: str = ""
+    """What an adversary's engine delivers: rollouts of other "weights" or "prompts", "garbage"."""
 
 
 def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
@@ -174,11 +176,15 @@ class EngineModel:
             worker=worker, number=number, groups=groups, group_size=group_size,
             max_new_tokens=max_new_tokens,
         )  # fmt: skip
-        made.invented = self._altered
+        made.invented = self._altered or self._setting.fabricates == "weights"
+        if self._setting.fabricates == "prompts":
+            made.seed = digest("simnet/1/liked better", made.seed)
         tokens = sum(map(sum, made.lengths))
         seconds = tokens / self._setting.hardware.tokens_per_second
         await trio.sleep(seconds)
         raw = msgspec.msgpack.encode(made)
+        if self._setting.fabricates == "garbage":
+            raw = raw[: len(raw) // 2]
         await self._setting.disk.write(self._setting.disk.path_of(path), raw)
         return {
             "digest": blake3(raw).digest(),

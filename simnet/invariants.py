@@ -54,6 +54,8 @@ class Invariants:
     # --- what happens in children ---
 
     def _witness(self, peer: Peer, what: str, facts: Mapping[str, Any]) -> None:
+        if peer.plan.acts is not None:
+            return  # what an adversary does to itself is its own affair
         if what == "trained":
             for digest, rewards, rollouts in facts["rollouts"]:
                 self._trained(peer, digest, rewards, rollouts)
@@ -103,6 +105,8 @@ class Invariants:
 
     def _hear(self, now: float, peer: Peer, event: Event) -> None:
         fields = event.fields
+        if peer.plan.acts is not None:
+            return
         if event.name == "validator.verdict":
             digest = fields["submission"]
             if fields["outcome"] == "accepted":
@@ -140,7 +144,7 @@ class Invariants:
             if peer.node is not None and _TRUSTED.intersection(peer.plan.roles)
         ]
         with trio.move_on_after(AGREEMENT_SECONDS):
-            while self._disagreement(peers) is not None:
+            while self._disagreement(peers) is not None:  # noqa: ASYNC110 (nobody announces it)
                 await trio.sleep(1.0)
         disagreement = self._disagreement(peers)
         if disagreement is not None:

@@ -9,8 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import trio
+
 import swarm.envelope
+from peers.trainer.role import TrainerRole
+from swarm import defaults
+from swarm.envelope import Envelope
 from swarm.errors import UserError
+from swarm.messages import Verdict
+from swarm.trusted import TrustedPart
+
+LATE_SECONDS = 5.0
+"""By which a forgetful validator's verdicts become durable too late."""
 
 _Patch = tuple[Any, str, Any]
 
@@ -21,13 +31,31 @@ def _skip_signature_check() -> _Patch:
 
 
 def _forget_verdict() -> _Patch:
-    """A validator takes its verdicts for durable before they are."""
-    raise NotImplementedError
+    """A validator announces its verdicts before they are durable."""
+    right = TrustedPart.append_verdict
+
+    async def append_verdict(self: TrustedPart, verdict_at: Callable[[int], Verdict]) -> Envelope:
+        async def later() -> None:
+            await trio.sleep(LATE_SECONDS)
+            await right(self, verdict_at)
+
+        verdict = verdict_at(self._log.size())
+        assert self._nursery is not None
+        self._nursery.start_soon(later)
+        return await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+
+    return TrustedPart, "append_verdict", append_verdict
 
 
 def _train_twice() -> _Patch:
     """A trainer that resumes forgets what its state has consumed."""
-    raise NotImplementedError
+    right = TrainerRole._resume
+
+    async def resume(self: TrainerRole, *arguments: Any) -> None:
+        await right(self, *arguments)
+        self._known.clear()
+
+    return TrainerRole, "_resume", resume
 
 
 BUGS: dict[str, Callable[[], _Patch]] = {

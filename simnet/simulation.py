@@ -72,6 +72,10 @@ class Plan:
     disk_bytes: int = 1 << 44
     options: dict[str, Any] = field(default_factory=dict)
     manifests: list[Envelope] = field(default_factory=list)
+    acts: type[Role] | None = None
+    """What it does in truth, if it is an adversary."""
+    fabricates: str = ""
+    """What its engine makes up: `simnet.compute.Setting.fabricates`."""
 
 
 class Trace:
@@ -156,7 +160,8 @@ class Peer:
             raise ValueError(f"{self.name} is alive already")
         self._over = trio.Event()
         self.ended = None
-        node: Node = await self._simulation.nursery.start(self._live, resume, name=self.name)
+        scope = self._scope = trio.CancelScope()
+        node: Node = await self._simulation.nursery.start(self._live, scope, resume, name=self.name)
         return node
 
     async def start_again(self) -> None:
@@ -203,7 +208,9 @@ class Peer:
         scope.cancel()
         await self._over.wait()
 
-    async def _live(self, resume: bool, *, task_status: trio.TaskStatus[Node]) -> None:
+    async def _live(
+        self, scope: trio.CancelScope, resume: bool, *, task_status: trio.TaskStatus[Node]
+    ) -> None:
         simulation, plan = self._simulation, self.plan
         self._lives += 1
         life = f"{self.name} {self._lives}"
@@ -212,12 +219,10 @@ class Peer:
         )
         self._world = world
         events = Events(world, self.id)
-        scope = trio.CancelScope()
-        self._scope = scope
         events.add_sink(lambda event: simulation.hear(self, scope, event))
         settings = PeerSettings(
             role=plan.roles,
-            bootstrap=list(simulation.bootstrap),
+            bootstrap=[known for known in simulation.bootstrap if not known.endswith(self.id)],
             home=f"/simulated/{self.name}",
             resume=resume,
             options=plan.options,
@@ -226,8 +231,10 @@ class Peer:
             self.name, self.disk, plan.hardware, simulation.workload,
             source(simulation.seed, "compute", life),
             functools.partial(simulation.tell, self, scope),
+            plan.fabricates,
         )  # fmt: skip
-        roles = [simulation.role(name) for name in plan.roles if name != BOOTSTRAP]
+        honest = [simulation.role(name) for name in plan.roles if name != BOOTSTRAP]
+        roles = honest if plan.acts is None else [plan.acts]
         try:
             with scope:
                 async with (
@@ -369,9 +376,24 @@ class Simulation:
             self._roles[name] = load_role(name)
         return self._roles[name]
 
+    def evictions(self) -> int:
+        """How many peers were put out of the run, as its trusted peers know."""
+        known: dict[str, None] = {}
+        for peer in self.peers.values():
+            part = peer.node.part if peer.node is not None else None
+            if part is not None:
+                known |= {
+                    other.id: None
+                    for other in self.peers.values()
+                    if part.run.evicted(other.id) is not None
+                }
+        return len(known)
+
     async def on_end(self, peer: Peer) -> None:
         """A peer's process has ended with an error. While there are faults that may be right; as
         a supervisor would, start it again."""
+        if peer.plan.acts is not None:
+            return  # found out, most likely
         if not self.disturbed:
             self.violate(f"{peer.name} ended: {peer.ended}")
             return

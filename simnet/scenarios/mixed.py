@@ -1,14 +1,16 @@
 """A small run while all kinds of faults befall its peers; then it must be well again.
 
 The schedule is drawn from the seed, or read from `--faults FILE`. When the last fault is over, the
-trainer must publish policies again within a bound, every worker must have work accepted, and the
+trainer must publish policies again within a bound, every worker must generate with one, and the
 trusted peers must hold each other's logs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from simnet.adversaries import disguise
 from simnet.compute import Hardware, Workload
 from simnet.faults import befall, check, draw
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
@@ -34,15 +36,27 @@ def names(peers: int) -> list[str]:
 
 
 async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
-    everybody = names(peers)
+    return await be_well_again(simulation, names(peers), faults=FAULTS)
+
+
+async def be_well_again(
+    simulation: Simulation,
+    everybody: list[str],
+    *,
+    faults: int,
+    adversaries: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The scenario, with some of the peers as adversaries (kind by name)."""
+    adversaries = adversaries or {}
+    honest = [name for name in everybody if name not in adversaries]
     schedule = simulation.faults
     if schedule is None:
         schedule = simulation.faults = draw(
             source(simulation.seed, "faults"),
-            everybody,
+            honest,
             start=FAULTS_FROM_SECONDS,
             end=FAULTS_UNTIL_SECONDS,
-            count=FAULTS,
+            count=faults,
         )
     check(schedule, everybody)
     await start_bootstrap(
@@ -62,6 +76,10 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     plans += [
         Plan(name, ["inference"], draw_line(simulation.random), quick) for name in everybody[5:]
     ]
+    plans = [
+        disguise(plan, adversaries[plan.name]) if plan.name in adversaries else plan
+        for plan in plans
+    ]
     await start_over_time(simulation, [simulation.add(plan) for plan in plans], 10.0)
     await befall(simulation, schedule)
 
@@ -70,18 +88,18 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     workers = [
         name
         for name, peer in simulation.peers.items()
-        if name.startswith("worker") and not peer.left
+        if name.startswith("worker") and not peer.left and peer.plan.acts is None
     ]
     published = simulation.expect("trainer.checkpoint_published", ["trainer"])
-    accepted = simulation.expect(
-        "inference.receipt", workers, lambda event: event.fields["outcome"] == "accepted"
-    )
+    loaded = simulation.expect("inference.policy_loaded", workers)
     await simulation.meet(published, WELL_SECONDS)
-    await simulation.meet(accepted, WELL_SECONDS)
+    await simulation.meet(loaded, WELL_SECONDS)
     return {
         "faults": len(schedule),
+        **({"adversaries": ", ".join(adversaries.values())} if adversaries else {}),
         "policies_before": policy,
         "policies": simulation.trace.counts["trainer.checkpoint_published"],
         "verdicts": simulation.trace.counts["validator.verdict"],
-        "well_after_seconds": round(max(accepted.times.values(), default=healed) - healed, 3),
+        "evictions": simulation.evictions(),
+        "well_after_seconds": round(max(loaded.times.values(), default=healed) - healed, 3),
     }

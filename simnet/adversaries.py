@@ -1,0 +1,307 @@
+"""Peers that lie, each a role like the honest ones, on the same seam.
+
+They know all that an admitted peer knows and use its own code to get that far; then each does one
+wrong thing. How each attack ends is said in its docstring and shown in tests/simnet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, cast
+
+import msgspec
+import trio
+
+from peers.inference.role import InferenceRole
+from peers.relay import RelayRole
+from simnet.compute import WEIGHTS
+from simnet.disk import SimulatedDisk, Symbol
+from simnet.simulation import Plan
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.gossip import RUN, WORK, _Push
+from swarm.identity import PeerId
+from swarm.kademlia import wire
+from swarm.messages import Checkpoint, Message, PeerRecord, StepOrder, Submission
+from swarm.node import RunNode
+from swarm.shardcast.have import PROTOCOL as HAVE
+from swarm.shardcast.have import _Complete
+from swarm.shardcast.have import _encoder as _have_encoder
+from swarm.transport import BlobReference, Framing, OpenBlob, Refused, Source, Stream, StreamError
+
+ATTACK_SECONDS = 5.0
+"""Between two attempts of those that try again and again."""
+
+FLOOD_FRAMES = 200
+"""Announcements of one burst of a flood."""
+
+
+class Adversary:
+    """Joins like a relay, follows everything, and attacks every few seconds."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._heard: list[Envelope] = []
+        for kind in (Checkpoint, StepOrder):
+            peer.gossip.listen(kind, self._hear)
+
+    def _hear(self, envelope: Envelope) -> None:
+        self._heard = [*self._heard[-99:], envelope]
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._peer.follow_checkpoints)
+            while True:
+                await trio.sleep(ATTACK_SECONDS)
+                await self.attack()
+
+    async def attack(self) -> None:
+        """Do wrong once."""
+        raise NotImplementedError
+
+    def push(self, *envelopes: bytes) -> None:
+        """Hand envelopes to every neighbour, past this peer's own checks."""
+        for neighbour in list(self._peer.gossip._neighbours.values()):
+            for raw in envelopes:
+                neighbour.post(_Push(raw))
+
+    async def claim(self, sender: str, message: Message) -> bytes:
+        """An envelope that says it is of `sender`, signed with this peer's own key."""
+        mine = await self._peer.seal(message, defaults.STATE_LIFETIME_SECONDS)
+        body = msgspec.structs.replace(mine.body, sender=sender)
+        return mine.raw[:64] + msgspec.msgpack.encode(body)
+
+
+class Forger(Adversary):
+    """Announces weights of its own as the trainer's next policy, under the trainer's name, and
+    orders work with them. *Caught*: bad signatures; its neighbours ban it."""
+
+    async def attack(self) -> None:
+        orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
+        if not orders:
+            return
+        order = cast(StepOrder, orders[-1].message)
+        held = await self._make(order)
+        trainer = self._peer.run.manifest.trainers[0].peer
+        forged = msgspec.structs.replace(
+            order,
+            step=order.step + 1,
+            revision=0,
+            policy=order.policy + 1,
+            manifest_digest=held.digest,
+            manifest_bytes=held.manifest_bytes,
+        )
+        self.push(await self.claim(trainer, forged))
+
+    async def _make(self, order: StepOrder) -> Any:
+        """A checkpoint of rubbish that claims to be the next policy."""
+        disk = cast(SimulatedDisk, self._peer.node.disk)
+        folder = f"forged/{order.policy + 1}"
+        if not disk.exists(folder):
+            size = disk.size_bytes(f"{self._newest_folder()}/{WEIGHTS}")
+            disk.put(f"{folder}/{WEIGHTS}", 0, Symbol("rubbish", 0, size))
+        held = self._peer.store.held((order.lineage, order.policy + 1))
+        if held is not None:
+            return held
+        held, _ = await self._peer.store.publish(folder, order.lineage, order.policy + 1)
+        return held
+
+    def _newest_folder(self) -> str:
+        held = self._peer.store.held(self._peer.store.complete()[-1])
+        assert held is not None
+        return held.folder
+
+
+class Replayer(Adversary):
+    """Sends again what trusted peers said long ago, and own words from the future and of another
+    run. *Harmless*: old state, issued in the future, wrong run; nothing changes."""
+
+    async def attack(self) -> None:
+        record = PeerRecord(roles=["relay"], addresses=[])
+        mine = await self._peer.seal(record, defaults.STATE_LIFETIME_SECONDS)
+        ahead = msgspec.structs.replace(mine.body, issued_ms=mine.body.issued_ms + 10**7)
+        other = msgspec.structs.replace(mine.body, run="somebody/else")
+        mine_again = [self._sign(body) for body in (ahead, other)]
+        self.push(*(heard.raw for heard in self._heard[:10]), *mine_again)
+
+    def _sign(self, body: Any) -> bytes:
+        encoded = msgspec.msgpack.encode(body)
+        signed = f"swarm/1/{body.kind}\0".encode() + encoded
+        return self._peer.node.identity.sign(signed) + encoded
+
+
+class Flooder(Adversary):
+    """Sends hundreds of valid announcements at once, and opens streams without end. *Harmless*:
+    rates of senders and bounds on streams; the run goes on."""
+
+    async def attack(self) -> None:
+        record = PeerRecord(roles=["relay"], addresses=[])
+        raws = [
+            (await self._peer.seal(record, defaults.STATE_LIFETIME_SECONDS)).raw
+            for _ in range(FLOOD_FRAMES)
+        ]
+        self.push(*raws)
+        transport = self._peer.node.transport
+        for peer in transport.connected():
+            for _ in range(20):
+                try:
+                    await transport.open_stream(peer, HAVE)
+                except StreamError:
+                    break
+
+
+class Poisoner(Adversary):
+    """Answers every question of the DHT with lies: itself as the closest and as a provider of
+    everything, and records that are not signed. *Harmless*: records are verified, lookups go
+    disjoint ways, and a provider that sends nothing is left."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        handlers = cast(Any, peer.node.transport)._handlers
+        handlers.pop(wire.PROTOCOL, None)
+        peer.node.transport.serve(wire.PROTOCOL, self._lie, Framing.DELIMITED)
+
+    async def attack(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def _lie(self, stream: Stream) -> None:
+        transport = self._peer.node.transport
+        me = wire.peer_to_wire(wire.Neighbour(transport.peer_id, tuple(transport.addresses())))
+        while (raw := await stream.receive()) is not None:
+            question = wire.decode(raw)
+            answer = wire.Message(question.type, question.key, closer_peers=(me,))
+            if question.type is wire.MessageType.GET_VALUE:
+                rubbish = wire.Record(question.key, b"\0" * 200)
+                answer = dataclasses.replace(answer, record=rubbish)
+            elif question.type is wire.MessageType.GET_PROVIDERS:
+                answer = dataclasses.replace(answer, provider_peers=(me,))
+            await stream.send(wire.encode(answer))
+
+
+class CorruptRelay(RelayRole):
+    """Fetches every checkpoint and spoils what it serves. *Caught*: every piece is hashed; it
+    loses its standing as a source, and each wrong piece costs one piece."""
+
+    async def run(self) -> None:
+        disk = cast(SimulatedDisk, self._peer.node.disk)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            while True:
+                await trio.sleep(1.0)
+                for key in self._peer.store.complete():
+                    held = self._peer.store.held(key)
+                    path = f"{held.folder}/{WEIGHTS}" if held is not None else ""
+                    if held is not None and disk.exists(path):
+                        disk.put(path, 0, Symbol("rubbish", 0, disk.size_bytes(path)))
+
+
+class EquivocatingRelay(RelayRole):
+    """Tells every neighbour that it has everything, and gives nobody anything. *Caught*: a source
+    that claims a piece and refuses it has failed, and is asked ever more rarely."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        bulk = cast(Any, peer.node.transport)
+        self._honest = bulk._service
+        bulk._service = self
+
+    def admits(self, peer: PeerId | None, credential: bytes) -> bool:
+        return bool(self._honest.admits(peer, credential))
+
+    def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
+        raise Refused(404, "not yet")
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Any:
+        raise Refused(403, "this peer accepts no pushed blobs")
+
+    async def received(self, *_: Any) -> None:
+        raise Refused(403, "this peer accepts no pushed blobs")
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            while True:
+                await trio.sleep(ATTACK_SECONDS)
+                newest = self._peer.newest_checkpoint()
+                if newest is not None:
+                    await self._boast(newest.manifest_digest)
+
+    async def _boast(self, manifest: bytes) -> None:
+        transport = self._peer.node.transport
+        for peer in transport.connected():
+            try:
+                stream = await transport.open_stream(peer, HAVE)
+                await stream.send(_have_encoder.encode([_Complete(manifest)]))
+            except StreamError:
+                continue
+
+
+class Withholder(InferenceRole):
+    """Announces submissions and never delivers their files. *Caught*: refused by check `file`."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+
+        async def keep(target: Source, reference: BlobReference, path: str) -> None:
+            await trio.lowlevel.checkpoint()
+
+        cast(Any, peer.node.transport).push = keep
+
+
+class SubmissionFlooder(InferenceRole):
+    """Delivers every submission under numbers that nobody ordered as well. *Caught*: refused by
+    check `number`; its quota of unjudged files bounds what it costs."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        messenger = peer.messenger
+        request: Callable[..., Awaitable[Any]] = messenger.request
+
+        async def request_often(to: PeerId, envelope: Envelope, *more: Any, **how: Any) -> Any:
+            if isinstance(envelope.message, Submission):
+                for number in range(1000, 1003):
+                    again = msgspec.structs.replace(envelope.message, number=number)
+                    await request(
+                        to, await peer.seal(again, defaults.STATE_LIFETIME_SECONDS), *more, **how
+                    )
+            return await request(to, envelope, *more, **how)
+
+        cast(Any, messenger).request = request_often
+
+
+class Cheater(InferenceRole):
+    """Generates with other weights (`fabricates="weights"`), delivers malformed files
+    (`"garbage"`), or other rollouts than its seed gives (`"prompts"`). *Caught*: by `proofs`,
+    `schema` or `header`, and evicted."""
+
+
+KINDS: dict[str, tuple[type[Any], list[str], str]] = {
+    "forger": (Forger, ["relay"], ""),
+    "replayer": (Replayer, ["relay"], ""),
+    "flooder": (Flooder, ["relay"], ""),
+    "poisoner": (Poisoner, ["relay"], ""),
+    "corrupt-relay": (CorruptRelay, ["relay"], ""),
+    "equivocating-relay": (EquivocatingRelay, ["relay"], ""),
+    "slow-source": (RelayRole, ["relay"], ""),
+    "withholder": (Withholder, ["inference"], ""),
+    "submission-flooder": (SubmissionFlooder, ["inference"], ""),
+    "wrong-weights": (Cheater, ["inference"], "weights"),
+    "malformed-files": (Cheater, ["inference"], "garbage"),
+    "other-prompts": (Cheater, ["inference"], "prompts"),
+}
+"""By name: what it does, the roles it says it has, and what its engine makes up."""
+
+SLOW_BYTES_PER_SECOND = 1000.0
+"""The uplink of a slow source."""
+
+
+def disguise(plan: Plan, kind: str) -> Plan:
+    """A peer like this one that is an adversary."""
+    acts, roles, fabricates = KINDS[kind]
+    line = plan.line
+    if kind == "slow-source":
+        line = dataclasses.replace(line, uplink_bytes_per_second=SLOW_BYTES_PER_SECOND)
+    return dataclasses.replace(plan, roles=roles, acts=acts, fabricates=fabricates, line=line)

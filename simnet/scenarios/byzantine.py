@@ -1,0 +1,28 @@
+"""A small run of which a third lies, while faults befall the others.
+
+The kinds of adversaries (`simnet/adversaries.py`) follow from the seed, and no two are alike. The
+run must go on as if they were not there, and every invariant hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simnet.adversaries import KINDS
+from simnet.scenarios import mixed
+from simnet.seeded import source
+from simnet.simulation import Simulation
+
+PEERS = 12
+PEERS_MIN = 9
+WORKLOAD = mixed.WORKLOAD
+FAULTS = 4
+
+
+async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
+    everybody = mixed.names(peers)
+    workers = everybody[5:]
+    liars = workers[-(peers // 3) :]
+    kinds = source(simulation.seed, "adversaries").sample(sorted(KINDS), len(KINDS))
+    adversaries = {name: kinds[number % len(kinds)] for number, name in enumerate(liars)}
+    return await mixed.be_well_again(simulation, everybody, faults=FAULTS, adversaries=adversaries)
