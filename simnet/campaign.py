@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from simnet.faults import AnyFault, Lasting, Schedule, parse, to_toml
@@ -175,11 +175,11 @@ def minimise(
                 break
             parts = min(len(schedule), 2 * parts)
     for index in range(len(schedule)):
-        while (shorter := _shortened(schedule[index])) is not None:
-            candidate = [*schedule[:index], shorter, *schedule[index + 1 :]]
-            if not still_fails(candidate):
-                break
-            schedule = candidate
+        smaller = _smaller(schedule[index])
+        while smaller:
+            candidate = [*schedule[:index], smaller.pop(0), *schedule[index + 1 :]]
+            if still_fails(candidate):
+                schedule, smaller = candidate, _smaller(candidate[index])
     return schedule
 
 
@@ -190,17 +190,14 @@ def _complements(schedule: Schedule, parts: int) -> Iterator[Schedule]:
         yield schedule[:start] + schedule[start + size :]
 
 
-def _shortened(fault: AnyFault) -> AnyFault | None:
-    """A fault of half the duration, or with one peer less."""
+def _smaller(fault: AnyFault) -> Schedule:
+    """The fault with half the duration, and without one of its peers."""
+    found: Schedule = []
     if isinstance(fault, Lasting) and fault.seconds >= 2 * SHORTEST_SECONDS:
-        return type(fault)(**{**_fields(fault), "seconds": round(fault.seconds / 2, 3)})
+        found.append(msgspec.structs.replace(fault, seconds=round(fault.seconds / 2, 3)))
     if len(fault.peers) > 1:
-        return type(fault)(**{**_fields(fault), "peers": fault.peers[:-1]})
-    return None
-
-
-def _fields(fault: AnyFault) -> dict[str, Any]:
-    return {name: getattr(fault, name) for name in fault.__struct_fields__}
+        found.append(msgspec.structs.replace(fault, peers=fault.peers[:-1]))
+    return found
 
 
 def minimise_seed(campaign: Campaign, result: Result) -> str:

@@ -42,7 +42,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def check(self, names: Sequence[str]) -> None:
         """Raise `UserError` for what cannot be."""
-        kind = type(self).__struct_config__.tag
+        kind = kind_of(self)
         if not self.at >= 0:
             raise UserError(f"{kind}: at must be 0 or more seconds, not {self.at}")
         for name in self.peers:
@@ -58,7 +58,7 @@ class Lasting(Fault, frozen=True, kw_only=True):
     def check(self, names: Sequence[str]) -> None:
         super().check(names)
         if not self.seconds > 0:
-            kind = type(self).__struct_config__.tag
+            kind = kind_of(self)
             raise UserError(f"{kind}: seconds must be more than 0, not {self.seconds}")
 
     async def happen(self, simulation: Simulation) -> None:
@@ -212,6 +212,20 @@ AnyFault: TypeAlias = (
 Schedule: TypeAlias = list[AnyFault]
 
 
+KINDS = tuple(
+    str(kind.__struct_config__.tag)
+    for kind in (
+        Crash, Kill, Replace, Freeze, SlowDisk, FullDisk, Partition, Lossy, Duplicate, ClockStep
+    )
+)  # fmt: skip
+"""Names of all faults."""
+
+
+def kind_of(fault: Fault) -> str:
+    """The name of a fault's kind."""
+    return str(fault.__struct_config__.tag)
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     fault: Schedule = []
 
@@ -234,15 +248,28 @@ async def befall(simulation: Simulation, schedule: Sequence[AnyFault]) -> None:
             nursery.start_soon(happen, fault, name=f"fault {number}")
 
 
-def draw(chance: Random, names: Sequence[str], *, start: float, end: float, count: int) -> Schedule:
-    """`count` faults of all kinds that befall these peers between two times."""
+def draw(
+    chance: Random,
+    names: Sequence[str],
+    *,
+    start: float,
+    end: float,
+    count: int,
+    kinds: Sequence[str] = (),
+) -> Schedule:
+    """`count` faults of these kinds (all, if none are given) that befall these peers between two
+    times. Raises `UserError` for an unknown kind."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UserError(f"{kind!r} is none of {', '.join(KINDS)}")
     replaceable = [name for name in names if name.startswith("worker")]
     schedule: Schedule = []
     for _ in range(count):
         at = round(chance.uniform(start, end), 3)
         seconds = round(min(end - at, chance.choice([1.0, 5.0, 20.0, 60.0])) + 1.0, 3)
-        one, few = [chance.choice(names)], sorted(chance.sample(names, chance.randint(1, 3)))
-        kinds: list[AnyFault] = [
+        one = [chance.choice(names)]
+        few = sorted(chance.sample(names, min(len(names), chance.randint(1, 3))))
+        choices: list[AnyFault] = [
             Crash(at=at, seconds=seconds, peers=few),
             Kill(at=at, seconds=seconds, peers=few),
             Freeze(at=at, seconds=seconds, peers=one),
@@ -255,7 +282,10 @@ def draw(chance: Random, names: Sequence[str], *, start: float, end: float, coun
             ClockStep(at=at, peers=one, ahead_seconds=round(chance.uniform(-20, 20), 3)),
             *([Replace(at=at, peers=[chance.choice(replaceable)])] if replaceable else []),
         ]
-        schedule.append(chance.choice(kinds))
+        if kinds:
+            choices = [fault for fault in choices if kind_of(fault) in kinds]
+        if choices:
+            schedule.append(chance.choice(choices))
     return sorted(schedule, key=lambda fault: fault.at)
 
 

@@ -50,7 +50,7 @@ ENVELOPES_REMEMBERED = 16_384
 that a forged one is refused as ever."""
 
 if TYPE_CHECKING:
-    from simnet.faults import Schedule
+    from simnet.faults import Schedule as FaultSchedule
 
 SUPERVISOR_SECONDS = 5.0
 """After which a peer that ended by itself is started again."""
@@ -284,7 +284,7 @@ class Simulation:
         self.violations: list[str] = []
         self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
         """The last events before the first violation: (time, event, peer, fields)."""
-        self.faults: Schedule | None = None
+        self.faults: FaultSchedule | None = None
         """What is to go wrong, where the scenario does not draw it."""
         self.disturbed = 0
         """Faults that last now."""

@@ -1,5 +1,5 @@
-"""Scenarios: one module each, with `PEERS` (how many by default), `run` and, if it needs other
-weather or another workload, `WEATHER` and `WORKLOAD`.
+"""Scenarios: a TOML file each (`simnet.scenarios.written`), or a module with `PEERS` (how many by
+default), `run` and, if it needs other weather or another workload, `WEATHER` and `WORKLOAD`.
 
 `run(simulation, peers)` makes the peers, does what is to be done to them, and returns figures.
 """
@@ -11,12 +11,17 @@ import inspect
 import pkgutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from simnet.compute import Workload
 from simnet.network import Weather
+from simnet.scenarios.written import Written
 from simnet.simulation import Simulation
 from swarm.errors import UserError
+
+FOLDER = Path(__file__).parent
+_HELPERS = ("parts", "written")
 
 PEERS_MIN = 10
 """Fewest peers of a scenario that does not say otherwise."""
@@ -38,21 +43,31 @@ class Scenario:
 
 def names() -> list[str]:
     """Names of the scenarios there are."""
-    return sorted(
+    modules = [
         module.name.replace("_", "-")
         for module in pkgutil.iter_modules(__path__)
-        if module.name != "parts"
-    )
+        if module.name not in _HELPERS
+    ]
+    return sorted([*modules, *(path.stem for path in FOLDER.glob("*.toml"))])
 
 
 def load(name: str) -> Scenario:
-    """The scenario of this name; raises `UserError` listing those there are."""
-    if name not in names():
-        raise UserError(f"unknown scenario {name!r}; there are: {', '.join(names())}")
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    """The scenario of this name, or in this TOML file; raises `UserError` with what is wrong."""
+    module: Any
+    if name.endswith(".toml"):
+        module = Written(Path(name))
+    elif name not in names():
+        raise UserError(
+            f"unknown scenario {name!r}; there are: {', '.join(names())}, or give a .toml file"
+        )
+    elif (path := FOLDER / f"{name}.toml").exists():
+        module = Written(path)
+    else:
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    about = module.about if isinstance(module, Written) else inspect.getdoc(module) or ""
     return Scenario(
         name=name,
-        about=(inspect.getdoc(module) or "").partition("\n")[0].rstrip("."),
+        about=about.partition("\n")[0].rstrip("."),
         peers=module.PEERS,
         peers_min=getattr(module, "PEERS_MIN", PEERS_MIN),
         run=module.run,

@@ -1,0 +1,126 @@
+"""Adversaries are caught or harmless, and bugs planted on purpose are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from simnet import simulate as simulating
+from simnet.adversaries import KINDS
+from simnet.campaign import run_seed
+from simnet.planted import BUGS, check_plant
+from simnet.scenarios import Scenario, mixed
+from simnet.simulate import simulate
+from simnet.simulation import Peer, Simulation
+from swarm.errors import UserError
+from swarm.events import Event
+
+PEERS = 9
+LIAR = "worker-3"
+
+
+def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any]:
+    """The report of a run with one adversary (or none), and what was said of it: counters by
+    event, and by check of the verdicts on its work."""
+    said: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+
+    async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
+        liar = simulation.identity(LIAR).peer_id
+
+        def hear(_now: float, peer: Peer, event: Event) -> None:
+            if event.fields.get("remote") == liar or event.fields.get("source") == liar:
+                said[event.name] += 1
+            if event.name == "validator.verdict" and event.fields["worker"] == liar:
+                failed[event.fields["failed"]] += 1
+
+        simulation.listeners.append(hear)
+        adversaries = {LIAR: kind} if kind else {}
+        return await mixed.be_well_again(
+            simulation, mixed.names(peers), faults=0, adversaries=adversaries
+        )
+
+    scenario = Scenario(
+        "one liar", "", PEERS, PEERS, run, simulating.scenarios.load("mixed").weather,
+        mixed.WORKLOAD,
+    )  # fmt: skip
+    monkeypatch.setattr(simulating.scenarios, "load", lambda _: scenario)
+    return simulate("one liar", seed=5), (said, failed)
+
+
+CAUGHT: dict[str, tuple[str, str]] = {
+    "forger": ("event", "gossip.neighbour_banned"),
+    "corrupt-relay": ("event", "shardcast.piece_refused"),
+    "equivocating-relay": ("event", "shardcast.piece_refused"),
+    "withholder": ("check", "file"),
+    "submission-flooder": ("check", "number"),
+    "wrong-weights": ("check", "proofs"),
+    "malformed-files": ("check", "schema"),
+    "other-prompts": ("check", "header"),
+}
+HARMLESS_SHARE = 0.8
+"""Of the policies that a run without the adversary publishes in the same time."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_attack_is_caught_or_harmless(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, _ = run_with(None, monkeypatch)
+    report, (said, failed) = run_with(kind, monkeypatch)
+    assert report["violations"] == []
+    assert report["figures"]["policies"] >= HARMLESS_SHARE * alone["figures"]["policies"], report[
+        "figures"
+    ]
+    if kind in CAUGHT:
+        how, name = CAUGHT[kind]
+        assert (said if how == "event" else failed)[name] > 0, (said, failed)
+
+
+def test_a_third_lies_and_the_run_goes_on() -> None:
+    report = simulate("byzantine", seed=3)
+    assert report["violations"] == []
+    assert report["figures"]["policies"] > report["figures"]["policies_before"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50, 65))
+def test_byzantine(seed: int) -> None:
+    result, _ = run_seed("byzantine", None, seed, None)
+    assert result.violations == []
+
+
+FOUND_BY = {
+    "skipped-signature-check": (1, "only signed weights are loaded"),
+    "forgotten-verdict": (2, "no log says it was accepted"),
+    "trained-twice": (1, "a rollout is trained on once"),
+}
+"""Which seed of `byzantine` finds a planted bug, and by which invariant."""
+
+
+@pytest.mark.parametrize("bug", ["trained-twice"])
+def test_a_planted_bug_is_found_and_replayed(bug: str) -> None:
+    _find(bug)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(set(BUGS) - {"trained-twice"}))
+def test_all_planted_bugs_are_found_and_replayed(bug: str) -> None:
+    _find(bug)
+
+
+def _find(bug: str) -> None:
+    seed, invariant = FOUND_BY[bug]
+    report = simulate("byzantine", seed=seed, plant=bug)
+    assert invariant in report["violations"][0]
+    assert report["led_there"]
+    again = simulate("byzantine", seed=seed, plant=bug)
+    assert again["trace_hash"] == report["trace_hash"]
+    assert again["violations"] == report["violations"]
+    assert simulate("byzantine", seed=seed)["violations"] == []
+
+
+def test_an_unknown_bug_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="'gremlin': there are: skipped-signature-check"):
+        check_plant("gremlin")

@@ -1,0 +1,91 @@
+"""Schedules of faults: files, drawing, and a run that gets well again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simnet.campaign import minimise, run_seed
+from simnet.faults import KINDS, Crash, Kill, Schedule, draw, kind_of, parse, read, to_toml
+from simnet.simulate import simulate
+from swarm.errors import UserError
+
+NAMES = ["trainer", "validator-0", "worker-0", "worker-1"]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 30))
+def test_a_schedule_is_read_as_it_was_written(seed: int, count: int) -> None:
+    schedule = draw(Random(seed), NAMES, start=10.0, end=50.0, count=count)
+    assert parse(to_toml(schedule), "a test") == schedule
+    assert len(schedule) == count
+    for fault in schedule:
+        fault.check(NAMES)
+        assert 10.0 <= fault.at <= 50.0
+
+
+def test_all_kinds_are_drawn_and_can_be_chosen() -> None:
+    drawn = draw(Random(1), NAMES, start=0, end=1, count=500)
+    assert {kind_of(fault) for fault in drawn} == set(KINDS)
+    only = draw(Random(1), NAMES, start=0, end=1, count=20, kinds=["freeze"])
+    assert {kind_of(fault) for fault in only} == {"freeze"}
+    with pytest.raises(UserError, match="'flood' is none of crash, kill"):
+        draw(Random(1), NAMES, start=0, end=1, count=1, kinds=["flood"])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('kind = "crash"\nat = 1\npeers = ["worker-9"]\nseconds = 2', "no peer named 'worker-9'"),
+        ('kind = "crash"\nat = -1\npeers = ["trainer"]\nseconds = 2', "at must be 0 or more"),
+        ('kind = "crash"\nat = 1\npeers = ["trainer"]\nseconds = 0', "seconds must be more"),
+        ('kind = "lossy"\nat = 1\npeers = ["trainer"]\nseconds = 1\nloss = 2', "between 0 and 1"),
+        ('kind = "quake"\nat = 1\npeers = []', "quake"),
+        ('kind = "crash"\nat = 1\npeers = []\nseconds = 2\ncolour = 1', "colour"),
+        ('kind = "crash"\nat = "soon"\npeers = []\nseconds = 2', "at"),
+    ],
+)
+def test_a_wrong_schedule_is_one_sentence(text: str, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text("[[fault]]\n" + text)
+    with pytest.raises(UserError, match=what):
+        for fault in read(path):
+            fault.check(NAMES)
+
+
+def test_a_run_is_well_again_after_faults_of_all_kinds() -> None:
+    report = simulate("mixed", seed=1)
+    assert report["violations"] == []
+    assert report["figures"]["faults"] == 8
+    assert report["figures"]["policies"] > report["figures"]["policies_before"]
+
+
+def test_the_fewest_faults_that_fail_are_found() -> None:
+    schedule = draw(Random(3), NAMES, start=0, end=100, count=40)
+    guilty: Schedule = [
+        Crash(at=20.0, seconds=40.0, peers=["trainer", "worker-0"]),
+        Kill(at=60.0, seconds=8.0, peers=["validator-0"]),
+    ]
+    mixed = sorted([*schedule, *guilty], key=lambda fault: fault.at)
+
+    def fails(candidate: Schedule) -> bool:
+        crashes = [f for f in candidate if kind_of(f) == "crash" and f.at == 20.0]
+        kills = [f for f in candidate if kind_of(f) == "kill" and f.at == 60.0]
+        return bool(crashes and kills and crashes[0].seconds >= 5)  # type: ignore[union-attr]
+
+    found = minimise(mixed, fails, tries_max=1000)
+    assert found == [
+        Crash(at=20.0, seconds=5.0, peers=["trainer"]),
+        Kill(at=60.0, seconds=1.0, peers=["validator-0"]),
+    ]
+    assert minimise(mixed, lambda _: True) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 40))
+def test_mixed_faults(seed: int) -> None:
+    result, _ = run_seed("mixed", None, seed, None)
+    assert result.violations == []
