@@ -25,7 +25,7 @@ from simnet.simulation import Peer, Plan, Simulation
 
 KEYS = {
     "scenario", "peers", "seed", "virtual_seconds", "wall_seconds", "events", "trace_hash",
-    "violations", "figures", "network",
+    "violations", "figures", "network", "led_there", "faults",
 }  # fmt: skip
 SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
 
