@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import trio
 import typer
 
+from swarm import cli_checkpoint
 from swarm.errors import SwarmError, UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ app = typer.Typer(
 run_app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 rollouts_app = typer.Typer(help="Read files of rollouts.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
+app.add_typer(cli_checkpoint.app, name="checkpoint")
 app.add_typer(rollouts_app, name="rollouts")
 dataset_app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 app.add_typer(dataset_app, name="dataset")
@@ -60,13 +62,16 @@ WhichRun = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
-def _finish(work: Callable[[], int | None]) -> None:
+def finish(work: Callable[[], int | None]) -> None:
     """Do a command's work; every error it may raise is one sentence and a status other than 0."""
     try:
         status = work()
     except (SwarmError, BaseExceptionGroup) as error:
-        from swarm.peer import exit_with
+        from swarm.peer import exit_with, leaf_errors
 
+        if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaf_errors(error)):
+            print("stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
         status = exit_with(error)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -121,7 +126,7 @@ def demo(
         )
         return trio.run(run_demo, options)
 
-    _finish(work)
+    finish(work)
 
 
 def _seconds_since_start() -> float:
@@ -181,7 +186,7 @@ def run_create(
         print(f"  python -m swarm.peer --role bootstrap --manifest {target}")
         print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
 
-    _finish(work)
+    finish(work)
 
 
 def _what_to_probe(file: Path) -> tuple[str, str, str]:
@@ -222,7 +227,7 @@ def run_show(
             envelope = trio.run(_fetch_manifest, bootstrap, run)
         _show_manifest(envelope, as_json=as_json)
 
-    _finish(work)
+    finish(work)
 
 
 def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
@@ -269,20 +274,21 @@ def _plain(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def _visit(
-    bootstrap: Sequence[str] | None, run: str | None
+async def visit(
+    bootstrap: Sequence[str] | None, run: str | None, *, home: Path | None = None
 ) -> AsyncIterator[tuple[Node, Run]]:
-    """A node with a key of the moment that has found a run, without joining it."""
+    """A node that has found a run, without joining it; its key and state are in `home`, or of the
+    moment."""
     from swarm.node import find_run, join_network
     from swarm.peer import open_node
     from swarm.settings import PeerSettings
 
-    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as home:
+    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
             role=["observer"],
             bootstrap=list(bootstrap or _last_bootstrap()),
             listen=["/ip4/127.0.0.1/tcp/0"],
-            home=home,
+            home=str(home or momentary),
             run=run,
         )
         async with open_node(settings, events_sink=lambda event: None) as node:
@@ -306,7 +312,7 @@ def _last_bootstrap() -> list[str]:
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
     """The manifest that a bootstrap peer hands out."""
-    async with _visit(bootstrap, run) as (_, found):
+    async with visit(bootstrap, run) as (_, found):
         return found.manifest_envelope
 
 
@@ -335,7 +341,7 @@ async def _observe(bootstrap: Sequence[str] | None, run: str | None) -> tuple[_O
     from swarm.messages import Presence
     from swarm.node import RunNode
 
-    async with _visit(bootstrap, run) as (node, found):
+    async with visit(bootstrap, run) as (node, found):
         peer = RunNode(node, found, (RUN, WORK))
         observation = _Observation(peer)
         peer.gossip.listen(Presence, observation.on_presence)
@@ -367,7 +373,7 @@ def status(
         else:
             _show_status(observation, run_name)
 
-    _finish(work)
+    finish(work)
 
 
 def _status_object(observation: _Observation, run: str) -> dict[str, Any]:
@@ -450,7 +456,7 @@ async def _read_ledgers(
 
     receipts: list[Receipt] = []
     silent: list[str] = []
-    async with _visit(bootstrap, run) as (node, found):
+    async with visit(bootstrap, run) as (node, found):
         for validator in found.manifest.validator_ids():
             try:
                 receipts += await receipts_of(node, PeerId(validator), worker)
@@ -508,7 +514,7 @@ def ledger(
             print(f"not complete: {problem}", file=sys.stderr)
         return 1 if silent else 0
 
-    _finish(work)
+    finish(work)
 
 
 def _ledger_object(
@@ -612,7 +618,7 @@ def rollouts_show(
                 f"{row.completion or row.completion_tokens}"
             )
 
-    _finish(work)
+    finish(work)
 
 
 # --- fine-tuning -------------------------------------------------------------------------------
@@ -672,7 +678,7 @@ def sft(
         )
         trio.run(run_sft, options, say)
 
-    _finish(work)
+    finish(work)
 
 
 # --- datasets ----------------------------------------------------------------------------------
@@ -725,7 +731,7 @@ def dataset_filter(
         done = trio.run(filter_tasks, wanted, out, show)
         print(f"{done.kept} of {done.tried} tasks are kept; they stand in {out}")
 
-    _finish(work)
+    finish(work)
 
 
 # --- one peer ----------------------------------------------------------------------------------
@@ -742,7 +748,7 @@ def show_id(
 
         print(load_or_create(home / "identity.key").peer_id)
 
-    _finish(work)
+    finish(work)
 
 
 @app.command(

@@ -11,5 +11,6 @@ several sources at once, each checked and passed on the moment it is there.
 - `sources`: which source to ask next
 - `fetch`: from an announcement to a complete folder
 - `have`: who has which pieces, among neighbours
+- `mirror`: checkpoints as plain files on any web server, and back
 - `service`: what others may fetch from this peer, and push to it
 """

@@ -27,7 +27,7 @@ from swarm.shardcast.have import Claim, HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key, delta_key
-from swarm.transport import BlobReference, FetchError, Source, Transport
+from swarm.transport import BlobReference, BlobTransport, FetchError, Source
 from swarm.world import Sink, World
 
 Sources = Callable[[], Iterable[Source]]
@@ -127,7 +127,7 @@ class Fetcher:
     def __init__(
         self,
         world: World,
-        transport: Transport,
+        transport: BlobTransport,
         store: CheckpointStore,
         events: Events,
         *,

@@ -21,6 +21,7 @@ from swarm.world import Piece, Sink
 
 __all__ = [
     "BlobReference",
+    "BlobTransport",
     "BulkBytes",
     "BulkService",
     "ConnectError",
@@ -175,6 +176,16 @@ class BulkService(Protocol):
         self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
     ) -> None:
         """A pushed blob has arrived whole and its hash is right; commit it (or raise `Refused`)."""
+        ...
+
+
+class BlobTransport(Protocol):
+    """The part of a transport that fetching needs."""
+
+    peer_id: PeerId
+
+    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
+        """See `Transport.fetch`."""
         ...
 
 

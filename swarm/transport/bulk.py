@@ -640,7 +640,12 @@ class _Session:
             digest = await self._wire.plain_get(defaults.BULK_IDLE_SECONDS)
             if digest is not None:
                 try:
-                    await self._send_blob(digest, head_only=False)
+                    page = self._server.pages.get(b"/blob/" + digest.hex().encode())
+                    if page is not None:
+                        await self._small_request()
+                        await self._reply(200, page)
+                    else:
+                        await self._send_blob(digest, head_only=False)
                 except _Reply as reply:
                     close = reply.close
                     await self._refuse(reply, close=close)

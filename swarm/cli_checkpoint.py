@@ -1,0 +1,313 @@
+"""The commands `swarm checkpoint …`: checkpoints as files, on mirrors, and from a run's peers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import trio
+import typer
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.shardcast.mirror import Progress
+    from swarm.shardcast.store import Held
+
+app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
+RunName = Annotated[
+    str, typer.Option("--run", help="Run id in a new manifest; a folder of a peer has its own.")
+]
+Lineage = Annotated[int, typer.Option(min=0, help="Lineage in a new manifest.")]
+Step = Annotated[int, typer.Option(min=0, help="Step in a new manifest.")]
+Mirrors = Annotated[
+    list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    """A progress bar on a terminal, silence elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@app.command("export")
+def export_command(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Where the mirror's files go.")],
+    run: RunName = "nobody/exported",
+    lineage: Lineage = 0,
+    step: Step = 0,
+    mirror: Mirrors = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as plain files that any web server or bucket serves.
+
+    Copy them anywhere; `swarm checkpoint fetch http://…` gets them back, every piece checked. An
+    interrupted export goes on where it was.
+    """
+    from swarm.cli import finish
+
+    def work() -> None:
+        import msgspec
+
+        from swarm.shardcast import mirror as mirrors
+
+        async def export() -> None:
+            with _bar("exporting") as progress:
+                index = await mirrors.export(
+                    folder,
+                    out,
+                    run=run,
+                    lineage=lineage,
+                    step=step,
+                    mirrors=mirror or (),
+                    progress=progress,
+                )
+            if as_json:
+                print(msgspec.json.encode(index).decode())
+                return
+            print(f"{index.total_bytes:,} bytes in {out}, manifest {index.manifest}")
+            print("serve that folder with any web server, then:")
+            print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
+
+        trio.run(export)
+
+    finish(work)
+
+
+@app.command("publish")
+def publish_command(
+    folder: Folder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: any.")] = 8080,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(min=0.001, help="Most to send, in megabits a second.")
+    ] = None,
+    run: RunName = "nobody/published",
+    lineage: Lineage = 0,
+    step: Step = 0,
+) -> None:
+    """Be a mirror of a checkpoint, for everybody, until Ctrl-C. Nothing is copied."""
+    from swarm.cli import finish
+
+    def work() -> None:
+        from swarm.shardcast.mirror import Index, serve
+
+        def ready(bound: int, index: Index) -> None:
+            shown = "localhost" if host in ("0.0.0.0", "::") else host
+            print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
+            print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
+
+        async def publish() -> None:
+            await serve(
+                folder,
+                host=host,
+                port=port,
+                run=run,
+                lineage=lineage,
+                step=step,
+                uplink_bytes_per_second=uplink_mbps and uplink_mbps * 1e6 / 8,
+                ready=ready,
+            )
+
+        trio.run(publish)
+
+    finish(work)
+
+
+@app.command("fetch")
+def fetch_command(
+    out: Annotated[Path, typer.Option(help="Folder to be made: a Hugging Face checkpoint.")],
+    source: Annotated[
+        str | None, typer.Argument(help="A mirror's address, or a file with a manifest.")
+    ] = None,
+    mirror: Mirrors = None,
+    manifest: Annotated[
+        str | None, typer.Option(help="Digest that the manifest must have, in hexadecimal.")
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer: fetch from a run's peers.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Which run, if there are several.")
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds to give up after.")] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
+
+    Every piece is checked. What is interrupted goes on when the same command is given again.
+    """
+    from swarm.cli import finish
+
+    def work() -> None:
+        digest = _digest(manifest)
+        if (source is None) == (bootstrap is None):
+            raise UserError("give either a mirror's address or manifest file, or --bootstrap")
+        with _bar("fetching") as progress:
+            if source is None:
+                held = trio.run(_from_peers, out, bootstrap, run, deadline, progress)
+            else:
+                held = trio.run(
+                    _from_mirrors, out, source, mirror or [], digest, deadline, progress
+                )
+        told = {
+            "folder": str(out),
+            "run": held.manifest.run,
+            "lineage": held.manifest.lineage,
+            "step": held.manifest.step,
+            "bytes": held.manifest.total_bytes,
+            "manifest": held.digest.hex(),
+        }
+        if as_json:
+            print(json.dumps(told))
+        else:
+            print(
+                f"{out}: policy {told['step']} of {told['run']}, {told['bytes']:,} bytes, every "
+                f"piece checked against manifest {told['manifest']}"
+            )
+
+    finish(work)
+
+
+def _digest(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise UserError(f"--manifest {text!r} is not 64 hexadecimal digits")
+    return digest
+
+
+async def _from_mirrors(
+    out: Path,
+    source: str,
+    mirrors: Sequence[str],
+    digest: bytes | None,
+    deadline: float,
+    progress: Progress,
+) -> Held:
+    from swarm.shardcast.mirror import fetch
+
+    is_address = "://" in source
+    return await fetch(
+        out,
+        mirrors=[source, *mirrors] if is_address else mirrors,
+        manifest_file=None if is_address else Path(source),
+        manifest_digest=digest,
+        deadline_seconds=deadline,
+        progress=progress,
+    )
+
+
+async def _from_peers(
+    out: Path,
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    deadline: float,
+    progress: Progress,
+) -> Held:
+    """The newest policy of a run, as one of its observers."""
+    from swarm.cli import visit
+    from swarm.errors import DeadlineError
+    from swarm.node import RunNode
+    from swarm.shardcast.mirror import check_out, move_out, partial_of, watcher
+    from swarm.world.disk import LocalDisk
+
+    check_out(out)
+    home = partial_of(out)
+    with trio.move_on_after(deadline):
+        async with visit(bootstrap, run, home=home) as (node, found):
+            peer = RunNode(node, found)
+            peer.store.watch(watcher(progress))
+            async with peer.joined():
+                envelope = await peer.checkpoint.wait_until(lambda held: held is not None)
+                assert envelope is not None
+                checkpoint = peer.newest_checkpoint()
+                assert checkpoint is not None
+                await peer.fetch_policy(
+                    checkpoint.lineage,
+                    checkpoint.step,
+                    checkpoint.manifest_digest,
+                    checkpoint.manifest_bytes,
+                    deadline_seconds=deadline,
+                )
+                held = peer.store.held((checkpoint.lineage, checkpoint.step))
+                assert held is not None
+        await move_out(LocalDisk(home), held, out)
+        return held
+    raise DeadlineError(
+        f"no policy of the run was fetched within {deadline:g} s; its trainer may be down"
+    )
+
+
+@app.command("verify")
+def verify_command(
+    folder: Folder,
+    manifest: Annotated[
+        Path | None, typer.Option(help="File with the manifest; the folder's own, if it has one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a folder against its manifest, byte by byte; status 1 when something differs."""
+    from swarm.cli import finish
+
+    def work() -> int:
+        from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
+        from swarm.shardcast.mirror import verify
+
+        path = manifest or folder / MANIFEST_NAME
+        try:
+            blob = path.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}); give --manifest FILE"
+            ) from error
+        try:
+            with _bar("verifying") as progress:
+                problems = trio.run(verify, folder, blob, progress)
+        except BadManifest as error:
+            raise UserError(f"{path}: {error}") from error
+        if as_json:
+            print(json.dumps({"manifest": digest_of(blob).hex(), "problems": problems}))
+        elif problems:
+            for problem in problems:
+                print(problem, file=sys.stderr)
+        else:
+            print(f"{folder} is what manifest {digest_of(blob).hex()} says")
+        return 1 if problems else 0
+
+    finish(work)

@@ -1,0 +1,232 @@
+"""`swarm checkpoint`: to a mirror and back, interrupted, damaged, and with wrong arguments."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner, Result
+
+from swarm import defaults
+from swarm.cli import app
+from swarm.shardcast.mirror import fetch, serve
+from swarm.transport.memory import MemoryNetwork
+from tests.shardcast.harness import delta_peer
+from tests.shardcast.test_chain import policies, publish
+
+
+def swarm(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "sub/notes.txt").write_text("x")
+    (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(1_200_000))
+    return folder
+
+
+def same(one: Path, other: Path) -> bool:
+    names = ("config.json", "sub/notes.txt", "model.safetensors")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def static(folder: Path) -> Iterator[str]:
+    """Python's own static web server."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_exported_served_fetched_verified(model: Path, tmp_path: Path) -> None:
+    mirror, back = tmp_path / "www/mirror", tmp_path / "back"
+    made = swarm("export", model, "--out", mirror, "--run", "me/run", "--step", 3, "--json")
+    assert made.exit_code == 0, made.stderr
+    digest = json.loads(made.stdout)["manifest"]
+    assert sorted(path.name for path in mirror.iterdir()) == ["blob", "checkpoint.json"]
+    again = swarm("export", model, "--out", mirror, "--run", "me/run", "--step", 3, "--json")
+    assert json.loads(again.stdout) == json.loads(made.stdout)
+    with static(tmp_path / "www") as root:
+        got = swarm("fetch", f"{root}/mirror", "--out", back, "--manifest", digest, "--json")
+    assert got.exit_code == 0, got.stderr
+    assert json.loads(got.stdout)["step"] == 3
+    assert same(back, model) and not (tmp_path / "back.partial").exists()
+    checked = swarm("verify", back)
+    assert checked.exit_code == 0 and digest in checked.stdout
+    with (back / "model.safetensors").open("r+b") as file:
+        file.seek(700_000)
+        file.write(b"!!!")
+    (back / "config.json").unlink()
+    checked = swarm("verify", back)
+    assert checked.exit_code == 1
+    assert "config.json is missing" in checked.stderr
+    assert "differs in 1 of 5 pieces, first at byte 524,288" in checked.stderr
+
+
+def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "SOURCE_CORRUPT_SECONDS", 0.1)
+    mirror, back = tmp_path / "mirror", tmp_path / "back"
+    digest = json.loads(swarm("export", model, "--out", mirror, "--json").stdout)["manifest"]
+    blobs = sorted(path for path in (mirror / "blob").iterdir() if path.name != digest)
+    damaged = max(blobs, key=lambda path: path.stat().st_size)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"?" * len(whole))
+    with static(mirror) as root:
+        got = swarm("fetch", root, "--out", back, "--deadline", 1.5)
+        assert got.exit_code == 1 and "sent wrong bytes" in got.stderr
+        assert not back.exists() and (tmp_path / "back.partial").is_dir()
+        for path in blobs:  # all that is left to fetch is the damaged one
+            path.unlink()
+        damaged.write_bytes(whole)
+        got = swarm("fetch", root, "--out", back)
+        assert got.exit_code == 0, got.stderr
+    assert same(back, model)
+
+
+def test_by_a_manifest_file_and_two_mirrors(model: Path, tmp_path: Path) -> None:
+    mirror, back = tmp_path / "mirror", tmp_path / "back"
+    digest = json.loads(swarm("export", model, "--out", mirror, "--json").stdout)["manifest"]
+    manifest = tmp_path / "the.manifest"
+    shutil.copy(mirror / "blob" / digest, manifest)
+    with static(mirror) as root, static(tmp_path) as empty:
+        got = swarm("fetch", manifest, "--mirror", empty, "--mirror", root, "--out", back)
+        assert got.exit_code == 0, got.stderr
+        assert same(back, model)
+        # A manifest that names its mirrors needs no more than itself.
+        named = tmp_path / "named"
+        made = swarm("export", model, "--out", named, "--mirror", f"{root}/", "--json")
+        own = named / "blob" / json.loads(made.stdout)["manifest"]
+        got = swarm("fetch", own, "--out", tmp_path / "third")
+        assert got.exit_code == 0, got.stderr
+        assert same(tmp_path / "third", model)
+
+
+def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            ports: list[int] = []
+            started = trio.Event()
+
+            def ready(port: int, index: object) -> None:
+                ports.append(port)
+                started.set()
+
+            nursery.start_soon(
+                functools.partial(
+                    serve,
+                    model,
+                    host="127.0.0.1",
+                    port=0,
+                    run="a/b",
+                    lineage=0,
+                    step=1,
+                    ready=ready,
+                )
+            )
+            await started.wait()
+            held = await fetch(tmp_path / "back", mirrors=[f"http://127.0.0.1:{ports[0]}"])
+            assert held.key == (0, 1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert same(tmp_path / "back", model)
+
+
+def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    files = policies(2)
+
+    async def main() -> None:
+        async with delta_peer(MemoryNetwork(), 1, tmp_path / "peer") as peer:
+            for step in range(2):
+                await publish(peer, step, files[step])
+
+    trio.run(main)
+    made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "m", "--json")
+    told = json.loads(made.stdout)
+    assert (told["run"], told["step"]) == ("owner/run", 1)
+    delta = (tmp_path / "peer/checkpoints/0-1.delta/delta").stat().st_size
+    assert delta in {path.stat().st_size for path in (tmp_path / "m/blob").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["export", "{tmp}/none", "--out", "{tmp}/x"], "is no folder"),
+        (["export", "{tmp}/model", "--out", "{tmp}/x", "--mirror", "ftp://x"], "is no http:// or"),
+        (["export", "{tmp}/empty", "--out", "{tmp}/x"], "1 to 4096 files, not 0"),
+        (["export", "{tmp}/model", "--out", "{tmp}/model/config.json"], "cannot be written"),
+        (["publish", "{tmp}/none"], "is no folder"),
+        (["publish", "{tmp}/model", "--host", "203.0.113.9"], "choose another --port"),
+        (["fetch", "--out", "{tmp}/x"], "give either a mirror's address"),
+        (["fetch", "{tmp}/none", "--out", "{tmp}/x"], "cannot be read"),
+        (["fetch", "{tmp}/model/config.json", "--out", "{tmp}/x"], "cannot be decoded"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x"], "cannot be reached"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/model"], "not an empty folder"),
+        (["fetch", "gopher://x", "--out", "{tmp}/x"], "is no http:// or https://"),
+        (
+            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--manifest", "12"],
+            "is not 64 hexadecimal digits",
+        ),
+        (["verify", "{tmp}/model"], "give --manifest FILE"),
+        (["verify", "{tmp}/model", "--manifest", "{tmp}/model/config.json"], "cannot be decoded"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    model: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    result = swarm(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert result.exit_code in (1, 2)
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("index", "sentence"),
+    [
+        (b"<html>", "describes no checkpoint"),
+        (
+            b'{"run":"a/b","lineage":0,"step":0,"manifest":"zz","manifest_bytes":1,"total_bytes":1}',
+            "names no manifest",
+        ),
+    ],
+)
+def test_a_mirror_that_talks_nonsense(tmp_path: Path, index: bytes, sentence: str) -> None:
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www/checkpoint.json").write_bytes(index)
+    with static(tmp_path / "www") as root:
+        result = swarm("fetch", root, "--out", tmp_path / "x")
+    assert result.exit_code == 2 and sentence in result.stderr
