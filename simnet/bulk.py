@@ -263,4 +263,5 @@ def _refusal(peer: PeerId, refused: Refused) -> FetchError:
     return FetchError(
         f"{peer} refused: {refused.status} {refused.reason}",
         retry=refused.status in defaults.BULK_RETRY_STATUSES,
+        busy=refused.status in defaults.BULK_BUSY_STATUSES,
     )

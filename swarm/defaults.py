@@ -203,6 +203,9 @@ BULK_STREAM_FRAME_BYTES = 64 * 1024
 BULK_RETRY_STATUSES = (404, 429, 503)
 """Refusals that time may cure: the piece is not there yet, too many requests, busy."""
 
+BULK_BUSY_STATUSES = (429, 503)
+"""Those that say nothing against the source."""
+
 # --- kademlia --------------------------------------------------------------------------------
 
 DHT_BUCKET_SIZE = 20
@@ -386,11 +389,52 @@ NOT_YET_SECONDS = 0.05
 
 NOT_YET_SECONDS_MAX = 1.0
 
-FETCH_PARALLEL = 16
-"""Pieces one peer asks for at once."""
+BUSY_SECONDS = 1.0
+"""Pause after a source said that it is busy, doubling up to the next number, each half to whole by
+chance. Its line is full, so asking again soon would gain nothing."""
+
+BUSY_SECONDS_MAX = 16.0
+
+FETCH_PARALLEL = 8
+"""Pieces one peer asks for at once to begin with: at 25 Mb/s each, the average uplink of a swarm
+that shares evenly."""
+
+FETCH_PARALLEL_MAX = 32
+"""Pieces a peer asks for at once when most of its neighbours are complete and it is not."""
+
+FETCH_BUSY_SECONDS = 4.0
+"""After a busy source a fetch with most of its lanes in use tries no further one for so long."""
 
 FETCH_PARALLEL_PER_SOURCE = 4
 """Pieces asked of one source at once: one arrives while the next request travels."""
+
+FETCH_LOOK_SECONDS_MIN = 0.01
+"""A fetch with free lanes looks around no more often than this without being told of anything."""
+
+FETCH_LEAVE_SHARE = 1 / 16
+"""Part of the pieces after which another source is drawn though the last one has more: sources
+are chosen again as conditions change."""
+
+UPLOAD_SECONDS = 12.0
+"""A peer sends at once what keeps its uplink busy for so long: 3 pieces of 32 MiB at 50 Mb/s, 45
+at 1 Gb/s, so that each upload goes at about 20 Mb/s when all are in use, and there are a few more
+than `FETCH_PARALLEL` for each peer of an average uplink of 200 Mb/s."""
+
+UPLOAD_MEASURED_SECONDS_MIN = 1.0
+"""The uplink is measured over no less."""
+
+UPLOAD_SLOWER_SMOOTHING = 0.1
+"""Weight of a measurement below the average: the uplink may just not have been asked for more."""
+
+SEEDING_BYTES_MIN = 256 * 1024 * 1024
+"""Each piece of a checkpoint at least this large leaves its publisher once before any leaves it
+twice; a smaller one is everywhere before that matters."""
+
+SEEDING_SECONDS = 10.0
+"""When no piece has left for the first time for so long, the publisher sends any."""
+
+SEEDING_SHOWN = 8
+"""Pieces that a publisher shows to one neighbour ahead of what that one has fetched."""
 
 FETCH_HEDGE_SECONDS = 0.5
 """One of the last pieces is asked of another source after twice its expected time, and no sooner
@@ -409,10 +453,29 @@ CHECKPOINT_DEADLINE_SECONDS = 3600.0
 """The default for a whole fetch."""
 
 HAVE_BATCH_SECONDS = 0.25
-"""New pieces are announced to neighbours at most this often."""
+"""New pieces are announced to a neighbour at most this often."""
+
+HAVE_PATIENCE = 0.25
+"""News of a checkpoint waits for so large a part of the time since it began to arrive: a neighbour
+always knows of most pieces, and a long broadcast costs few frames."""
+
+HAVE_BATCH_SECONDS_MAX = 60.0
+"""But never longer than this."""
+
+HAVE_ENDING_SHARE = 1 / 128
+"""While a neighbour lacks no more than this part of the pieces, news goes out at once."""
 
 HAVE_NEIGHBOURS = 8
-"""Neighbours that pieces are announced to."""
+"""Neighbours that a peer looks for, to exchange with them what each has."""
+
+HAVE_NEIGHBOURS_MAX = 64
+"""Neighbours that a peer announces to, those counted that chose it."""
+
+HAVE_GROW_SECONDS = 5.0
+"""A peer of which the uplink is not used takes one more neighbour in so long."""
+
+HAVE_FRUITLESS_MAX = 4
+"""New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
 
 HAVE_INBOUND_MAX = 256
 """Peers whose announcements are listened to at once."""

@@ -50,6 +50,7 @@ from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.service import BlobService, PushPolicy
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
+from swarm.shardcast.uploads import Uploads
 from swarm.transport import BlobReference, Reachability, Refused, Source, Transport
 from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
@@ -375,7 +376,15 @@ class RunNode:
             keep=max(run.manifest.checkpoints_kept, run.manifest.schedule.max_staleness + 2),
             quota_bytes=node.settings.quota_bytes,
         )
-        self.have = HaveExchange(node.world, node.transport, self.store, node.events)
+        self.uploads = Uploads(node.world, node.transport, self.store)
+        self.have = HaveExchange(
+            node.world,
+            node.transport,
+            self.store,
+            node.events,
+            uploads=self.uploads,
+            meet=self._meet,
+        )
         self.deltas = Deltas(self.store, node.compute, node.events)
         self.fetcher = Fetcher(
             node.world,
@@ -386,7 +395,9 @@ class RunNode:
             deltas=self.deltas,
         )
         self.pushes = _Pushes()
-        self.blobs = BlobService(self.admits, store=self.store, pushes=self.pushes)
+        self.blobs = BlobService(
+            self.admits, store=self.store, uploads=self.uploads, pushes=self.pushes
+        )
         self._providers: dict[bytes, list[Source]] = {}
         self._evicted: Watched[Eviction | None] = Watched(None)
         self._nursery: trio.Nursery | None = None
@@ -523,6 +534,25 @@ class RunNode:
             found.setdefault(source.peer or "", source)
         return [found[peer] for peer in sorted(found)][:SOURCES_MAX]
 
+    async def _meet(self) -> PeerId | None:
+        """Connect to one more peer of the run, drawn at random: there is uplink to spare."""
+        connected = set(self.node.transport.connected())
+        others = sorted(
+            envelope.sender
+            for envelope in self.node.records()
+            if envelope.sender != self.peer_id
+            and envelope.sender not in connected
+            and self.run.evicted(envelope.sender) is None
+        )
+        if not others:
+            return None
+        peer = PeerId(self.node.world.random.choice(others))
+        try:
+            await self.node.reach(peer)
+        except PeerError:
+            return None  # it was worth a try: another one is drawn next time
+        return peer
+
     async def fetch_policy(
         self,
         lineage: int,
@@ -567,7 +597,7 @@ class RunNode:
 
     async def _find_providers(self, manifest_digest: bytes) -> None:
         """Ask the DHT who holds a checkpoint, if no neighbour claims to."""
-        if self.have.claims_on(manifest_digest):
+        if self.have.claimed(manifest_digest):
             return
         try:
             providers = await self.node.dht.find_providers(checkpoint_key(manifest_digest))

@@ -1,9 +1,11 @@
 """From an announcement to a complete folder: pieces from several sources at once.
 
-One loop hands out work whenever something changed: to a source sampled from the book, the rarest
-piece that it claims. The manifest is fetched like a piece. When every piece is asked for and slots
-are free, the slowest ones are asked of further sources too; the first right answer wins and the
-others are cancelled. Nothing that was committed is ever fetched again, also after a restart.
+A fetch has a number of lanes. Each asks one source for one piece after the other: the rarest that
+the source claims and that nobody was asked for. A lane stays with its source while that has more
+and is not slow, so that every uplink keeps its readers; else it takes another one, sampled from
+the book. The manifest is fetched like a piece. When every piece is asked for and lanes are free,
+the slowest ones are asked of further sources too; the first right answer wins and the others are
+cancelled. Nothing that was committed is ever fetched again, also after a restart.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from math import inf
+from typing import TypeVar
 
 import trio
 
@@ -25,10 +28,13 @@ from swarm.messages import Checkpoint
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.have import Claim, HaveExchange
 from swarm.shardcast.manifest import BadManifest
+from swarm.shardcast.rarity import bits_of, draw
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key, delta_key
 from swarm.transport import BlobReference, BlobTransport, FetchError, Source
 from swarm.world import Sink, World
+
+_T = TypeVar("_T")
 
 Sources = Callable[[], Iterable[Source]]
 """Who may have the checkpoint, as of now; asked again while the fetch goes on."""
@@ -36,36 +42,43 @@ Sources = Callable[[], Iterable[Source]]
 _MANIFEST = -1
 """The manifest's number among the pieces."""
 
-_CANDIDATES = 64
-"""Missing pieces compared when the rarest is looked for; they are in random order."""
-
 
 class Superseded(SwarmError):
     """A fetch was given up for a newer checkpoint's. What it has stays on disk."""
 
 
-@dataclass(eq=False)
-class _Attempt:
-    """One piece asked of one source."""
-
-    name: str
-    started: float
-    hedge_at: float
-    """From when on the piece may be asked of another source as well."""
-    spare: bool
-    """Another attempt writes to the piece's place, so this one writes to a spare file."""
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    ended: trio.Event = field(default_factory=trio.Event)
-
-
-@dataclass
 class _Line:
     """What a fetch remembers of one source."""
 
-    active: int = 0
-    not_before: float = 0.0
-    pause: float = defaults.NOT_YET_SECONDS
-    reason: str = "was not asked"
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.name = source_name(source)
+        self.claim: Claim | None = None
+        """What it says to have, if it says anything; kept up to date."""
+        self.active = 0
+        """Pieces asked of it at the moment."""
+        self.not_before = 0.0
+        self.pause = defaults.NOT_YET_SECONDS
+        self.busy_pause = defaults.BUSY_SECONDS
+        self.reason = "was not asked"
+
+
+class _Attempt:
+    """One piece asked of one source."""
+
+    __slots__ = ("ended", "hedge_at", "line", "piece", "scope", "spare", "started")
+
+    def __init__(self, piece: int, line: _Line, started: float, hedge_at: float, spare: bool):
+        self.piece = piece
+        self.line = line
+        self.started = started
+        self.hedge_at = hedge_at
+        """From when on the piece may be asked of another source as well."""
+        self.spare = spare
+        """Another attempt writes to the piece's place, so this one writes to a spare file."""
+        self.scope = trio.CancelScope()
+        self.ended: trio.Event | None = None
+        """Made by whoever waits for the end."""
 
 
 class _Job:
@@ -78,13 +91,24 @@ class _Job:
         self.manifest_bytes = checkpoint.manifest_bytes
         self.started = started
         self.held: Held | None = None
-        self.missing: dict[int, None] = {_MANIFEST: None}
-        """Pieces that nobody is asked for, in random order."""
+        self.missing = 0
+        """Pieces that nobody is asked for: bit i is piece i."""
         self.attempts: dict[int, list[_Attempt]] = {}
         self.landing: set[int] = set()
         """Pieces that arrived right and are being committed."""
+        self.known: dict[str, _Line] = {}
+        """Sources as of the last look, by name."""
         self.lines: dict[str, _Line] = {}
+        """All sources there ever were."""
+        self.look_at = 0.0
+        """When to look for new sources."""
         self.active = 0
+        self.width = 0
+        """How many pieces may be asked for at once."""
+        self.more_at = 0.0
+        """Sources were busy: until then no further lane is tried."""
+        self.pace = 0.0
+        """Averaged bytes a second of one request, over all sources."""
         self.bytes_by_source: Counter[str] = Counter()
         self.changed = trio.Event()
         self.scope = trio.CancelScope()
@@ -105,9 +129,6 @@ class _Job:
         return itertools.chain(
             self.caller_sources(), (Source(addresses=(mirror,)) for mirror in mirrors)
         )
-
-    def line(self, name: str) -> _Line:
-        return self.lines.setdefault(name, _Line())
 
     def all_attempts(self) -> Iterator[_Attempt]:
         return itertools.chain.from_iterable(self.attempts.values())
@@ -135,6 +156,7 @@ class Fetcher:
         book: SourceBook | None = None,
         deltas: Deltas | None = None,
         parallel: int = defaults.FETCH_PARALLEL,
+        parallel_max: int = defaults.FETCH_PARALLEL_MAX,
         parallel_per_source: int = defaults.FETCH_PARALLEL_PER_SOURCE,
     ) -> None:
         self._world = world
@@ -145,6 +167,7 @@ class Fetcher:
         self._deltas = deltas
         self.book = book if book is not None else SourceBook(world)
         self._parallel = parallel
+        self._parallel_max = parallel_max
         self._parallel_per_source = parallel_per_source
         self._jobs: dict[Key, _Job] = {}
         if have is not None:
@@ -153,13 +176,24 @@ class Fetcher:
     def sources_changed(self) -> None:
         """Sources appeared or vanished: look again at once."""
         for job in self._jobs.values():
+            job.look_at = 0.0
             job.changed.set()
 
     def _claims_changed(self, peer: PeerId) -> None:
+        assert self._have is not None
         for job in self._jobs.values():
-            if peer in job.lines:
-                job.lines[peer].not_before = 0.0
-            job.changed.set()
+            line = job.lines.get(peer)
+            if line is None:
+                job.look_at = 0.0
+            else:
+                claim = self._have.claim(peer, job.digest)
+                if claim is not line.claim:
+                    line.claim = claim
+                    line.not_before = 0.0
+                if claim is None or claim.complete:
+                    self._widen(job)
+            if job.active < job.width and job.more_at <= self._world.now():
+                job.changed.set()
 
     async def fetch(
         self,
@@ -268,13 +302,8 @@ class Fetcher:
         await self._store.copy_known(held)
         if self._deltas is not None and not held.is_delta:
             await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
-        missing = held.missing()
-        # In order only from mirrors: among peers everybody must not ask for the same piece, but
-        # where nobody else follows a file's hash keeps up with its pieces.
-        if self._have is not None:
-            self._world.random.shuffle(missing)
         job.held = held
-        job.missing = dict.fromkeys(missing)
+        job.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
 
     async def _fetch_delta(self, job: _Job, delta: Checkpoint, deadline_seconds: float) -> str:
         return await self.fetch(
@@ -284,7 +313,8 @@ class Fetcher:
     # --- handing out work --------------------------------------------------------------------
 
     async def _hand_out(self, job: _Job, nursery: trio.Nursery) -> None:
-        """Start attempts until nothing is missing and nothing under way."""
+        """Start lanes until nothing is missing and nothing under way."""
+        job.width = self._parallel
         while job.held is None or job.missing or job.attempts or job.landing:
             job.changed = trio.Event()
             wake_at = self._assign(job, nursery)
@@ -292,131 +322,215 @@ class Fetcher:
                 await job.changed.wait()
 
     def _assign(self, job: _Job, nursery: trio.Nursery) -> float:
-        """Give every free slot a piece; returns when to look again if nothing changes."""
+        """Give every free lane a piece; returns when to look again if nothing changes."""
         now = self._world.now()
-        wake_at = now + defaults.SOURCES_RECHECK_SECONDS
-        known = {
-            source_name(source): source
-            for source in job.sources()
-            if source.peer != self._transport.peer_id
-        }
-        able: list[str] = []
-        for name in known:
-            line = job.line(name)
-            ready_at = max(line.not_before, self.book.paused_until(name))
-            if ready_at > now:
-                wake_at = min(wake_at, ready_at)
-            elif line.active < self._parallel_per_source:
-                able.append(name)
-        # Slots held by sources that are overdue are lent out again, else a few that trickle or
+        due = [attempt.hedge_at for attempt in job.all_attempts()]
+        overdue = sum(time <= now for time in due)
+        if job.look_at <= now or (overdue and not job.missing):
+            job.look_at = now + defaults.SOURCES_RECHECK_SECONDS
+            self._look(job)
+        # Lanes held by sources that are overdue are lent out again, else a few that trickle or
         # hang could hold all of them until their deadlines.
-        overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
-        slots = self._parallel + min(overdue, self._parallel)
-        # Whoever has everything makes no piece rarer than another.
-        claims = self._have.claims_on(job.digest) if self._have is not None else []
-        claims = [claim for claim in claims if not claim.complete]
-        while able and job.active < slots and job.missing:
-            # Whoever says to have something comes before whoever says nothing.
-            claiming = [name for name in able if self._claim(job, known[name]) is not None]
-            name = self.book.choose(claiming or able)
-            index = self._rarest(job, known[name], claims)
-            if index is None:
-                able.remove(name)
+        lanes = job.width + min(overdue, self._parallel_max)
+        while job.active < lanes and job.more_at <= now:
+            attempt = self._next(job, None, now) or self._hedge(job, now)
+            if attempt is None:
+                break
+            nursery.start_soon(self._lane, job, attempt)
+        wake_at = min((time for time in due if time > now), default=inf)
+        if job.active < lanes:
+            if job.more_at > now:
+                return min(wake_at, job.more_at)
+            wake_at = min(wake_at, job.look_at)
+            for line in job.known.values():
+                ready_at = max(line.not_before, self.book.paused_until(line.name))
+                if now < ready_at < wake_at:
+                    wake_at = ready_at
+        return max(wake_at, now + defaults.FETCH_LOOK_SECONDS_MIN)
+
+    def _look(self, job: _Job) -> None:
+        """Ask the caller who may have the checkpoint."""
+        known = {}
+        for source in job.sources():
+            if source.peer == self._transport.peer_id:
                 continue
-            del job.missing[index]
-            self._start(job, index, known[name], nursery)
-            if job.line(name).active >= self._parallel_per_source:
-                able.remove(name)
-        if not job.missing:
-            self._hedge(job, known, able, nursery)
-        due = [attempt.hedge_at for attempt in job.all_attempts() if attempt.hedge_at > now]
-        return min([wake_at, *due])
+            name = source_name(source)
+            line = job.lines.get(name)
+            if line is None:
+                line = job.lines[name] = _Line(source)
+                if self._have is not None and source.peer is not None:
+                    line.claim = self._have.claim(source.peer, job.digest)
+            line.source = source
+            known[name] = line
+        job.known = known
+        self._widen(job)
 
-    def _rarest(self, job: _Job, source: Source, claims: Sequence[Claim]) -> int | None:
-        """Of some missing pieces that a source may have, the one that fewest neighbours have."""
-        candidates: list[int] = []
-        for index in job.missing:
-            if self._may_have(job, source, index):
-                candidates.append(index)
-                if len(candidates) == (_CANDIDATES if claims else 1):
-                    break
-        if not candidates:
+    def _widen(self, job: _Job) -> None:
+        """A fetch whose neighbours are complete is late, and their share of the uplinks is free:
+        it asks for more at once. Where all are complete they are servers, not neighbours."""
+        claims = [line.claim for line in job.known.values() if line.claim is not None]
+        fetching = sum(not claim.complete for claim in claims)
+        wanted = self._parallel * len(claims) // max(1, fetching)
+        job.width = max(self._parallel, min(wanted, self._parallel_max))
+
+    def _next(self, job: _Job, last: _Line | None, now: float) -> _Attempt | None:
+        """A piece that nobody is asked for, and whom to ask: the last one again if possible."""
+        if job.held is None:
+            return self._next_manifest(job, now)
+        if not job.missing or job.scope.cancel_called:
             return None
-        return min(candidates, key=lambda index: sum(claim.has(index) for claim in claims))
+        stays = last is not None and self._stays(job, last)
+        able = self._offer(job, last, now) if last is not None and stays else 0
+        if last is not None and able:
+            line = last
+        else:
+            offers = [(line, self._offer(job, line, now)) for line in job.known.values()]
+            offers = [entry for entry in offers if entry[1]]
+            if not offers:
+                return None
+            # Whoever says to have something comes before whoever says nothing.
+            offers = [entry for entry in offers if entry[0].claim is not None] or offers
+            line, able = self._choose(offers)
+        if self._have is not None:
+            index = draw(self._have.rarest(job.digest, able), self._world.random)
+        else:
+            # In order from mirrors: where nobody else follows, a file's hash keeps up with its
+            # pieces.
+            index = (able & -able).bit_length() - 1
+        job.missing ^= 1 << index
+        return self._ask_for(job, index, line, now)
 
-    def _may_have(self, job: _Job, source: Source, index: int) -> bool:
-        claim = self._claim(job, source)
-        if claim is not None:
-            return index == _MANIFEST or claim.has(index)
-        if self._have is None or source.peer is None:
+    def _stays(self, job: _Job, line: _Line) -> bool:
+        """Whether a lane asks its source again."""
+        return (
+            line.claim is not None
+            and self._world.random.random() >= defaults.FETCH_LEAVE_SHARE
+            and 2.0 * self.book.bandwidth(line.name) >= job.pace
+        )
+
+    def _choose(self, lines: Sequence[tuple[_Line, _T]]) -> tuple[_Line, _T]:
+        weights = [self.book.weight(line.name) for line, _ in lines]
+        return self._world.random.choices(lines, weights)[0]
+
+    def _next_manifest(self, job: _Job, now: float) -> _Attempt | None:
+        if _MANIFEST in job.attempts or _MANIFEST in job.landing:
+            return None
+        lines = [
+            (line, 1) for line in job.known.values() if self._may_have(job, line, _MANIFEST, now)
+        ]
+        if not lines:
+            return None
+        line, _ = self._choose([entry for entry in lines if entry[0].claim is not None] or lines)
+        return self._ask_for(job, _MANIFEST, line, now)
+
+    def _is_able(self, line: _Line, now: float) -> bool:
+        """Whether a source can be asked for one more piece now."""
+        return (
+            line.active < self._parallel_per_source
+            and line.not_before <= now
+            and not self.book.is_paused(line.name, now)
+        )
+
+    def _offer(self, job: _Job, line: _Line, now: float) -> int:
+        """Pieces that nobody is asked for, and that a source may have and can be asked for now."""
+        if line.claim is not None:
+            able = line.claim.of(job.missing)
+        else:
+            able = job.missing if self._is_asked_blindly(job, line, now) else 0
+        return able if able and self._is_able(line, now) else 0
+
+    def _may_have(self, job: _Job, line: _Line, index: int, now: float) -> bool:
+        if not self._is_able(line, now):
+            return False
+        if line.claim is not None:
+            return index == _MANIFEST or line.claim.has(index)
+        return self._is_asked_blindly(job, line, now)
+
+    def _is_asked_blindly(self, job: _Job, line: _Line, now: float) -> bool:
+        """Whether a source is asked for what it does not claim."""
+        if self._have is None or line.source.peer is None:
             return True
         # A neighbour that never spoke of this checkpoint will do so once it has some of it; asked
         # all the same after a while, since it may have forgotten to.
-        waited = self._world.now() - job.started
-        return not self._have.speaks(source.peer) or waited >= defaults.HAVE_SILENCE_SECONDS
+        waited = now - job.started
+        return not self._have.speaks(line.source.peer) or waited >= defaults.HAVE_SILENCE_SECONDS
 
-    def _claim(self, job: _Job, source: Source) -> Claim | None:
-        if self._have is None or source.peer is None:
+    def _hedge(self, job: _Job, now: float) -> _Attempt | None:
+        """One of the last pieces, asked of a further source since it takes too long."""
+        if job.missing:
             return None
-        return self._have.claim(source.peer, job.digest)
-
-    def _hedge(
-        self, job: _Job, known: dict[str, Source], able: list[str], nursery: trio.Nursery
-    ) -> None:
-        """Ask further sources for the last pieces that take too long."""
-        now = self._world.now()
         for index, attempts in job.attempts.items():
             # One more only when every copy under way is late: liars that hang cannot use up the
             # copies, and an honest source is left its time.
             if index in job.landing or max(attempt.hedge_at for attempt in attempts) > now:
                 continue
-            asked = {attempt.name for attempt in attempts}
-            others = [
-                name
-                for name in able
-                if name not in asked
-                and job.line(name).active < self._parallel_per_source
-                and self._may_have(job, known[name], index)
+            asked = {attempt.line.name for attempt in attempts}
+            lines = [
+                (line, 1)
+                for line in job.known.values()
+                if line.name not in asked and self._may_have(job, line, index, now)
             ]
-            if others and job.active < 2 * self._parallel:
-                self._start(job, index, known[self.book.choose(others)], nursery)
+            if lines and job.active < 2 * self._parallel_max:
+                return self._ask_for(job, index, self._choose(lines)[0], now)
+        return None
 
-    def _start(self, job: _Job, index: int, source: Source, nursery: trio.Nursery) -> None:
-        name = source_name(source)
-        now = self._world.now()
-        expected = job.reference(index).size_bytes / self.book.bandwidth(name)
+    def _ask_for(self, job: _Job, index: int, line: _Line, now: float) -> _Attempt:
+        expected = job.reference(index).size_bytes / self.book.bandwidth(line.name)
         hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
-        attempts = job.attempts.setdefault(index, [])
-        attempt = _Attempt(name, now, hedge_at, spare=bool(attempts))
+        attempts = job.attempts.get(index)
+        if attempts is None:
+            attempts = job.attempts[index] = []
+        attempt = _Attempt(index, line, now, hedge_at, spare=bool(attempts))
         attempts.append(attempt)
-        job.line(name).active += 1
+        line.active += 1
         job.active += 1
-        nursery.start_soon(self._attempt, job, index, source, attempt)
+        return attempt
 
     # --- one piece from one source -----------------------------------------------------------
 
-    async def _attempt(self, job: _Job, index: int, source: Source, attempt: _Attempt) -> None:
+    async def _lane(self, job: _Job, attempt: _Attempt | None) -> None:
+        """One piece after the other, until there is nothing to ask for."""
+        while attempt is not None:
+            await self._attempt(job, attempt)
+            now = self._world.now()
+            free = job.active < job.width
+            attempt = self._next(job, attempt.line, now) if free else None
+            wanting = attempt is None or job.active < job.width
+            if (wanting and job.more_at <= now) or not job.active:
+                job.changed.set()
+
+    async def _attempt(self, job: _Job, attempt: _Attempt) -> None:
+        index, line = attempt.piece, attempt.line
+        size_bytes = job.reference(index).size_bytes
+        seconds = defaults.PIECE_DEADLINE_SECONDS
+        seconds += size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
+        deadline = attempt.started + seconds
         try:
+            attempt.scope.deadline = deadline
             with attempt.scope:
-                await self._ask(job, index, source, attempt)
+                await self._ask(job, attempt)
             if attempt.scope.cancelled_caught:
-                # Another source was first: this one can at best have been this fast.
-                size = job.reference(index).size_bytes
-                self.book.given_up(attempt.name, size, self._world.now() - attempt.started)
+                now = self._world.now()
+                # If another source was first, this one can at best have been this fast.
+                self.book.given_up(line.name, size_bytes, now - attempt.started)
+                if now >= deadline:
+                    line.reason = f"did not send a piece within {seconds:.0f} s"
+                    self.book.failed(line.name)
+                    self._refused(job, index, line)
         except (DiskFullError, BadManifest) as error:
             job.error = error
             job.scope.cancel()
         finally:
-            attempt.ended.set()
+            if attempt.ended is not None:
+                attempt.ended.set()
             job.active -= 1
-            job.line(attempt.name).active -= 1
+            line.active -= 1
             attempts = job.attempts[index]
             attempts.remove(attempt)
             if not attempts:
                 del job.attempts[index]
-                if not self._is_here(job, index):
-                    job.missing[index] = None
-            job.changed.set()
+                if index != _MANIFEST and not self._is_here(job, index):
+                    job.missing |= 1 << index
 
     @staticmethod
     def _is_here(job: _Job, index: int) -> bool:
@@ -431,41 +545,29 @@ class Fetcher:
         assert job.held is not None
         return self._store.sink(job.held, index)
 
-    async def _ask(self, job: _Job, index: int, source: Source, attempt: _Attempt) -> None:
+    async def _ask(self, job: _Job, attempt: _Attempt) -> None:
+        index = attempt.piece
         if not attempt.spare:
-            await self._receive(job, index, source, attempt, await self._sink(job, index), None)
+            await self._receive(job, attempt, await self._sink(job, index), None)
             return
         size = job.reference(index).size_bytes
         async with self._store.spare_file(size) as path:
             sink = self._store.disk.sink(path, 0, size)
-            await self._receive(job, index, source, attempt, sink, path)
+            await self._receive(job, attempt, sink, path)
 
-    async def _receive(
-        self,
-        job: _Job,
-        index: int,
-        source: Source,
-        attempt: _Attempt,
-        sink: Sink,
-        spare: str | None,
-    ) -> None:
+    async def _receive(self, job: _Job, attempt: _Attempt, sink: Sink, spare: str | None) -> None:
         """Fetch one piece into `sink` (of the file `spare`, if given), check and place it."""
+        index, line = attempt.piece, attempt.line
         reference = job.reference(index)
-        line = job.line(attempt.name)
         try:
-            deadline = (
-                defaults.PIECE_DEADLINE_SECONDS
-                + reference.size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
-            )
-            with trio.fail_after(deadline):
-                piece = await self._transport.fetch(source, reference, sink)
+            piece = await self._transport.fetch(line.source, reference, sink)
             seconds = self._world.now() - attempt.started
             if index in job.landing or self._is_here(job, index):
                 return
             if piece.size_bytes != reference.size_bytes or not piece.verify(reference.digest):
                 line.reason = "sent wrong bytes"
-                self.book.corrupt(attempt.name)
-                self._refused(job, index, attempt.name, line.reason)
+                self.book.corrupt(line.name)
+                self._refused(job, index, line)
                 return
             job.landing.add(index)
             others = [other for other in job.attempts[index] if other is not attempt]
@@ -475,40 +577,49 @@ class Fetcher:
                 await sink.commit(piece)
                 if spare is not None:
                     for other in others:
-                        await other.ended.wait()
+                        if other in job.attempts[index]:
+                            other.ended = trio.Event()
+                            await other.ended.wait()
                     await self._copy_in(job, index, spare)
                 await self._landed(job, index)
             finally:
                 job.landing.discard(index)
-            self.book.succeeded(attempt.name, reference.size_bytes, seconds)
+            self.book.succeeded(line.name, reference.size_bytes, seconds)
+            pace = reference.size_bytes / max(seconds, 1e-6)
+            job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
             line.pause = defaults.NOT_YET_SECONDS
+            line.busy_pause = defaults.BUSY_SECONDS
             line.reason = "sent pieces"
-            job.bytes_by_source[attempt.name] += reference.size_bytes
+            job.bytes_by_source[line.name] += reference.size_bytes
             self._events.emit(
                 "shardcast.piece_received",
                 lineage=job.key[0],
                 step=job.key[1],
                 piece=index,
-                source=attempt.name,
+                source=line.name,
                 bytes=reference.size_bytes,
                 seconds=seconds,
             )
         except FetchError as error:
             line.reason = str(error)
-            claim = self._claim(job, source)
-            if error.retry and (claim is None or not claim.has(index)):
-                line.not_before = self._world.now() + line.pause
+            now = self._world.now()
+            if error.busy:
+                self._rest(job, line, now)
+            elif error.retry and (line.claim is None or not line.claim.has(index)):
+                line.not_before = now + line.pause
                 line.pause = min(2 * line.pause, defaults.NOT_YET_SECONDS_MAX)
-                return
-            self.book.failed(attempt.name)
-            self._refused(job, index, attempt.name, line.reason)
-        except trio.TooSlowError:
-            line.reason = f"did not send a piece within {deadline:.0f} s"
-            self.book.failed(attempt.name)
-            self.book.given_up(attempt.name, reference.size_bytes, deadline)
-            self._refused(job, index, attempt.name, line.reason)
+            else:
+                self.book.failed(line.name)
+                self._refused(job, index, line)
         finally:
             sink.abandon()
+
+    def _rest(self, job: _Job, line: _Line, now: float) -> None:
+        """A source is busy: it is left alone for a while, and no more is asked for at once."""
+        line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
+        line.busy_pause = min(2 * line.busy_pause, defaults.BUSY_SECONDS_MAX)
+        share = job.active / max(1, job.width)
+        job.more_at = now + share * defaults.FETCH_BUSY_SECONDS
 
     async def _copy_in(self, job: _Job, index: int, spare: str) -> None:
         """Copy a piece from a spare file to its place."""
@@ -531,12 +642,12 @@ class Fetcher:
             assert job.held is not None
             await self._store.landed(job.held, index)
 
-    def _refused(self, job: _Job, index: int, name: str, reason: str) -> None:
+    def _refused(self, job: _Job, index: int, line: _Line) -> None:
         self._events.emit(
             "shardcast.piece_refused",
             lineage=job.key[0],
             step=job.key[1],
             piece=index,
-            source=name,
-            reason=reason,
+            source=line.name,
+            reason=line.reason,
         )

@@ -4,10 +4,18 @@ Protocol `/swarm/have/1.0.0`, framing SWARM, one stream each way; its receiver o
 frame is a msgpack array of tagged entries, each about one checkpoint, named by its manifest's
 digest:
 
-    ["bitmap", manifest, bytes]    first word on a checkpoint: bit i % 8 of byte i / 8 is piece i
-    ["pieces", manifest, indices]  more pieces, at most every 250 ms
+    ["bitmap", manifest, bytes]    all that is there: bit i % 8 of byte i / 8 is piece i
+    ["pieces", manifest, indices]  more pieces
     ["complete", manifest]         all of it; sent at once
     ["gone", manifest]             no longer
+
+News waits for a quarter of the time since the checkpoint began to arrive (at least 250 ms, at most
+a minute), or 250 ms when the neighbour lacks only few pieces: a neighbour always knows of most of
+what is here, and a broadcast of hours costs some tens of frames. Nobody is told of pieces that he
+claims himself. A peer looks for eight neighbours, and announces to those that chose it as well.
+
+Whoever published a large checkpoint shows each neighbour other pieces, a few at a time, until
+each has left it once (super-seeding, BitTorrent BEP 16).
 
 What a peer claims only decides whom to ask for what, so a lie costs one refused request, and the
 liar its standing as a source.
@@ -16,7 +24,8 @@ liar its standing as a source.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -28,7 +37,9 @@ from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Digest
+from swarm.shardcast.rarity import Rarity, bits_of, draw
 from swarm.shardcast.store import Change, CheckpointStore, Held
+from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
 
@@ -59,6 +70,9 @@ class _Gone(msgspec.Struct, array_like=True, frozen=True, tag="gone"):
     manifest: Digest
 
 
+Meet = Callable[[], Awaitable[PeerId | None]]
+"""Connects to one more peer that may want checkpoints; None when there is nobody."""
+
 _Entry: TypeAlias = _Bitmap | _Pieces | _Complete | _Gone
 _Frame: TypeAlias = Annotated[list[_Entry], Meta(max_length=defaults.HAVE_CHECKPOINTS_MAX)]
 
@@ -69,86 +83,92 @@ _encoder = msgspec.msgpack.Encoder()
 class Claim:
     """What one peer says it holds of one checkpoint."""
 
-    __slots__ = ("_bits", "complete")
+    __slots__ = ("bits", "complete")
 
     def __init__(self) -> None:
         self.complete = False
-        self._bits = bytearray()
+        self.bits = 0
+        """Bit i is piece i; 0 once it is complete."""
 
     def has(self, index: int) -> bool:
         """Whether it claims this piece; -1, the manifest, only with the whole checkpoint."""
-        if self.complete:
-            return True
-        byte = index >> 3
-        return 0 <= byte < len(self._bits) and bool(self._bits[byte] >> (index & 7) & 1)
+        return self.complete or (index >= 0 and bool(self.bits >> index & 1))
+
+    def of(self, pieces: int) -> int:
+        """Those of some pieces that it claims."""
+        return pieces if self.complete else pieces & self.bits
 
     def add(self, index: int) -> None:
-        byte = index >> 3
-        if byte >= len(self._bits):
-            self._bits.extend(bytes(byte + 1 - len(self._bits)))
-        self._bits[byte] |= 1 << (index & 7)
+        self.bits |= 1 << index
 
-    def replace(self, bits: bytes) -> None:
+
+class _Mine:
+    """What is here of one checkpoint."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.bits = 0
+        self.shown = 0
+        """Pieces not sent yet that some neighbour was told of, while it is being seeded."""
+
+
+class _Told:
+    """What one neighbour was told of one checkpoint."""
+
+    def __init__(self) -> None:
+        self.at = -inf
+        self.bits = 0
         self.complete = False
-        self._bits = bytearray(bits)
+        self.gone = False
+        self.ending = False
+        """It lacks only few pieces."""
 
 
 class _Neighbour:
-    """A peer that this one announces to, and what it was not told yet."""
+    """A peer that this one announces to."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
-        self.wake = trio.Event()
-        self.urgent = False
-        """Something is new that must not wait for the next batch."""
+        self.timer = trio.CancelScope()
+        """Its deadline is when to speak next."""
+        self.due = inf
         self.news: dict[bytes, None] = {}
-        """Manifests about which everything is to be said again, in order."""
-        self.pieces: dict[bytes, list[int]] = {}
-        """New pieces of manifests it knows of."""
+        """Checkpoints of which there may be news, in order."""
+        self.told: dict[bytes, _Told] = {}
 
-    def changed(self, change: Change, held: Held, index: int) -> None:
-        if change is Change.PIECE:
-            if held.digest not in self.news:
-                self.pieces.setdefault(held.digest, []).append(index)
-        else:
-            self.pieces.pop(held.digest, None)
-            self.news[held.digest] = None
-            self.urgent |= change is Change.COMPLETE
-        self.wake.set()
-
-    def take(self, store: CheckpointStore) -> list[_Entry]:
-        """Entries that bring this neighbour up to date, and nothing left to say."""
-        entries = [_entry(store, digest) for digest in self.news]
-        for digest, indices in self.pieces.items():
-            few = len(indices) <= _INDICES_MAX
-            entries.append(_Pieces(digest, indices) if few else _entry(store, digest))
-        self.news = {}
-        self.pieces = {}
-        self.urgent = False
-        self.wake = trio.Event()
-        return entries
+    def speak_at(self, time: float) -> None:
+        if time < self.due:
+            self.due = self.timer.deadline = time
 
 
-def _entry(store: CheckpointStore, digest: bytes) -> _Entry:
-    """All there is to say about one checkpoint."""
-    held = store.named(digest)
-    if held is None:
-        return _Gone(digest)
-    if held.complete:
-        return _Complete(digest)
-    bits = bytearray((len(held.pieces) + 7) // 8)
-    for index, there in enumerate(held.pieces):
-        if there:
-            bits[index >> 3] |= 1 << (index & 7)
-    return _Bitmap(digest, bytes(bits))
+def _bitmap(manifest: bytes, bits: int) -> _Bitmap:
+    return _Bitmap(manifest, bits.to_bytes((bits.bit_length() + 7) // 8, "little"))
+
+
+def _indices(bits: int) -> list[int]:
+    found = []
+    while bits:
+        low = bits & -bits
+        found.append(low.bit_length() - 1)
+        bits ^= low
+    return found
 
 
 class HaveExchange:
     """Announces what this peer's store holds and remembers what its neighbours claim."""
 
     def __init__(
-        self, world: World, transport: Transport, store: CheckpointStore, events: Events
+        self,
+        world: World,
+        transport: Transport,
+        store: CheckpointStore,
+        events: Events,
+        *,
+        uploads: Uploads | None = None,
+        meet: Meet | None = None,
     ) -> None:
+        """With `uploads`, a peer with an uplink to spare looks for more neighbours: among those
+        connected, and through `meet`."""
         self._world = world
         self._transport = transport
         self._store = store
@@ -157,8 +177,14 @@ class HaveExchange:
         # Peers that broke the stream or do not speak the protocol: tried again on reconnecting.
         self._unwilling: set[PeerId] = set()
         self._claims: dict[PeerId, OrderedDict[bytes, Claim]] = {}
+        self._rarity: dict[bytes, Rarity] = {}
+        self._mine: dict[bytes, _Mine] = {}
         self._on_change: list[Callable[[PeerId], None]] = []
         self._nursery: trio.Nursery | None = None
+        self._uploads = uploads
+        self._meet = meet
+        self._stirred = trio.Event()
+        """A checkpoint has changed since growing was given up."""
         store.watch(self._changed)
 
     # --- what others have --------------------------------------------------------------------
@@ -172,12 +198,18 @@ class HaveExchange:
         """Whether this peer announces to us, so that its silence on a checkpoint has a meaning."""
         return peer in self._claims
 
-    def claims_on(self, manifest: bytes) -> list[Claim]:
-        """Every neighbour's claim on one checkpoint: counted to find the rarest piece."""
-        return [claims[manifest] for claims in self._claims.values() if manifest in claims]
+    def claimed(self, manifest: bytes) -> bool:
+        """Whether any neighbour claims anything of a checkpoint."""
+        return any(manifest in claims for claims in self._claims.values())
+
+    def rarest(self, manifest: bytes, pieces: int) -> int:
+        """Those of some pieces that fewest neighbours have. Whoever has everything does not
+        count: he makes no piece rarer than another."""
+        rarity = self._rarity.get(manifest)
+        return rarity.rarest(pieces) if rarity is not None else pieces
 
     def on_change(self, callback: Callable[[PeerId], None]) -> None:
-        """Call `callback(peer)` whenever a neighbour claims something new."""
+        """Call `callback(peer)` whenever a neighbour claims something new, or no longer."""
         self._on_change.append(callback)
 
     # --- announcing --------------------------------------------------------------------------
@@ -189,6 +221,8 @@ class HaveExchange:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._fill()
+            if self._uploads is not None:
+                nursery.start_soon(self._grow, self._uploads)
             task_status.started()
             async for event in events:
                 self._unwilling.discard(event.peer)
@@ -209,36 +243,86 @@ class HaveExchange:
             if peer not in self._neighbours and peer not in self._unwilling
         ]
         for peer in self._world.random.sample(others, min(room, len(others))):
-            self._neighbours[peer] = _Neighbour()
-            self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
+            self._begin(peer)
+
+    def _begin(self, peer: PeerId) -> None:
+        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
+            return
+        self._neighbours[peer] = _Neighbour()
+        self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
+
+    async def _grow(self, uploads: Uploads) -> None:
+        """While the uplink is not used and there is something to send, announce to more peers:
+        how many neighbours a peer has follows its uplink."""
+        last: PeerId | None = None
+        while True:
+            self._stirred = trio.Event()
+            await self._stirred.wait()
+            fruitless = 0
+            while fruitless < defaults.HAVE_FRUITLESS_MAX:
+                await trio.sleep(defaults.HAVE_GROW_SECONDS)
+                held = self._newest()
+                if held is None or len(self._neighbours) >= defaults.HAVE_NEIGHBOURS_MAX:
+                    break
+                if self._world.now() - uploads.spare_since < defaults.HAVE_GROW_SECONDS:
+                    continue
+                if last is not None:
+                    claim = self.claim(last, held.digest)
+                    wants = claim is not None and not claim.complete
+                    fruitless = 0 if wants else fruitless + 1
+                last = await self._another()
+                if last is None:
+                    break
+                self._begin(last)
+
+    def _newest(self) -> Held | None:
+        """The newest checkpoint, if enough of it is here to be of use to others."""
+        held = next((one for one in reversed(self._store.all()) if not one.is_delta), None)
+        if held is None:
+            return None
+        there = self._mine_of(held).bits.bit_count()
+        return held if 16 * there >= len(held.pieces) else None
+
+    async def _another(self) -> PeerId | None:
+        """Somebody connected who is no neighbour yet."""
+        others = [
+            peer
+            for peer in self._transport.connected()
+            if peer not in self._neighbours and peer not in self._unwilling
+        ]
+        if others:
+            return self._world.random.choice(others)
+        if self._meet is None:
+            return None
+        peer = await self._meet()
+        return peer if peer not in self._neighbours else None
 
     async def _announce(self, peer: PeerId, neighbour: _Neighbour) -> None:
         for held in self._store.all()[-defaults.HAVE_CHECKPOINTS_MAX :]:
-            neighbour.changed(Change.BEGUN, held, -1)
-            neighbour.urgent = True
+            neighbour.news[held.digest] = None
+            neighbour.speak_at(-inf)
         try:
             with neighbour.scope:
                 with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
                     stream = await self._transport.open_stream(peer, PROTOCOL)
-                await self._tell(stream, neighbour)
+                await self._tell(stream, peer, neighbour)
         except (StreamError, trio.TooSlowError) as error:
             # Most often a peer without this protocol: a bootstrap peer, say.
             self._unwilling.add(peer)
             self._events.emit("shardcast.neighbour_lost", remote=peer, reason=str(error))
         finally:
             del self._neighbours[peer]
+            for digest, told in neighbour.told.items():
+                if digest in self._mine:  # others are shown what it did not fetch
+                    self._mine[digest].shown &= ~told.bits
             self._fill()
 
-    async def _tell(self, stream: Stream, neighbour: _Neighbour) -> None:
+    async def _tell(self, stream: Stream, peer: PeerId, neighbour: _Neighbour) -> None:
         try:
             while True:
-                await neighbour.wake.wait()
-                # A small checkpoint is complete before the batch is due: one frame says it all.
-                with trio.move_on_after(defaults.HAVE_BATCH_SECONDS):
-                    while not neighbour.urgent:
-                        neighbour.wake = trio.Event()
-                        await neighbour.wake.wait()
-                entries = neighbour.take(self._store)
+                with trio.CancelScope(deadline=neighbour.due) as neighbour.timer:
+                    await trio.sleep_forever()
+                entries = self._take(peer, neighbour)
                 for start in range(0, len(entries), defaults.HAVE_CHECKPOINTS_MAX):
                     some = entries[start : start + defaults.HAVE_CHECKPOINTS_MAX]
                     with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
@@ -247,9 +331,108 @@ class HaveExchange:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
 
+    def _take(self, peer: PeerId, neighbour: _Neighbour) -> list[_Entry]:
+        """Entries that bring this neighbour up to date."""
+        now = self._world.now()
+        entries = []
+        for digest in neighbour.news:
+            told = neighbour.told.setdefault(digest, _Told())
+            entry = self._entry(peer, digest, told)
+            if entry is not None:
+                entries.append(entry)
+                told.at = now
+            if told.gone:
+                del neighbour.told[digest]
+        neighbour.news.clear()
+        neighbour.due = inf
+        return entries
+
+    def _entry(self, peer: PeerId, digest: bytes, told: _Told) -> _Entry | None:
+        """What is to be said about one checkpoint, if anything."""
+        held = self._store.named(digest)
+        if held is None:
+            told.gone = True
+            return _Gone(digest) if told.at > -inf else None
+        if held.complete and not held.unsent:
+            if told.complete:
+                return None
+            told.complete = True
+            return _Complete(digest)
+        mine = self._mine_of(held)
+        here = self._show(held, mine, told) if held.unsent else mine.bits
+        claim = self.claim(peer, digest)
+        known = told.bits | claim.bits if claim is not None else told.bits
+        news = here & ~known
+        if not news and told.at > -inf:
+            return None
+        told.bits |= here
+        if told.at > -inf and news.bit_count() * 24 < news.bit_length():
+            return _Pieces(digest, _indices(news))
+        return _bitmap(digest, told.bits)
+
+    def _show(self, held: Held, mine: _Mine, told: _Told) -> int:
+        """Pieces of a checkpoint published here for this neighbour to fetch: not the same as for
+        others, while there are some that nobody was told of."""
+        shown = told.bits
+        room = defaults.SEEDING_SHOWN - (shown & held.unsent).bit_count()
+        while room > 0:
+            fresh = held.unsent & ~mine.shown or held.unsent & ~shown
+            if not fresh:
+                break
+            bit = 1 << draw(fresh, self._world.random)
+            mine.shown |= bit
+            shown |= bit
+            room -= 1
+        return shown
+
     def _changed(self, change: Change, held: Held, index: int) -> None:
+        digest = held.digest
+        now = self._world.now()
+        self._stirred.set()
+        if change is Change.REMOVED:
+            self._mine.pop(digest, None)
+        else:
+            mine = self._mine_of(held)
+            if change is Change.PIECE:
+                mine.bits |= 1 << index
+        if change is Change.LEFT:
+            self._piece_left(held, index, now)
+            return
         for neighbour in self._neighbours.values():
-            neighbour.changed(change, held, index)
+            if change is Change.PIECE:
+                if digest in neighbour.news:
+                    continue
+                due = self._due(neighbour, digest, now)
+            else:
+                due = now if change is Change.COMPLETE else now + defaults.HAVE_BATCH_SECONDS
+            neighbour.news[digest] = None
+            neighbour.speak_at(due)
+
+    def _due(self, neighbour: _Neighbour, digest: bytes, now: float) -> float:
+        """When a neighbour is told of a new piece."""
+        told = neighbour.told.get(digest)
+        soonest = now + defaults.HAVE_BATCH_SECONDS
+        if told is None or told.ending:
+            return soonest
+        wait = defaults.HAVE_PATIENCE * (now - self._mine[digest].began)
+        return max(soonest, told.at + min(wait, defaults.HAVE_BATCH_SECONDS_MAX))
+
+    def _mine_of(self, held: Held) -> _Mine:
+        mine = self._mine.get(held.digest)
+        if mine is None:
+            mine = self._mine[held.digest] = _Mine(self._world.now())
+            mine.bits = bits_of(held.pieces)
+        return mine
+
+    def _piece_left(self, held: Held, index: int, now: float) -> None:
+        """A piece of what was published here is on its way for the first time: whoever was shown
+        it is shown more, and when all have left, everybody everything."""
+        bit = 1 << index
+        for neighbour in self._neighbours.values():
+            told = neighbour.told.get(held.digest)
+            if not held.unsent or (told is not None and told.bits & bit):
+                neighbour.news[held.digest] = None
+                neighbour.speak_at(now)
 
     # --- listening ---------------------------------------------------------------------------
 
@@ -258,15 +441,21 @@ class HaveExchange:
         if peer not in self._claims and len(self._claims) >= defaults.HAVE_INBOUND_MAX:
             await stream.reset()
             return
+        self._forget(peer)
         claims: OrderedDict[bytes, Claim] = OrderedDict()
         self._claims[peer] = claims
+        if (
+            peer not in self._neighbours
+            and peer not in self._unwilling
+            and len(self._neighbours) < defaults.HAVE_NEIGHBOURS_MAX
+        ):
+            self._begin(peer)
         due = 0.0
         try:
             while (raw := await stream.receive()) is not None:
                 for entry in _decoder.decode(raw):
-                    _apply(claims, entry)
-                for callback in self._on_change:
-                    callback(peer)
+                    self._apply(peer, claims, entry)
+                self._tell_changed(peer)
                 # Bursts pass; whoever talks faster for longer waits for the stream's credit.
                 now = self._world.now()
                 due = max(due + defaults.HAVE_FRAME_SECONDS_MIN, now - 1.0)
@@ -277,20 +466,64 @@ class HaveExchange:
             await stream.reset()
         finally:
             if self._claims.get(peer) is claims:
-                del self._claims[peer]
+                self._forget(peer)
+                self._tell_changed(peer)
 
+    def _tell_changed(self, peer: PeerId) -> None:
+        for callback in self._on_change:
+            callback(peer)
 
-def _apply(claims: OrderedDict[bytes, Claim], entry: _Entry) -> None:
-    if isinstance(entry, _Gone):
-        claims.pop(entry.manifest, None)
-        return
-    claim = claims.setdefault(entry.manifest, Claim())
-    if isinstance(entry, _Complete):
-        claim.complete = True
-    elif isinstance(entry, _Bitmap):
-        claim.replace(entry.pieces)
-    else:
-        for index in entry.indices:
-            claim.add(index)
-    while len(claims) > defaults.HAVE_CHECKPOINTS_MAX:
-        claims.popitem(last=False)
+    def _forget(self, peer: PeerId) -> None:
+        """All that a neighbour claimed."""
+        for digest, claim in self._claims.pop(peer, {}).items():
+            self._count(digest, claim.bits, 0)
+
+    def _count(self, digest: bytes, old: int, new: int) -> None:
+        """One neighbour claims other pieces now."""
+        rarity = self._rarity.get(digest)
+        if rarity is None:
+            if not new:
+                return
+            rarity = self._rarity[digest] = Rarity()
+        rarity.remove(old & ~new)
+        rarity.add(new & ~old)
+        if rarity.empty():
+            del self._rarity[digest]
+
+    def _apply(self, peer: PeerId, claims: OrderedDict[bytes, Claim], entry: _Entry) -> None:
+        digest = entry.manifest
+        claim = claims.pop(digest, None) if isinstance(entry, _Gone) else claims.get(digest)
+        if isinstance(entry, _Gone):
+            if claim is not None:
+                self._count(digest, claim.bits, 0)
+            return
+        if claim is None:
+            claim = claims[digest] = Claim()
+            while len(claims) > defaults.HAVE_CHECKPOINTS_MAX:
+                oldest, dropped = claims.popitem(last=False)
+                self._count(oldest, dropped.bits, 0)
+        old = claim.bits
+        if isinstance(entry, _Complete):
+            claim.complete = True
+            claim.bits = 0
+        elif isinstance(entry, _Bitmap):
+            claim.complete = False
+            claim.bits = int.from_bytes(entry.pieces, "little")
+        elif not claim.complete:
+            for index in entry.indices:
+                claim.bits |= 1 << index
+        self._count(digest, old, claim.bits)
+        self._note_progress(peer, digest, claim)
+
+    def _note_progress(self, peer: PeerId, digest: bytes, claim: Claim) -> None:
+        """A neighbour that lacks only few pieces hears at once of new ones."""
+        neighbour, held = self._neighbours.get(peer), self._store.named(digest)
+        if neighbour is None or held is None or held.complete:
+            return
+        told = neighbour.told.get(digest)
+        lacks = len(held.pieces) - claim.bits.bit_count()
+        if told is None or lacks > len(held.pieces) * defaults.HAVE_ENDING_SHARE:
+            return
+        told.ending = True
+        if digest in neighbour.news:
+            neighbour.speak_at(self._world.now() + defaults.HAVE_BATCH_SECONDS)

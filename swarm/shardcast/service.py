@@ -11,6 +11,7 @@ from typing import Protocol
 
 from swarm.identity import PeerId
 from swarm.shardcast.store import CheckpointStore
+from swarm.shardcast.uploads import Uploads
 from swarm.transport import BlobReference, OpenBlob, Refused
 from swarm.world import Piece, Sink
 
@@ -40,10 +41,12 @@ class BlobService:
         admits: Admits,
         *,
         store: CheckpointStore | None = None,
+        uploads: Uploads | None = None,
         pushes: PushPolicy | None = None,
     ) -> None:
         self._admits = admits
         self._store = store
+        self._uploads = uploads
         self._pushes = pushes
         self._registered: dict[bytes, OpenBlob] = {}
 
@@ -59,12 +62,14 @@ class BlobService:
         return self._admits(peer, credential)
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
-        """The blob to send; raises `Refused` 404: "not yet" for a piece still missing here."""
+        """The blob to send; raises `Refused` 404: "not yet" for a piece still missing here, and
+        503 when `uploads` has enough to do."""
         registered = self._registered.get(digest)
         if registered is not None:
             return OpenBlob(registered.path, registered.offset, registered.size_bytes)
         if self._store is not None:
-            blob = self._store.open(digest)
+            sender = self._uploads if self._uploads is not None else self._store
+            blob = sender.open(digest)
             if blob is not None:
                 return blob
             if self._store.knows(digest):

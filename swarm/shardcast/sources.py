@@ -80,6 +80,11 @@ class SourceBook:
         """When (on `World.now`) a source that failed may be asked again."""
         return self._record(name).paused_until
 
+    def is_paused(self, name: str, now: float) -> bool:
+        """Whether a source rests since it failed."""
+        record = self._records.get(name)
+        return record is not None and record.paused_until > now
+
     def choose(self, names: Sequence[str]) -> str:
         """One of `names` (not empty), in proportion to its weight."""
         return self._world.random.choices(names, [self.weight(name) for name in names])[0]

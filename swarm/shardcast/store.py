@@ -72,6 +72,8 @@ class Change(Enum):
     BEGUN = "begun"
     """Its manifest is here."""
     PIECE = "piece"
+    LEFT = "left"
+    """A piece of what was published here is being sent for the first time."""
     COMPLETE = "complete"
     REMOVED = "removed"
 
@@ -108,6 +110,8 @@ class Held:
     """By file: how far its SHA-256 is."""
     readers: int = 0
     """Blobs being sent."""
+    unsent: int = 0
+    """Pieces of a checkpoint published here that have not left yet: bit i is piece i."""
     is_delta: bool = False
 
     @property
@@ -155,6 +159,7 @@ class CheckpointStore:
         # Where a digest is: (checkpoint, piece), piece -1 being the manifest itself. Checkpoints
         # share pieces when a file did not change, so there may be several places.
         self._places: dict[bytes, list[tuple[Held, int]]] = {}
+        self._seeding: dict[Key, None] = {}
         self._pins: Counter[Key] = Counter()
         self._watchers: list[Watcher] = []
         self._trimming = trio.Lock()
@@ -181,6 +186,41 @@ class CheckpointStore:
     def knows(self, digest: bytes) -> bool:
         """Whether a manifest here names this blob, be it present or still missing."""
         return digest in self._places
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a piece or manifest is here to be sent."""
+        return any(index < 0 or held.pieces[index] for held, index in self._places.get(digest, ()))
+
+    @property
+    def seeding(self) -> bool:
+        """Whether some checkpoint published here has pieces that have not left yet."""
+        return bool(self._seeding)
+
+    def leave(self, digest: bytes) -> bool:
+        """Note that a blob is asked for. False when it is a piece of a checkpoint published here
+        of which this piece has left already and others have not."""
+        may = True
+        for held, index in self._places.get(digest, ()):
+            if held.unsent and index >= 0:
+                bit = 1 << index
+                may = bool(held.unsent & bit)
+                if may:
+                    held.unsent ^= bit
+                    self._left(held, index)
+                    return True
+        return may
+
+    def end_seeding(self, digest: bytes) -> None:
+        """Send any piece of the checkpoint of this piece from now on."""
+        for held, index in self._places.get(digest, ()):
+            if held.unsent:
+                held.unsent = 0
+                self._left(held, index)
+
+    def _left(self, held: Held, index: int) -> None:
+        if not held.unsent:
+            self._seeding.pop(held.key, None)
+        self._tell(Change.LEFT, held, index)
 
     def open(self, digest: bytes) -> OpenBlob | None:
         """A piece or manifest to send, if it is present; the checkpoint stays until released."""
@@ -271,6 +311,7 @@ class CheckpointStore:
 
     def _forget(self, held: Held) -> None:
         del self._held[held.key]
+        self._seeding.pop(held.key, None)
         for digest in {held.digest, *(piece.digest for piece in held.manifest.pieces)}:
             rest = [place for place in self._places[digest] if place[0] is not held]
             if rest:
@@ -523,6 +564,9 @@ class CheckpointStore:
         await self.disk.sync(final)
         held = Held(manifest, digest, len(blob), final, complete=True, is_delta=is_delta)
         held.pieces = bytearray(b"\x01" * len(manifest.pieces))
+        if manifest.total_bytes >= defaults.SEEDING_BYTES_MIN:
+            held.unsent = (1 << len(manifest.pieces)) - 1
+            self._seeding[key] = None
         self._remember(held)
         self._tell(Change.COMPLETE, held)
         await self.trim()

@@ -48,11 +48,13 @@ class StreamError(PeerError):
 
 
 class FetchError(PeerError):
-    """A blob could not be fetched or pushed. `retry` says whether the source may have it later."""
+    """A blob could not be fetched or pushed. `retry` says whether the source may have it later,
+    `busy` that it only has too much to do at the moment."""
 
-    def __init__(self, message: str, *, retry: bool = False) -> None:
+    def __init__(self, message: str, *, retry: bool = False, busy: bool = False) -> None:
         super().__init__(message)
         self.retry = retry
+        self.busy = busy
 
 
 class Framing(enum.Enum):

@@ -1045,7 +1045,9 @@ class BulkClient:
 def refusal(name: str, status: int, reason: str) -> FetchError:
     """A refusal as the client sees it; some statuses may pass with time."""
     return FetchError(
-        f"{name} refused: {status} {reason}", retry=status in defaults.BULK_RETRY_STATUSES
+        f"{name} refused: {status} {reason}",
+        retry=status in defaults.BULK_RETRY_STATUSES,
+        busy=status in defaults.BULK_BUSY_STATUSES,
     )
 
 

@@ -22,6 +22,7 @@ from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore, Held
+from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source, Transport
 from swarm.transport.libp2p import open_libp2p
 from swarm.transport.memory import MemoryNetwork
@@ -210,7 +211,9 @@ async def assembled(
         exchange = HaveExchange(world, transport, store, events) if have else None
         deltas = Deltas(store, compute, events) if compute is not None else None
         fetcher = Fetcher(world, transport, store, events, have=exchange, deltas=deltas)
-        service = BlobService(lambda peer, credential: True, store=store)
+        service = BlobService(
+            lambda peer, credential: True, store=store, uploads=Uploads(world, transport, store)
+        )
         transport.serve_bulk(service)
         if exchange is not None:
             await nursery.start(exchange.run)

@@ -65,7 +65,7 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
                 hidden.clear()
             await trio.sleep(0.05)
             assert has(client, relay, manifest, 6) == list(range(6)), "complete is said at once"
-            assert len(client.have.claims_on(manifest)) == 1
+            assert client.have.claimed(manifest)
             await relay.store._remove(relay.store.held((0, 0)))  # type: ignore[arg-type]
             await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
             assert client.have.claim(relay.transport.peer_id, manifest) is None
@@ -105,7 +105,11 @@ def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch
     run(main)
 
 
-def test_only_eight_neighbours_are_told_and_a_lost_one_is_replaced() -> None:
+def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(defaults, "HAVE_NEIGHBOURS_MAX", defaults.HAVE_NEIGHBOURS)
+
     async def main() -> None:
         network = MemoryNetwork()
         async with trio.open_nursery() as nursery:

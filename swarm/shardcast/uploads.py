@@ -1,0 +1,96 @@
+"""How much this peer sends at once, and what the first holder of a checkpoint sends first.
+
+The number of uploads follows the uplink: no more is begun while what is being sent would keep the
+uplink busy for `UPLOAD_SECONDS`. The others are told to come back later ("busy"), and meanwhile
+ask somebody else. So a fast line feeds many and a slow one few, every upload goes about equally
+fast, and nobody waits long for a piece. The uplink is measured: bytes sent over the time in which
+anything was being sent.
+
+Whoever published a checkpoint sends no piece twice before each has left it once: its line is the
+only way for new pieces into the network.
+"""
+
+from __future__ import annotations
+
+import functools
+from math import inf
+
+from swarm import defaults
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import OpenBlob, Refused, Transport
+from swarm.world import World
+
+
+class Uploads:
+    """Begins and counts uploads. One a peer."""
+
+    def __init__(self, world: World, transport: Transport, store: CheckpointStore) -> None:
+        self._world = world
+        self._transport = transport
+        self._store = store
+        self.bytes_per_second = defaults.SOURCE_BANDWIDTH_INITIAL
+        """The uplink, as measured so far."""
+        self.spare_since = 0.0
+        """Since when less than half of what could be sent at once is; inf while it is more."""
+        self._active_bytes = 0
+        # A measurement: since when, sent by then, and sent at its end.
+        self._since = 0.0
+        self._sent = 0
+        self._until_sent = 0
+        self._left_at = 0.0
+        """When a piece last left for the first time."""
+
+    def open(self, digest: bytes) -> OpenBlob | None:
+        """A piece or manifest to send, None if it is not here; raises `Refused` 503 when busy."""
+        store = self._store
+        busy = self._active_bytes >= defaults.UPLOAD_SECONDS * self.bytes_per_second
+        if busy and store.has(digest):
+            raise Refused(503, "busy")
+        if store.seeding and not self._may_leave(digest):
+            raise Refused(503, "busy: other pieces leave first")
+        blob = store.open(digest)
+        if blob is None:
+            return None
+        if not self._active_bytes:
+            self._measure_from(self._world.now(), blob.size_bytes)
+        self._active_bytes += blob.size_bytes
+        if 2 * self._active_bytes >= defaults.UPLOAD_SECONDS * self.bytes_per_second:
+            self.spare_since = inf
+        return OpenBlob(
+            blob.path, blob.offset, blob.size_bytes, functools.partial(self._release, blob)
+        )
+
+    def _may_leave(self, digest: bytes) -> bool:
+        """Whether each piece of the checkpoint has left once, or this one has not."""
+        now = self._world.now()
+        left = self._store.leave(digest)
+        if left or now - self._left_at < defaults.SEEDING_SECONDS:
+            if left:
+                self._left_at = now
+            return left
+        # Nobody asks for the rest: better any piece than none.
+        self._store.end_seeding(digest)
+        return True
+
+    def _release(self, blob: OpenBlob) -> None:
+        blob.release()
+        self._active_bytes -= blob.size_bytes
+        if 2 * self._active_bytes < defaults.UPLOAD_SECONDS * self.bytes_per_second:
+            self.spare_since = min(self.spare_since, self._world.now())
+        sent = self._transport.bulk_bytes().sent
+        if sent < self._until_sent:
+            return
+        now = self._world.now()
+        seconds = now - self._since
+        if seconds < defaults.UPLOAD_MEASURED_SECONDS_MIN:
+            return
+        measured = (sent - self._sent) / seconds
+        faster = measured > self.bytes_per_second
+        weight = defaults.SOURCE_SMOOTHING if faster else defaults.UPLOAD_SLOWER_SMOOTHING
+        self.bytes_per_second += weight * (measured - self.bytes_per_second)
+        self._measure_from(now, self._active_bytes)
+
+    def _measure_from(self, now: float, active_bytes: int) -> None:
+        self._since = now
+        self._sent = self._transport.bulk_bytes().sent
+        self._until_sent = self._sent + 2 * active_bytes
