@@ -119,6 +119,10 @@ class Flows:
         """Bytes a second, as of now."""
         return float(self._rate[flow.place]) if flow.place >= 0 else 0.0
 
+    def total_rate(self) -> float:
+        """Bytes a second of all transfers together, as of now."""
+        return float(self._rate[: len(self._flows)].sum())
+
     def pause(self, flow: Flow) -> None:
         """Nothing of it arrives, until `resume`."""
         if flow.place >= 0:

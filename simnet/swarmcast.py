@@ -1,0 +1,354 @@
+"""A broadcast by shardcast alone: the production store, exchange, fetcher and uploads in every
+peer, and nothing of the rest of a run, so that a thousand peers and 62 GB take minutes.
+
+Peers are connected to some random others, as gossip leaves them; the checkpoint's announcement
+reaches all at the same time. In `open` mode every receiver passes pieces on. In `relay-only` mode
+only relays do, and receivers know nobody else. With churn, receivers leave at even intervals and
+empty ones take their places. `bound` says what no broadcast can beat (docs/shardcast.md).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.disk import SimulatedDisk, Symbol
+from simnet.network import REGIONS, Line, SimulatedNetwork, SimulatedTransport, Weather
+from simnet.seeded import derive, source
+from simnet.simulation import Trace
+from simnet.world import SimulatedWorld
+from swarm.events import Event, Events
+from swarm.identity import Identity, PeerId
+from swarm.messages import Checkpoint
+from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.service import BlobService
+from swarm.shardcast.store import CheckpointStore
+from swarm.shardcast.uploads import Uploads
+from swarm.transport import ConnectError, Source
+
+RUN = "owner/broadcast"
+CONNECTIONS = 6
+"""Connections that each peer opens to random others; as many again are opened to it."""
+RELAYS_KNOWN = 12
+"""Relays that a receiver connects to in relay-only mode."""
+SOURCE_CONNECTIONS = 24
+FILES = 13
+"""A model of 62 GB comes in about so many files."""
+DEADLINE_SECONDS = 1e6
+PROGRESS_SECONDS = 10.0
+
+GIGABIT = 125e6
+UPLINKS = ((0.1, GIGABIT), (0.4, 0.2 * GIGABIT), (0.5, 0.05 * GIGABIT))
+"""The headline profile: (part of the receivers, bytes a second)."""
+RELAY_SHARE = 0.1
+"""Relays for each receiver in relay-only mode, on 1 Gb/s."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is broadcast to whom."""
+
+    seed: int
+    size_bytes: int
+    source: Line
+    receivers: Sequence[Line]
+    relays: Sequence[Line] = ()
+    """When there are any, receivers pass nothing on."""
+    churn: float = 0.0
+    """Part of the receivers that leaves."""
+
+
+def headline(
+    peers: int, seed: int, *, size_bytes: int, relay_only: bool = False, churn: float = 0.0
+) -> Case:
+    """The headline profile: uplinks as above, downlinks of 500 Mb/s or the uplink, if more."""
+    chance = source(seed, "profile")
+    uplinks: list[float] = []
+    for share, uplink in UPLINKS:
+        uplinks += [uplink] * round(share * peers)
+    uplinks = (uplinks + [UPLINKS[-1][1]] * peers)[:peers]
+    chance.shuffle(uplinks)
+    lines = [Line(chance.choice(REGIONS), up, max(up, 0.5 * GIGABIT)) for up in uplinks]
+    relays = round(peers * RELAY_SHARE) if relay_only else 0
+    fast = [Line(chance.choice(REGIONS), GIGABIT, GIGABIT) for _ in range(relays)]
+    return Case(seed, size_bytes, Line("us-east", GIGABIT, GIGABIT), lines, fast, churn)
+
+
+def bound(case: Case) -> dict[str, float]:
+    """The terms that no broadcast can beat, in seconds; the largest binds."""
+    return bound_of(case, len(case.receivers) - leavers(case))
+
+
+def leavers(case: Case) -> int:
+    """How many receivers leave. They are replaced by others on the same lines, so that the
+    uplinks there are stay the same; those that are there all the time count."""
+    return round(case.churn * len(case.receivers))
+
+
+def bound_of(case: Case, finishers: int) -> dict[str, float]:
+    """The same for the first so many receivers to finish."""
+    size = case.size_bytes
+    senders = case.relays or [case.source, *case.receivers]
+    uplinks = sum(line.uplink_bytes_per_second for line in senders)
+    return {
+        "source": size / case.source.uplink_bytes_per_second,
+        "downlink": size / min(line.downlink_bytes_per_second for line in case.receivers),
+        "capacity": finishers * size / uplinks,
+    }
+
+
+@dataclass
+class Outcome:
+    """What became of it; times in virtual seconds since the announcement."""
+
+    finished: dict[int, float] = field(default_factory=dict)
+    """By receiver that was there all the time: when its last piece was verified and in place."""
+    usable: dict[int, float] = field(default_factory=dict)
+    """When its files' SHA-256 had been checked and all was synced to disk as well."""
+    progress: list[tuple[float, float]] = field(default_factory=list)
+    """(time, bytes a second of all uplinks in use, as a part of what there is)."""
+    pieces: int = 0
+    sent_by_receivers: int = 0
+    """Bytes of pieces that receivers passed on."""
+    events: int = 0
+    trace_hash: str = ""
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+class CastPeer:
+    """One peer: the part of `swarm.node` that moves checkpoints."""
+
+    def __init__(self, cast: Cast, name: str, line: Line) -> None:
+        self.cast = cast
+        self.name = name
+        self.line = line
+        self.serves = True
+        self.parents: Sequence[CastPeer] | None = None
+        """The only peers it fetches from, if not all that it is connected to."""
+        seed = cast.case.seed
+        self.identity = Identity(derive(seed, "key", name))
+        self.world = SimulatedWorld(seed, name)
+        self.disk = SimulatedDisk(name, capacity_bytes=1 << 44)
+        self.events = Events(self.world, self.identity.peer_id)
+        self.events.add_sink(self._hear)
+        self.last_piece_at = 0.0
+        self.scope = trio.CancelScope()
+        """Its life."""
+        self.fetching = trio.CancelScope()
+        self.transport: SimulatedTransport
+        self.store: CheckpointStore
+        self.fetcher: Fetcher
+        self.uploads: Uploads
+        self.have: HaveExchange
+
+    @property
+    def id(self) -> PeerId:
+        return self.identity.peer_id
+
+    def _hear(self, event: Event) -> None:
+        now = trio.current_time()
+        self.cast.trace.add(now, event.name, self.name, event.fields)
+        if event.name == "shardcast.piece_received":
+            self.last_piece_at = now
+
+    async def live(self, *, task_status: trio.TaskStatus[None]) -> None:
+        with self.scope:
+            async with (
+                self.cast.network.transport(
+                    self.identity, world=self.world, disk=self.disk, line=self.line
+                ) as transport,
+                trio.open_nursery() as nursery,
+            ):
+                self.transport = transport
+                self.store = CheckpointStore(self.disk, RUN, self.events)
+                self.uploads = Uploads(self.world, transport, self.store)
+                self.have = HaveExchange(
+                    self.world,
+                    transport,
+                    self.store,
+                    self.events,
+                    uploads=self.uploads,
+                    meet=self._meet if self.cast.case.relays == () else None,
+                )
+                self.fetcher = Fetcher(
+                    self.world, transport, self.store, self.events, have=self.have
+                )
+                transport.serve_bulk(
+                    BlobService(
+                        lambda peer, credential: self.serves,
+                        store=self.store,
+                        uploads=self.uploads,
+                    )
+                )
+                await nursery.start(self.have.run)
+                task_status.started()
+                await trio.sleep_forever()
+
+    async def connect(self, others: Sequence[CastPeer]) -> None:
+        """To those of them that are there."""
+        for other in others:
+            if not other.scope.cancel_called:
+                try:
+                    await self.transport.connect(other.id, other.transport.addresses())
+                except ConnectError:
+                    continue  # it has left meanwhile
+
+    async def _meet(self) -> PeerId | None:
+        """Connect to one more peer, drawn at random."""
+        for _ in range(8):
+            other = self.world.random.choice(self.cast.peers)
+            if other is not self and other.id not in self.transport.connected():
+                await self.connect([other])
+                return other.id
+        return None
+
+    def sources(self) -> list[Source]:
+        if self.parents is not None:
+            return [Source(peer.id) for peer in self.parents]
+        return [Source(peer) for peer in self.transport.connected()]
+
+
+class Cast:
+    """One simulated broadcast."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.network = SimulatedNetwork(case.seed, Weather())
+        self.trace = Trace()
+        self.chance = source(case.seed, "broadcast")
+        self.outcome = Outcome()
+        self.origin = CastPeer(self, "source", case.source)
+        self.relays = [CastPeer(self, f"relay {n}", line) for n, line in enumerate(case.relays)]
+        self.receivers = [
+            CastPeer(self, f"peer {n}", line) for n, line in enumerate(case.receivers)
+        ]
+        self.peers = [self.origin, *self.relays, *self.receivers]
+        self.began = 0.0
+        self._waiting = len(self.receivers)
+        self._over = trio.Event()
+
+    async def run(self) -> None:
+        async with self.network.running(), trio.open_nursery() as nursery:
+            for peer in self.peers:
+                await nursery.start(peer.live)
+            async with trio.open_nursery() as connecting:
+                for peer in self.peers:
+                    connecting.start_soon(peer.connect, self._acquaintances(peer))
+            checkpoint = await self._publish()
+            self.began = trio.current_time()
+            nursery.start_soon(self._watch)
+            for relay in self.relays:
+                nursery.start_soon(self._fetch, relay, checkpoint, -1)
+            for number, peer in enumerate(self.receivers):
+                nursery.start_soon(self._fetch, peer, checkpoint, number)
+            nursery.start_soon(self._churn, checkpoint, nursery)
+            await self._over.wait()
+            sent = (peer.transport.bulk_bytes().sent for peer in self.receivers)
+            self.outcome.sent_by_receivers = sum(sent)
+            nursery.cancel_scope.cancel()
+
+    def _acquaintances(self, peer: CastPeer) -> list[CastPeer]:
+        """Whom a peer connects to."""
+        if self.relays and peer not in self.relays:
+            # Receivers know relays only, and the source tells relays only.
+            if peer is self.origin:
+                return self._some(self.relays, SOURCE_CONNECTIONS)
+            peer.serves = False
+            peer.parents = self._some(self.relays, RELAYS_KNOWN)
+            return list(peer.parents)
+        if self.relays:
+            peer.parents = [self.origin, *(other for other in self.relays if other is not peer)]
+            return self._some(peer.parents, CONNECTIONS)
+        count = SOURCE_CONNECTIONS if peer is self.origin else CONNECTIONS
+        others = [other for other in self.receivers if other is not peer]
+        return self._some([other for other in others if not other.scope.cancel_called], count)
+
+    def _some(self, peers: Sequence[CastPeer], count: int) -> list[CastPeer]:
+        return self.chance.sample(peers, min(count, len(peers)))
+
+    async def _publish(self) -> Checkpoint:
+        size = self.case.size_bytes
+        each = -(-size // FILES)
+        for number in range(FILES):
+            start = number * each
+            part = Symbol("weights", start, min(each, size - start))
+            self.origin.disk.put(f"made/model-{number:05d}.safetensors", 0, part)
+        held, digest = await self.origin.store.publish("made", 0, 1)
+        return Checkpoint(
+            lineage=0,
+            step=1,
+            manifest_digest=digest,
+            manifest_bytes=held.manifest_bytes,
+            total_bytes=held.manifest.total_bytes,
+        )
+
+    async def _fetch(self, peer: CastPeer, checkpoint: Checkpoint, number: int) -> None:
+        """Until it has all, or leaves; those with a number are waited for."""
+        with peer.fetching:
+            await peer.fetcher.fetch(checkpoint, peer.sources, deadline_seconds=DEADLINE_SECONDS)
+            if number >= 0:
+                self.outcome.finished[number] = peer.last_piece_at - self.began
+                self.outcome.usable[number] = trio.current_time() - self.began
+        if number >= 0:
+            self._waiting -= 1
+            if not self._waiting:
+                self._over.set()
+
+    async def _churn(self, checkpoint: Checkpoint, nursery: trio.Nursery) -> None:
+        """Let receivers leave, evenly over the bound's time, and others come."""
+        count = leavers(self.case)
+        if not count:
+            return
+        seconds = max(bound(self.case).values())
+        leaving = self.chance.sample(range(len(self.receivers)), count)
+        for turn, number in enumerate(leaving):
+            await trio.sleep_until(self.began + seconds * (turn + 0.5) / count)
+            old = self.receivers[number]
+            if number in self.outcome.finished:
+                del self.outcome.finished[number], self.outcome.usable[number]
+            old.fetching.cancel()
+            old.scope.cancel()
+            new = CastPeer(self, f"newcomer {turn}", old.line)
+            self.peers[self.peers.index(old)] = self.receivers[number] = new
+            nursery.start_soon(self._arrive, new, checkpoint, nursery)
+
+    async def _arrive(self, peer: CastPeer, checkpoint: Checkpoint, nursery: trio.Nursery) -> None:
+        await nursery.start(peer.live)
+        await peer.connect(self._acquaintances(peer))
+        await self._fetch(peer, checkpoint, -1)
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep(PROGRESS_SECONDS)
+            senders = [peer for peer in self.peers if peer.serves]
+            there = sum(peer.line.uplink_bytes_per_second for peer in senders)
+            used = self.network.flows.total_rate()
+            self.outcome.progress.append((trio.current_time() - self.began, used / there))
+
+
+def broadcast(case: Case) -> Outcome:
+    """Run one."""
+    cast = Cast(case)
+    wall, cpu = time.perf_counter(), time.process_time()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        run_virtual(cast.run, seed=case.seed)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    outcome = cast.outcome
+    outcome.wall_seconds = time.perf_counter() - wall
+    outcome.cpu_seconds = time.process_time() - cpu
+    outcome.pieces = cast.trace.counts["shardcast.piece_received"]
+    outcome.events = cast.trace.events
+    outcome.trace_hash = cast.trace.digest()
+    return outcome
