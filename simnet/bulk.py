@@ -127,12 +127,15 @@ class BulkPlane(BaseTransport):
         for address in source.addresses:
             host = address.removeprefix("http://").partition(":")[0]
             server = network.at_host(host)
-            if server is not None:
+            if server is not None and server.line.reachability == "public":
                 break
+            server = None  # behind a NAT: over a connection, if there is one
             if network.is_dark(host):
                 await trio.sleep(defaults.BULK_CONNECT_SECONDS)
         if server is None and source.peer is not None:
-            server = network.neighbour(self.peer_id, source.peer)
+            neighbour = network.neighbour(self.peer_id, source.peer)
+            if neighbour is not None:
+                server = neighbour[0]
         reason = None
         if server is None or server.gone or (source.peer and server.peer_id != source.peer):
             reason = "cannot be reached"

@@ -73,13 +73,20 @@ class Connection:
         "since",
         "streams",
         "twin",
+        "via",
     )
 
     def __init__(
-        self, network: SimulatedNetwork, owner: SimulatedTransport, peer: SimulatedTransport
+        self,
+        network: SimulatedNetwork,
+        owner: SimulatedTransport,
+        peer: SimulatedTransport,
+        via: SimulatedTransport | None = None,
     ) -> None:
         self.owner = owner
         self.peer = peer
+        self.via = via
+        """The relay that carries it; None when it is direct."""
         self.twin: Connection
         self.streams: dict[SimulatedStream, None] = {}
         self.asking: dict[trio.Event, None] = {}
@@ -89,7 +96,7 @@ class Connection:
         self.since = trio.current_time()
         self.link = network.link(owner, peer)
         self._network = network
-        self._latency = network.latency(owner.line.region, peer.line.region)
+        self._latency = network.path_latency(owner, via, peer)
         self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(self.since))
         self._number = 0
         self._line_free_at = 0.0
@@ -103,7 +110,7 @@ class Connection:
         if self.closed:
             return
         network = self._network
-        if network.is_cut(self.owner, self.peer):
+        if self._is_cut():
             self._held.append((size_bytes, action, args))
             return
         owner = self.owner
@@ -120,6 +127,17 @@ class Connection:
             self._arrived_at, self.link, network.messages, self._arrive, action, args
         )
 
+    def _is_cut(self) -> bool:
+        network, via = self._network, self.via
+        if via is None:
+            return network.is_cut(self.owner, self.peer)
+        return network.is_cut(self.owner, via) or network.is_cut(via, self.peer)
+
+    def make_direct(self) -> None:
+        """A hole was punched: from now on no relay carries it."""
+        self.via = None
+        self._latency = self._network.path_latency(self.owner, None, self.peer)
+
     def duplicates(self, protocol: str) -> int:
         """How often a frame on this way comes again."""
         return self._network.duplicates(self.peer.peer_id, protocol)
@@ -127,7 +145,7 @@ class Connection:
     def _arrive(self, action: Callable[..., object], args: tuple[Any, ...]) -> None:
         if self.closed:
             return
-        if self._network.is_cut(self.owner, self.peer):
+        if self._is_cut():
             self._held.append((0, action, args))
         else:
             action(*args)

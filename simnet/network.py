@@ -39,6 +39,9 @@ from swarm.world import Disk, World
 CONNECT_SECONDS = 0.25
 """libp2p's least time to connect, measured on one machine."""
 
+PUNCH_ROUND_TRIPS = 3
+"""DCUtR over the relay: CONNECT both ways, SYNC, then both dial at once."""
+
 CONNECT_ROUND_TRIPS = 5
 """TCP, choosing noise, noise, choosing yamux, identify."""
 
@@ -55,6 +58,15 @@ class Line:
     region: str = "europe-west"
     uplink_bytes_per_second: float = 125e6
     downlink_bytes_per_second: float = 125e6
+    reachability: str = "public"
+    """One of `REACHABILITIES`."""
+
+
+REACHABILITIES = ("public", "cone", "symmetric", "relay-only")
+"""Who can be reached, and how. Anybody can dial the public. The others are behind a NAT and are
+reached over a relay, after which a direct way is tried: it is found between a peer behind a cone
+NAT and any but the relay-only, and between one behind a symmetric NAT and the public; a
+relay-only peer's connections stay with their relay."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +126,16 @@ class SimulatedNetwork:
 
     @asynccontextmanager
     async def transport(
-        self, identity: Identity, *, world: World, disk: Disk, line: Line | None = None
+        self,
+        identity: Identity,
+        *,
+        world: World,
+        disk: Disk,
+        line: Line | None = None,
+        relay: bool = False,
     ) -> AsyncIterator[SimulatedTransport]:
-        """A peer's end; leaving the block is the death of its process."""
+        """A peer's end; leaving the block is the death of its process. `relay`: it carries
+        connections of peers behind NAT."""
         if identity.peer_id in self._here:
             raise ValueError(f"{identity.peer_id} is on this network already")
         number = self._hosts.setdefault(identity.peer_id, len(self._hosts))
@@ -124,7 +143,14 @@ class SimulatedNetwork:
         host = f"{11 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.1"
         async with trio.open_nursery() as nursery:
             transport = SimulatedTransport(
-                self, identity, host, line or Line(), world=world, disk=disk, nursery=nursery
+                self,
+                identity,
+                host,
+                line or Line(),
+                world=world,
+                disk=disk,
+                nursery=nursery,
+                relay=relay,
             )
             self._here[identity.peer_id] = self._by_host[host] = transport
             self._gone_dark.pop(host, None)
@@ -256,6 +282,10 @@ class SimulatedNetwork:
         transport.gone = True
         del self._here[transport.peer_id]
         del self._by_host[transport.host]
+        for connection in list(transport.carried):
+            if connection.owner.connections.get(connection.peer.peer_id) is connection:
+                connection.close("the relay was lost")
+        transport.carried.clear()
         for flow in list(transport._transfers):
             if transport.host in self._gone_dark:
                 self.stall(flow)
@@ -309,10 +339,20 @@ class SimulatedNetwork:
     def find(self, peer: PeerId) -> SimulatedTransport | None:
         return self._here.get(peer)
 
-    def neighbour(self, owner: PeerId, peer: PeerId) -> SimulatedTransport | None:
-        """The other end of a connection, as far as its owner knows."""
+    def neighbour(
+        self, owner: PeerId, peer: PeerId
+    ) -> tuple[SimulatedTransport, SimulatedTransport | None] | None:
+        """The other end of a connection, as far as its owner knows, and the relay in between."""
         connection = self._connection(owner, peer)
-        return connection.peer if connection is not None else None
+        return (connection.peer, connection.via) if connection is not None else None
+
+    def path_latency(self, a: BulkPlane, via: BulkPlane | None, b: BulkPlane) -> float:
+        """One-way seconds, without jitter, over a relay or none."""
+        if via is None:
+            return self.latency(a.line.region, b.line.region)
+        return self.latency(a.line.region, via.line.region) + self.latency(
+            via.line.region, b.line.region
+        )
 
     def at_host(self, host: str) -> SimulatedTransport | None:
         return self._by_host.get(host)
@@ -364,13 +404,42 @@ class SimulatedNetwork:
         self.messages += 1
         self.messages_by_sender[sender] += 1
 
-    def join(self, a: SimulatedTransport, b: SimulatedTransport) -> None:
-        """A new connection of two peers."""
-        near, far = Connection(self, a, b), Connection(self, b, a)
+    def join(
+        self, a: SimulatedTransport, b: SimulatedTransport, via: SimulatedTransport | None = None
+    ) -> None:
+        """A new connection of two peers, direct or carried by a relay."""
+        near, far = Connection(self, a, b, via), Connection(self, b, a, via)
         near.twin, far.twin = far, near
         for connection in (near, far):
             connection.owner.remember(connection)
-            connection.owner._emit(ConnectionEvent(connection.peer.peer_id, connected=True))
+            connection.owner._emit(
+                ConnectionEvent(connection.peer.peer_id, connected=True, relayed=via is not None)
+            )
+        if via is not None:
+            via.carried[near] = None
+            seconds = PUNCH_ROUND_TRIPS * 2 * self.path_latency(a, via, b)
+            self.at(
+                trio.current_time() + seconds,
+                f"punch {a.peer_id}>{b.peer_id}",
+                functools.partial(self._punch, near),
+            )
+
+    def _punch(self, connection: Connection) -> None:
+        """Make a relayed connection direct, where the NATs on its way allow it."""
+        owner, peer, via = connection.owner, connection.peer, connection.via
+        if via is None or owner.connections.get(peer.peer_id) is not connection:
+            return
+        if self.is_silent(owner, peer) or not _can_punch(owner.line, peer.line):
+            return
+        via.carried.pop(connection, None)
+        for side in (connection, connection.twin):
+            side.make_direct()
+            side.owner._emit(ConnectionEvent(side.peer.peer_id, connected=True, relayed=False))
+
+
+def _can_punch(a: Line, b: Line) -> bool:
+    kinds = {a.reachability, b.reachability}
+    return "relay-only" not in kinds and ("cone" in kinds or "public" in kinds)
 
 
 class SimulatedTransport(BulkPlane):
@@ -386,24 +455,61 @@ class SimulatedTransport(BulkPlane):
         world: World,
         disk: Disk,
         nursery: trio.Nursery,
+        relay: bool = False,
     ) -> None:
         super().__init__(network, identity, host, line, world=world, disk=disk, nursery=nursery)
+        self.relay = relay
+        self.carried: dict[Connection, None] = {}
+        """As a relay: connections of others, each by the end that dialled."""
+        self.reserved_by: dict[PeerId, None] = {}
+        """As a relay: who may be reached through this peer."""
+        self._reservations: dict[PeerId, str] = {}
+        """Relays that carry connections here, and where they are."""
         self.connections: dict[PeerId, Connection] = {}
         self._connected_sorted: list[PeerId] | None = None
 
     def addresses(self) -> Sequence[str]:
-        return (f"/ip4/{self.host}/tcp/{PORT}/p2p/{self.peer_id}",)
+        own = f"/ip4/{self.host}/tcp/{PORT}/p2p/{self.peer_id}"
+        relayed = (
+            f"{relay}/p2p-circuit/p2p/{self.peer_id}" for relay in self._reservations.values()
+        )
+        return (own, *relayed)
 
     def bulk_addresses(self) -> Sequence[str]:
         return (f"http://{self.host}:{PORT + 1}",)
 
     async def use_relay(self, address: str) -> None:
-        """Everybody can be reached directly here, so there is nothing to relay."""
-        await trio.lowlevel.checkpoint()
-        raise ConnectError(f"{address} relays nothing in this simulation")
+        await self._reserve(address)
+        self._nursery.start_soon(self._keep_reservation, address, name=f"relay {address}")
+
+    async def _reserve(self, address: str) -> None:
+        relay = PeerId(address.rpartition("/")[2])
+        await self.connect(relay, [address])
+        await self.connections[relay].round_trip()
+        held = self.connections.get(relay)
+        if held is None or not held.peer.relay:
+            raise ConnectError(f"relay {relay} declines: it carries no connections")
+        if len(held.peer.reserved_by) >= defaults.RELAY_RESERVATIONS_MAX:
+            raise ConnectError(f"relay {relay} declines: it has no reservation left")
+        held.peer.reserved_by[self.peer_id] = None
+        self._reservations[relay] = address
+
+    async def _keep_reservation(self, address: str) -> None:
+        """Get a reservation back when the relay was lost."""
+        relay = PeerId(address.rpartition("/")[2])
+        while True:
+            await trio.sleep(defaults.RELAY_RETRY_SECONDS)
+            if relay not in self.connections:
+                self._reservations.pop(relay, None)
+                try:
+                    await self._reserve(address)
+                except (ConnectError, KeyError):
+                    continue
 
     def reachability(self) -> Reachability:
-        return Reachability.PUBLIC
+        if self.line.reachability == "public":
+            return Reachability.PUBLIC
+        return Reachability.PRIVATE if self._reservations else Reachability.UNKNOWN
 
     # --- connections ---
 
@@ -434,6 +540,9 @@ class SimulatedTransport(BulkPlane):
         """It has ended."""
         del self.connections[connection.peer.peer_id]
         self._connected_sorted = None
+        self.reserved_by.pop(connection.peer.peer_id, None)
+        if connection.via is not None:
+            connection.via.carried.pop(connection, None)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -457,10 +566,15 @@ class SimulatedTransport(BulkPlane):
         parts = address.split("/")
         if len(parts) < 5 or parts[1] != "ip4" or parts[3] != "tcp" or not parts[4].isdecimal():
             return "not a multiaddr with a TCP port"
+        if "p2p-circuit" in parts:
+            return await self._dial_relayed(peer, address)
         if len(parts) > 6 and parts[6] != peer:
             return "the address names another peer"
         network = self._network
         remote = network.at_host(parts[2]) if int(parts[4]) == PORT else None
+        if remote is not None and remote.line.reachability != "public":
+            await trio.sleep(defaults.DIAL_DEADLINE_SECONDS)  # its NAT drops what nobody asked for
+            return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
         if network.is_dark(parts[2]) or (remote and network.is_silent(self, remote)):
             await trio.sleep(defaults.DIAL_DEADLINE_SECONDS)
             return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
@@ -482,6 +596,31 @@ class SimulatedTransport(BulkPlane):
         if len(self.connections) >= defaults.CONNECTIONS_MAX:
             return f"this peer has {defaults.CONNECTIONS_MAX} connections and opens no more"
         network.join(self, remote)
+        return None
+
+    async def _dial_relayed(self, peer: PeerId, address: str) -> str | None:
+        relay_address = address.partition("/p2p-circuit")[0]
+        relay = PeerId(relay_address.rpartition("/")[2])
+        try:
+            await self.connect(relay, [relay_address])
+        except ConnectError as error:
+            return str(error)
+        if relay not in self.connections:
+            return f"relay {relay} was lost"
+        await self.connections[relay].round_trip()
+        held = self.connections.get(relay)
+        via = held.peer if held is not None else None
+        if via is None or via.gone or peer not in via.reserved_by:
+            return f"relay {relay} declines: {peer} has no reservation there"
+        remote = via.connections[peer].peer
+        await trio.sleep(2 * self._network.path_latency(self, via, remote))
+        if self.gone or via.gone or remote.gone or remote._is_banned(self.peer_id):
+            return "the connection was lost"
+        if peer in self.connections or self.peer_id in remote.connections:
+            return await self._meet(remote)
+        if len(via.carried) >= defaults.RELAY_RESERVATIONS_MAX:
+            return f"relay {relay} declines: it carries no more connections"
+        self._network.join(self, remote, via)
         return None
 
     async def _meet(self, remote: SimulatedTransport) -> str | None:

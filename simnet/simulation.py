@@ -239,7 +239,11 @@ class Peer:
             with scope:
                 async with (
                     simulation.network.transport(
-                        self.identity, world=world, disk=self.disk, line=plan.line
+                        self.identity,
+                        world=world,
+                        disk=self.disk,
+                        line=plan.line,
+                        relay="relay" in plan.roles,
                     ) as transport,
                     assemble(
                         self.identity,

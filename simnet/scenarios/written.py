@@ -17,7 +17,7 @@ from simnet.adversaries import KINDS as ADVERSARIES
 from simnet.adversaries import disguise
 from simnet.compute import Hardware, Workload
 from simnet.faults import AnyFault, Schedule, befall, check, draw
-from simnet.network import REGIONS, Line, Weather
+from simnet.network import REACHABILITIES, REGIONS, Line, Weather
 from simnet.scenarios.parts import draw_line, start_bootstrap, start_over_time, summary
 from simnet.seeded import source
 from simnet.simulation import Peer, Plan, Simulation
@@ -68,6 +68,7 @@ class _Group(_Table):
     uplink_mbps: _Positive | None = None
     downlink_mbps: _Positive | None = None
     """Without region and speeds, lines are drawn."""
+    reachability: str = "public"
     tokens_per_second: _Positive = 1000.0
     step_seconds: _Positive = 15.0
     skew_seconds: float = 0.0
@@ -142,6 +143,11 @@ class Written:
                 )
             if (group.uplink_mbps is None) != (group.downlink_mbps is None):
                 raise wrong("peers.uplink_mbps", "and downlink_mbps go together")
+            if group.reachability not in REACHABILITIES:
+                raise wrong(
+                    "peers.reachability",
+                    f"{group.reachability!r} is none of {', '.join(REACHABILITIES)}",
+                )
             for role in group.roles:
                 try:
                     load_role(role)
@@ -239,6 +245,7 @@ class Written:
             line = dataclasses.replace(line, region=group.region)
         if group.uplink_mbps is not None and group.downlink_mbps is not None:
             line = Line(line.region, group.uplink_mbps * 125e3, group.downlink_mbps * 125e3)
+        line = dataclasses.replace(line, reachability=group.reachability)
         hardware = Hardware(
             tokens_per_second=group.tokens_per_second, step_seconds=group.step_seconds
         )

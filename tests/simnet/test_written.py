@@ -84,3 +84,9 @@ def test_all_scenarios_that_are_shipped_can_be_loaded() -> None:
     } <= (set(scenarios.names()))
     for name in scenarios.names():
         assert scenarios.load(name).about
+
+
+def test_workers_behind_nats_take_part() -> None:
+    report = simulate("nat", seed=1)
+    assert report["violations"] == []
+    assert report["figures"]["policies_published"] >= 5
