@@ -21,6 +21,7 @@ from swarm.transport import (
     ConnectionEvent,
     FetchError,
     OpenBlob,
+    Reachability,
     Refused,
     Source,
     Stream,
@@ -76,7 +77,11 @@ def run(
             for name, key in (("alice", ALICE), ("bob", BOB), ("carol", CAROL)):
                 disk = SimulatedDisk(name)
                 opened = network.transport(
-                    key, world=SimulatedWorld(seed, name), disk=disk, line=lines.get(name)
+                    key,
+                    world=SimulatedWorld(seed, name),
+                    disk=disk,
+                    line=lines.get(name),
+                    relay=name == "carol",
                 )
                 peers.append(Peer(await stack.enter_async_context(opened), disk))
             return await main(network, *peers)
@@ -406,3 +411,61 @@ def test_a_forged_piece_does_not_verify() -> None:
         assert not piece.verify(reference.digest)
 
     run(main)
+
+
+# --- behind NATs ---
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "direct"),
+    [
+        ("public", "cone", True),
+        ("cone", "cone", True),
+        ("symmetric", "cone", True),
+        ("public", "symmetric", True),
+        ("symmetric", "symmetric", False),
+        ("public", "relay-only", False),
+        ("cone", "relay-only", False),
+    ],
+)
+def test_a_peer_behind_a_nat_is_reached_over_a_relay(here: str, there: str, direct: bool) -> None:
+    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+        bob.transport.serve(ECHO, echo)
+        own = bob.transport.addresses()
+        assert bob.transport.reachability() is Reachability.UNKNOWN
+        with pytest.raises(ConnectError, match="no answer within"):
+            await alice.transport.connect(bob.id, own)
+        await bob.transport.use_relay(carol.transport.addresses()[0])
+        assert bob.transport.reachability() is Reachability.PRIVATE
+        relayed = [address for address in bob.transport.addresses() if "p2p-circuit" in address]
+        assert relayed == [f"{carol.transport.addresses()[0]}/p2p-circuit/p2p/{bob.id}"]
+
+        events = alice.transport.connection_events()
+        await alice.transport.connect(bob.id, relayed)
+        assert [event.relayed for event in await heard(events, 2)] == [False, True]  # carol, bob
+        stream = await alice.transport.open_stream(bob.id, ECHO)
+        await trio.sleep(5.0)
+        assert [event.relayed for event in await heard(events, int(direct))] == [False] * direct
+        over_relay = await round_trip(stream)
+        assert (over_relay < 0.03) is direct, "a relay doubles the way"
+
+        network.kill(carol.id)
+        await trio.sleep(1.0)
+        assert (bob.id in alice.transport.connected()) is direct
+
+    async def heard(events: Any, count: int) -> list[Any]:
+        with trio.fail_after(10):
+            return [await anext(events) for _ in range(count)]
+
+    run(main, alice=Line(reachability=here), bob=Line(reachability=there))
+
+
+def test_a_relay_carries_only_for_those_who_reserved() -> None:
+    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+        circuit = f"{carol.transport.addresses()[0]}/p2p-circuit/p2p/{bob.id}"
+        with pytest.raises(ConnectError, match="has no reservation there"):
+            await alice.transport.connect(bob.id, [circuit])
+        with pytest.raises(ConnectError, match="it carries no connections"):
+            await bob.transport.use_relay(alice.transport.addresses()[0])
+
+    run(main, bob=Line(reachability="cone"))
