@@ -15,7 +15,7 @@ import trio
 
 from peers.inference.role import InferenceRole
 from peers.relay import RelayRole
-from simnet.compute import WEIGHTS
+from simnet.compute import TOKENIZER, WEIGHTS
 from simnet.disk import SimulatedDisk, Symbol
 from simnet.simulation import Plan
 from swarm import defaults
@@ -81,7 +81,7 @@ class Forger(Adversary):
 
     async def attack(self) -> None:
         orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
-        if not orders:
+        if not orders or not self._peer.store.complete():
             return
         order = cast(StepOrder, orders[-1].message)
         held = await self._make(order)
@@ -103,6 +103,7 @@ class Forger(Adversary):
         if not disk.exists(folder):
             size = disk.size_bytes(f"{self._newest_folder()}/{WEIGHTS}")
             disk.put(f"{folder}/{WEIGHTS}", 0, Symbol("rubbish", 0, size))
+            disk.put(f"{folder}/tokenizer.json", 0, TOKENIZER)
         held = self._peer.store.held((order.lineage, order.policy + 1))
         if held is not None:
             return held
