@@ -15,7 +15,7 @@ import trio
 
 from peers.inference.role import InferenceRole
 from peers.relay import RelayRole
-from simnet.compute import TOKENIZER, WEIGHTS
+from simnet.compute import WEIGHTS
 from simnet.disk import SimulatedDisk, Symbol
 from simnet.simulation import Plan
 from swarm import defaults
@@ -66,7 +66,7 @@ class Adversary:
         """Hand envelopes to every neighbour, past this peer's own checks."""
         for neighbour in list(self._peer.gossip._neighbours.values()):
             for raw in envelopes:
-                neighbour.post(_Push(raw))
+                self._peer.gossip._post(neighbour, _Push(raw))
 
     async def claim(self, sender: str, message: Message) -> bytes:
         """An envelope that says it is of `sender`, signed with this peer's own key."""
@@ -81,7 +81,7 @@ class Forger(Adversary):
 
     async def attack(self) -> None:
         orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
-        if not orders or not self._peer.store.complete():
+        if not orders:
             return
         order = cast(StepOrder, orders[-1].message)
         held = await self._make(order)
@@ -103,7 +103,6 @@ class Forger(Adversary):
         if not disk.exists(folder):
             size = disk.size_bytes(f"{self._newest_folder()}/{WEIGHTS}")
             disk.put(f"{folder}/{WEIGHTS}", 0, Symbol("rubbish", 0, size))
-            disk.put(f"{folder}/tokenizer.json", 0, TOKENIZER)
         held = self._peer.store.held((order.lineage, order.policy + 1))
         if held is not None:
             return held

@@ -239,9 +239,6 @@ async def befall(simulation: Simulation, schedule: Sequence[AnyFault]) -> None:
     async def happen(fault: AnyFault) -> None:
         simulation.disturbed += 1
         await fault.happen(simulation)
-        simulation.nursery.start_soon(calm_down, name="aftermath")
-
-    async def calm_down() -> None:
         await trio.sleep(AFTERMATH_SECONDS)
         simulation.disturbed -= 1
 
@@ -269,7 +266,7 @@ def draw(
     schedule: Schedule = []
     for _ in range(count):
         at = round(chance.uniform(start, end), 3)
-        seconds = round(min(end - at, chance.choice([1.0, 5.0, 15.0, 40.0])) + 1.0, 3)
+        seconds = round(min(end - at, chance.choice([1.0, 5.0, 20.0, 60.0])) + 1.0, 3)
         one = [chance.choice(names)]
         few = sorted(chance.sample(names, min(len(names), chance.randint(1, 3))))
         choices: list[AnyFault] = [

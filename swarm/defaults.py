@@ -400,11 +400,10 @@ FETCH_PARALLEL = 8
 that shares evenly."""
 
 FETCH_PARALLEL_MAX = 32
-"""Pieces a peer asks for at once when its neighbours are far ahead."""
+"""Pieces a peer asks for at once when most of its neighbours are complete and it is not."""
 
-FETCH_BUSY_SECONDS = 2.0
-"""After a busy source a fetch tries no further lane for so long, doubling up to
-`BUSY_SECONDS_MAX`; sooner while it has few."""
+FETCH_BUSY_SECONDS = 4.0
+"""After a busy source a fetch with most of its lanes in use tries no further one for so long."""
 
 FETCH_PARALLEL_PER_SOURCE = 4
 """Pieces asked of one source at once: one arrives while the next request travels."""
@@ -472,14 +471,10 @@ HAVE_NEIGHBOURS = 8
 HAVE_NEIGHBOURS_MAX = 64
 """Neighbours that a peer announces to, those counted that chose it."""
 
-HAVE_NEIGHBOUR_BYTES_PER_SECOND = 4e6
-"""A neighbour is fed about so much: it receives 25 MB/s in a swarm with the average uplink of 200
-Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
+HAVE_GROW_SECONDS = 5.0
+"""A peer of which the uplink is not used takes one more neighbour in so long."""
 
-HAVE_GROW_SECONDS = 3.0
-"""A peer with fewer neighbours than its uplink can feed takes one more in so long."""
-
-HAVE_FRUITLESS_MAX = 12
+HAVE_FRUITLESS_MAX = 4
 """New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
 
 HAVE_INBOUND_MAX = 256

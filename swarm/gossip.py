@@ -106,27 +106,17 @@ class _Neighbour:
         self.stream = stream
         self.peer = stream.peer
         self.topics: frozenset[str] = frozenset()
-        self.knows: OrderedDict[bytes, None] = OrderedDict()
+        self.knows: dict[bytes, None] = {}
         self.invalid = 0
         self.scope = trio.CancelScope()
-        self.outbox, self._outgoing = trio.open_memory_channel[bytes](defaults.GOSSIP_OUTBOX_MAX)
+        self.outbox: list[bytes] = []
+        self.writing = False
 
     def learn(self, digest: bytes) -> None:
+        self.knows.pop(digest, None)
         self.knows[digest] = None
-        self.knows.move_to_end(digest)
         if len(self.knows) > 2 * defaults.GOSSIP_STORE_MAX:
-            self.knows.popitem(last=False)
-
-    def post(self, frame: _Hello | _Push | _Have | _Want) -> None:
-        """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
-        try:
-            self.outbox.send_nowait(_encoder.encode(frame))
-        except trio.WouldBlock:
-            self.scope.cancel()
-
-    async def write(self) -> None:
-        async for frame in self._outgoing:
-            await self.stream.send(frame)
+            del self.knows[next(iter(self.knows))]
 
 
 Listener = Callable[[Envelope], None]
@@ -167,6 +157,7 @@ class Gossip:
         self._store: OrderedDict[bytes, Envelope] = OrderedDict()
         self._lasting: dict[bytes, Envelope] = {}
         self._listeners: dict[type[Message], list[Listener]] = {}
+        self._nursery: trio.Nursery | None = None
 
     def listen(self, message_type: type[Message], listener: Listener) -> None:
         """Call `listener` once for every new envelope of this type, own ones included."""
@@ -192,6 +183,7 @@ class Gossip:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a stream with every connected neighbour until cancelled."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             connections = self._transport.connection_events()
             self._transport.serve(
                 PROTOCOL,
@@ -249,22 +241,47 @@ class Gossip:
             await stream.reset()
             return
         neighbour = self._neighbours[peer] = _Neighbour(stream)
-        records = [record.raw for record in self._records()][: defaults.GOSSIP_RECORDS_EXCHANGED]
+        # Any of them: were it always the first, everybody would dial the same few peers.
+        known = self._records()
+        count = min(len(known), defaults.GOSSIP_RECORDS_EXCHANGED)
+        records = [record.raw for record in self._world.random.sample(known, count)]
         wall_ms = int(self._world.wall_time() * 1000)
-        neighbour.post(_Hello(self._run, wall_ms, sorted(self._topics), records))
+        self._post(neighbour, _Hello(self._run, wall_ms, sorted(self._topics), records))
         try:
             with neighbour.scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(neighbour.write)
-                    await self._read(neighbour)
-                    nursery.cancel_scope.cancel()
-        except* (StreamError, *DECODE_ERRORS) as group:
-            reason = "; ".join(str(error) for error in group.exceptions)
-            self._events.emit("gossip.neighbour_lost", remote=peer, reason=reason)
+                await self._read(neighbour)
+        except (StreamError, *DECODE_ERRORS) as error:
+            self._events.emit("gossip.neighbour_lost", remote=peer, reason=str(error))
         finally:
             del self._neighbours[peer]
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
+
+    def _post(self, neighbour: _Neighbour, frame: _Hello | _Push | _Have | _Want) -> None:
+        """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
+        assert self._nursery is not None
+        ending = self._nursery.cancel_scope.cancel_called
+        if ending or len(neighbour.outbox) >= defaults.GOSSIP_OUTBOX_MAX:
+            neighbour.scope.cancel()
+            return
+        neighbour.outbox.append(_encoder.encode(frame))
+        if not neighbour.writing:
+            neighbour.writing = True
+            self._nursery.start_soon(self._write, neighbour)
+
+    async def _write(self, neighbour: _Neighbour) -> None:
+        """Send what is queued. A task only while there is something to send: thousands of idle
+        ones would cost a simulation more memory than all else."""
+        try:
+            while neighbour.outbox:
+                frames, neighbour.outbox = neighbour.outbox, []
+                for frame in frames:
+                    await neighbour.stream.send(frame)
+        except StreamError as error:
+            self._events.emit("gossip.neighbour_lost", remote=neighbour.peer, reason=str(error))
+            neighbour.scope.cancel()
+        finally:
+            neighbour.writing = False
 
     async def _read(self, neighbour: _Neighbour) -> None:
         while (raw := await neighbour.stream.receive()) is not None:
@@ -276,7 +293,7 @@ class Gossip:
                     neighbour.learn(digest)
                 wanted = [d for d in frame.digests if not self._holds(d)]
                 if wanted:
-                    neighbour.post(_Want(wanted))
+                    self._post(neighbour, _Want(wanted))
             elif isinstance(frame, _Want):
                 self._answer(neighbour, frame.digests)
             elif frame.run != self._run:
@@ -344,7 +361,7 @@ class Gossip:
             candidates = self._world.random.sample(candidates, defaults.GOSSIP_EAGER)
         for neighbour in candidates:
             neighbour.learn(envelope.digest)
-            neighbour.post(_Push(envelope.raw))
+            self._post(neighbour, _Push(envelope.raw))
 
     def _answer(self, neighbour: _Neighbour, digests: Sequence[bytes]) -> None:
         states = {envelope.digest: envelope for envelope in self._gate.states()}
@@ -352,7 +369,7 @@ class Gossip:
             envelope = self._store.get(digest) or self._lasting.get(digest) or states.get(digest)
             if envelope is not None:
                 neighbour.learn(digest)
-                neighbour.post(_Push(envelope.raw))
+                self._post(neighbour, _Push(envelope.raw))
 
     def _current(self) -> list[Envelope]:
         """What a neighbour should hold: recent events, newest states, lasting events."""
@@ -377,7 +394,7 @@ class Gossip:
             chunk = missing[start : start + defaults.GOSSIP_DIGESTS_MAX]
             for digest in chunk:
                 neighbour.learn(digest)
-            neighbour.post(_Have(chunk))
+            self._post(neighbour, _Have(chunk))
 
     async def _tick(self, nursery: trio.Nursery) -> None:
         while True:

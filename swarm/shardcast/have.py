@@ -98,10 +98,6 @@ class Claim:
         """Those of some pieces that it claims."""
         return pieces if self.complete else pieces & self.bits
 
-    def lacks(self, pieces: int) -> int:
-        """How many of so many pieces it does not claim."""
-        return 0 if self.complete else max(0, pieces - self.bits.bit_count())
-
     def add(self, index: int) -> None:
         self.bits |= 1 << index
 
@@ -171,7 +167,7 @@ class HaveExchange:
         uploads: Uploads | None = None,
         meet: Meet | None = None,
     ) -> None:
-        """With `uploads`, a peer looks for as many neighbours as its uplink can feed: among those
+        """With `uploads`, a peer with an uplink to spare looks for more neighbours: among those
         connected, and through `meet`."""
         self._world = world
         self._transport = transport
@@ -256,32 +252,28 @@ class HaveExchange:
         self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
 
     async def _grow(self, uploads: Uploads) -> None:
-        """Announce to more peers while fewer than the uplink can feed want something."""
+        """While the uplink is not used and there is something to send, announce to more peers:
+        how many neighbours a peer has follows its uplink."""
+        last: PeerId | None = None
         while True:
             self._stirred = trio.Event()
             await self._stirred.wait()
-            last: PeerId | None = None
             fruitless = 0
             while fruitless < defaults.HAVE_FRUITLESS_MAX:
                 await trio.sleep(defaults.HAVE_GROW_SECONDS)
                 held = self._newest()
                 if held is None or len(self._neighbours) >= defaults.HAVE_NEIGHBOURS_MAX:
                     break
+                if self._world.now() - uploads.spare_since < defaults.HAVE_GROW_SECONDS:
+                    continue
                 if last is not None:
-                    fruitless = 0 if self._wants(last, held) else fruitless + 1
-                    last = None
-                fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
-                wanting = sum(self._wants(peer, held) for peer in self._neighbours)
-                if wanting < max(fed, defaults.HAVE_NEIGHBOURS):
-                    last = await self._another()
-                    if last is None:
-                        break
-                    self._begin(last)
-
-    def _wants(self, peer: PeerId, held: Held) -> bool:
-        """Whether a neighbour has not all of a checkpoint, as far as is known."""
-        claim = self.claim(peer, held.digest)
-        return claim is None or not claim.complete
+                    claim = self.claim(last, held.digest)
+                    wants = claim is not None and not claim.complete
+                    fruitless = 0 if wants else fruitless + 1
+                last = await self._another()
+                if last is None:
+                    break
+                self._begin(last)
 
     def _newest(self) -> Held | None:
         """The newest checkpoint, if enough of it is here to be of use to others."""

@@ -475,7 +475,7 @@ class CheckpointStore:
                 continue
             sink = self.sink(held, index)
             try:
-                await self.disk.copy(blob.path, blob.offset, blob.size_bytes, sink)
+                sink.write(await self.disk.read(blob.path, blob.offset, blob.size_bytes))
                 piece = sink.finish()
                 if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
                     await sink.commit(piece)

@@ -132,7 +132,7 @@ def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
             for n in range(defaults.GOSSIP_INVALID_MAX):
                 forged = bytearray(good)
                 forged[n] ^= 1
-                neighbour.post(_Push(bytes(forged)))
+                liar.gossip._post(neighbour, _Push(bytes(forged)))
             await trio.sleep(3)
             assert "gossip.neighbour_banned" in victim.names()
             assert liar.id not in victim.transport.connected()
@@ -149,7 +149,7 @@ def test_garbage_frames_end_the_conversation_and_nothing_else() -> None:
             for garbage in (b"\xc1", b"\x93\xa5hello", b"\x92\xa4push\xc4\x01x", b"x" * 1000):
                 await trio.sleep(5)
                 (neighbour,) = hostile.gossip._neighbours.values()
-                neighbour.outbox.send_nowait(garbage)
+                await neighbour.stream.send(garbage)
             await trio.sleep(5)
             assert victim.names().count("gossip.neighbour_lost") >= 3
             honest = await run.add(identity(302))

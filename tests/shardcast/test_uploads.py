@@ -30,6 +30,7 @@ def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
             uploads.bytes_per_second = 2.5 * SIZE / defaults.UPLOAD_SECONDS
             pieces = [piece.digest for piece in held.manifest.pieces]
             blobs = [one.service.open(None, digest) for digest in pieces[:3]]
+            assert uploads.spare_since == float("inf")
             with pytest.raises(Refused, match="busy") as refused:
                 one.service.open(None, pieces[3])
             assert refused.value.status == 503
@@ -37,6 +38,7 @@ def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
                 one.service.open(None, b"x" * 32)
             for blob in blobs:
                 blob.release()
+            assert uploads.spare_since == trio.current_time()
             one.service.open(None, pieces[3]).release()
             assert held.readers == 0
 

@@ -92,8 +92,8 @@ def test_byzantine(seed: int) -> None:
 
 
 FOUND_BY = {
-    "skipped-signature-check": (3, "only signed weights are loaded"),
-    "forgotten-verdict": (3, "no log says it was accepted"),
+    "skipped-signature-check": (1, "only signed weights are loaded"),
+    "forgotten-verdict": (2, "no log says it was accepted"),
     "trained-twice": (1, "a rollout is trained on once"),
 }
 """Which seed of `byzantine` finds a planted bug, and by which invariant."""

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from simnet.clock import Deadlock, TrioChanged, check_trio, run_virtual
+from simnet.timeline import Timeline
 
 
 async def race(tasks: int = 30) -> list[int]:
@@ -92,7 +93,51 @@ def test_ordinary_runs_are_left_as_they_were() -> None:
     assert trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING is before
 
 
-@pytest.mark.parametrize("name", ["_ALLOW_DETERMINISTIC_SCHEDULING", "_r"])
+def test_what_is_due_happens_between_the_turns_of_tasks() -> None:
+    async def main() -> list[tuple[float, str]]:
+        timeline, seen = Timeline(), []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(timeline.run)
+            await trio.testing.wait_all_tasks_blocked()
+            woken = trio.Event()
+
+            def note(what: str) -> None:
+                seen.append((trio.current_time(), what))
+
+            timeline.at_link(2.0, 7, 2, note, "second of link 7")
+            timeline.at_link(2.0, 7, 1, note, "first of link 7")
+            timeline.at(2.0, "named", 1, note, "named")
+            timeline.at(3.0, "named", 2, woken.set)
+            await trio.testing.wait_all_tasks_blocked()  # time stands still for it
+            note("begun")
+            await woken.wait()
+            note("woken")
+            assert timeline.done == 4
+            nursery.cancel_scope.cancel()
+        return seen
+
+    assert run_virtual(main, seed=1) == [
+        (0.0, "begun"),
+        (2.0, "named"),
+        (2.0, "first of link 7"),
+        (2.0, "second of link 7"),
+        (3.0, "woken"),
+    ]
+
+
+def test_an_action_that_fails_ends_the_simulation_with_its_error() -> None:
+    async def main() -> None:
+        timeline = Timeline()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(timeline.run)
+            timeline.at(1.0, "broken", 1, lambda: 1 // 0)
+            await trio.sleep(5)
+
+    with pytest.raises(ZeroDivisionError):
+        run_virtual(main, seed=1)
+
+
+@pytest.mark.parametrize("name", ["_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT"])
 def test_another_trio_is_recognised(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check_trio()
     monkeypatch.delattr(trio._core._run, name)
