@@ -467,6 +467,10 @@ class SimulatedDisk:
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
         self._file(path)
         await self._take_seconds(size_bytes)
+        return self.digest_now(path, offset, size_bytes)
+
+    def digest_now(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """`digest`, for whoever looks on: takes no time."""
         symbol = self.symbol(path, offset, size_bytes)
         if symbol is not None:
             return symbol.digest()

@@ -7,13 +7,16 @@ verdicts and announcements, from events, and at the end the trusted peers' logs.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import trio
 
 from simnet.compute import SimulatedRollouts, true_rewards
+from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
 from swarm import defaults
 from swarm.events import Event
@@ -32,6 +35,26 @@ LOG_LAG_ENTRIES_MAX = 20
 CHECKPOINTS_MAX = 2 * defaults.CHECKPOINTS_KEPT + 2
 """The last ones, those that are being fetched, and those in use."""
 
+INSPECT_SECONDS = 10.0
+"""Virtual time between two looks at some peers' state."""
+INSPECTED_AT_ONCE = 16
+"""Peers looked at each time, in turn, so that a thousand cost little."""
+
+PIECES_HASHED = 64
+"""Pieces of a checkpoint that are hashed when it is complete, drawn by seed if there are more."""
+
+COLLECTION_ENTRIES_MAX = 2000
+COLLECTION_ENTRIES_PER_PEER = 40
+"""Entries in a collection inside a peer: so many, and so many for each peer there is."""
+COLLECTIONS = {
+    "CheckpointStore._places": 1_000_000,
+    "Gate._seen": defaults.SEEN_ENVELOPES_MAX,
+    "Gossip._store": defaults.GOSSIP_STORE_MAX,
+    "TrainerRole._judged": 10_000,
+    "Duplicates._seen": defaults.DUPLICATE_GROUPS_MAX,
+}
+"""Those with a bound of their own: pieces held, and what remembers repetitions."""
+
 SETTLED_SECONDS = 60.0
 """An accepted submission this old must be in the trainer's hands."""
 
@@ -48,6 +71,10 @@ class Invariants:
         self._exported: dict[tuple[str, int], dict[str, None]] = {}
         """Weights that each trainer's child has made of each policy."""
         self._manifests: dict[tuple[int, int], str] = {}
+        self._places: dict[str, tuple[str, int, int, int]] = {}
+        """(worker, lineage, step, number) of each submission that was ever trained on, by hex."""
+        self._random = source(simulation.seed, "invariants")
+        self._turn = 0
         simulation.listeners.append(self._hear)
         simulation.witnesses.append(self._witness)
 
@@ -67,6 +94,17 @@ class Invariants:
                     f"submission {twice[0][:12]} stands twice in {peer.name}'s state of step "
                     f"{facts['step']}",
                 )
+            places: dict[tuple[str, int, int, int], str] = {}
+            for name in facts["consumed"]:
+                place = self._places.get(name)
+                first = places.setdefault(place, name) if place is not None else name
+                if place is not None and first != name:
+                    self._broken(
+                        "a rollout is trained on once",
+                        f"submissions {first[:12]} and {name[:12]} in {peer.name}'s state of step "
+                        f"{facts['step']} are both number {place[3]} of step {place[2]} by "
+                        f"{self._name(place[0])}: the same groups",
+                    )
         elif what == "exported":
             self._exported.setdefault((peer.id, facts["step"]), {})[facts["weights"]] = None
         elif what == "loaded":
@@ -87,6 +125,16 @@ class Invariants:
                 "only validators' rewards are trained on",
                 f"{peer.name} trains on submission {short} with other rewards",
             )
+        part = peer.node.part if peer.node is not None else None
+        if part is not None and part.run.evicted(rollouts.worker) is not None:
+            self._broken(
+                "an evicted peer's rollouts are not trained on",
+                f"{peer.name} trains on submission {short} of {self._name(rollouts.worker)}, "
+                "which it knows as evicted",
+            )
+        self._places[digest.hex()] = (
+            rollouts.worker, rollouts.lineage, rollouts.step, rollouts.number,
+        )  # fmt: skip
 
     def _loaded(self, peer: Peer, policy: int, weights: list[str]) -> None:
         known = [
@@ -123,6 +171,15 @@ class Invariants:
                     f"{peer.name} publishes policy {key[1]} of lineage {key[0]} a second time, "
                     "with another manifest",
                 )
+        elif event.name == "shardcast.checkpoint_complete":
+            self._check_pieces(peer, (fields["lineage"], fields["step"]))
+        elif event.name == "membership.peer_evicted":
+            evicted = self._simulation.peers.get(self._name(fields["remote"]))
+            if evicted is not None and evicted.plan.acts is None:
+                self._broken(
+                    "an honest peer is not evicted",
+                    f"{peer.name} hears that {evicted.name} is: {fields['reason']}",
+                )
         elif event.name == "ledger.forked":
             self._broken("logs only grow", f"{peer.name}: {fields['reason']}")
 
@@ -133,6 +190,67 @@ class Invariants:
                 "an evicted peer's rollouts are refused",
                 f"{peer.name} accepts {digest.hex()[:12]} of {worker}, which it knows as evicted",
             )
+
+    def _check_pieces(self, peer: Peer, key: tuple[int, ...]) -> None:
+        """Hash some of the pieces that a peer says it holds of a checkpoint."""
+        part = peer.node.part if peer.node is not None else None
+        held = part.store.held(key) if part is not None else None
+        if held is None:
+            return
+        here = [i for i in range(len(held.manifest.pieces)) if held.complete or held.pieces[i]]
+        if len(here) > PIECES_HASHED:
+            here = self._random.sample(here, PIECES_HASHED)
+        for index in here:
+            piece = held.manifest.pieces[index]
+            path = held.piece_path(index)
+            if peer.disk.digest_now(path, piece.offset, piece.size_bytes) != piece.digest:
+                self._broken(
+                    "what is stored matches its hash",
+                    f"{peer.name} holds other bytes as piece {index} of policy {key[1]}",
+                )
+                return
+
+    def _name(self, peer_id: str) -> str:
+        """A peer's name in the simulation."""
+        peers = self._simulation.peers.values()
+        return next((peer.name for peer in peers if peer.id == peer_id), peer_id)
+
+    # --- from time to time ---
+
+    async def watch(self) -> None:
+        """Look at a few peers' state now and then, in turn, until cancelled."""
+        while True:
+            await trio.sleep(INSPECT_SECONDS)
+            peers = [
+                peer
+                for peer in self._simulation.peers.values()
+                if peer.node is not None and peer.node.part is not None and peer.plan.acts is None
+            ]
+            for _ in range(min(INSPECTED_AT_ONCE, len(peers))):
+                self._turn += 1
+                self._inspect(peers[self._turn % len(peers)])
+
+    def _inspect(self, peer: Peer) -> None:
+        """That nothing inside a peer grows without a bound."""
+        most = COLLECTION_ENTRIES_MAX + COLLECTION_ENTRIES_PER_PEER * len(self._simulation.peers)
+        assert peer.node is not None
+        for where, size in collections_in(peer.node.part, *peer.roles):
+            if size > COLLECTIONS.get(where, most):
+                self._broken(
+                    "nothing grows without a bound",
+                    f"{peer.name} holds {size} entries in {where}",
+                )
+
+    @contextmanager
+    def hearing_errors(self) -> Iterator[None]:
+        """Inside this block, what a peer logs as its own error is a breach: a handler that failed
+        on what a stranger sent, above all."""
+        handler, logger = _Errors(self), logging.getLogger("swarm")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
 
     # --- at the end ---
 
@@ -154,8 +272,16 @@ class Invariants:
         self._check_books(peers)
         self._check_bounds()
 
-    @staticmethod
-    def _disagreement(peers: list[Peer]) -> str | None:
+    def _evicted(self, peer: Peer) -> list[str]:
+        """Names of the peers that this one knows as evicted."""
+        part = peer.node.part if peer.node is not None else None
+        return [
+            other.name
+            for other in self._simulation.peers.values()
+            if part is not None and part.run.evicted(other.id) is not None
+        ]
+
+    def _disagreement(self, peers: list[Peer]) -> str | None:
         for owner in peers:
             size = Log(owner.disk.database("ledger.sqlite"), owner.id).size()
             for other in peers:
@@ -165,6 +291,11 @@ class Invariants:
                 # Heads are announced every few seconds: the newest entries are on their way.
                 if size - held > LOG_LAG_ENTRIES_MAX:
                     return f"{other.name} lacks {size - held} entries of {owner.name}'s log"
+        evicted = {peer.name: self._evicted(peer) for peer in peers}
+        for name, known in evicted.items():
+            first = peers[0].name
+            if known != evicted[first]:
+                return f"{first} holds {evicted[first]} evicted, and {name} {known}"
         return None
 
     def _check_books(self, peers: list[Peer]) -> None:
@@ -235,3 +366,34 @@ class Invariants:
 
     def _broken(self, invariant: str, how: str) -> None:
         self._simulation.violate(f"{invariant}: {how}")
+
+
+class _Errors(logging.Handler):
+    """Makes a breach of every error that is logged."""
+
+    def __init__(self, invariants: Invariants) -> None:
+        super().__init__(logging.ERROR)
+        self._invariants = invariants
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._invariants._broken(
+            "no message makes a handler fail", f"{record.getMessage()}: {error!r}"
+        )
+
+
+def collections_in(*roots: object) -> Iterator[tuple[str, int]]:
+    """(class and attribute, entries) of the collections in Swarm's objects reachable from these
+    by attributes."""
+    seen: dict[int, object] = {}
+    todo = list(roots)
+    while todo:
+        held = todo.pop()
+        if id(held) in seen:
+            continue
+        seen[id(held)] = held
+        for name, value in getattr(held, "__dict__", {}).items():
+            if isinstance(value, (dict, list, set, deque)):
+                yield f"{type(held).__name__}.{name}", len(value)
+            elif type(value).__module__.startswith(("swarm.", "peers.")):
+                todo.append(value)

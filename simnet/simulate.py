@@ -53,6 +53,7 @@ def simulate(
         nonlocal virtual_seconds
         with watch.watching(simulation):
             async with simulation.running():
+                simulation.nursery.start_soon(invariants.watch)
                 figures.update(await scenario.run(simulation, peers))
                 await invariants.settle()
                 virtual_seconds = simulation.now()
@@ -60,7 +61,7 @@ def simulate(
             virtual_seconds = simulation.now()
 
     started = time.perf_counter()
-    with planted(plant):
+    with planted(plant), invariants.hearing_errors():
         run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
     report = {
         "scenario": name,

@@ -40,7 +40,7 @@ from swarm.messages import (
     Schedule,
     TrustedKey,
 )
-from swarm.node import Node, assemble
+from swarm.node import Node, RunNode, assemble
 from swarm.roles import BOOTSTRAP, Role, load_role, take_part
 from swarm.run import run_id
 from swarm.settings import PeerSettings
@@ -138,6 +138,8 @@ class Peer:
         """While it lives."""
         self.ended: str | None = None
         """Why its last life ended by itself."""
+        self.roles: list[Role] = []
+        """The roles of this life, once they work."""
         self.left = False
         """Gone for good."""
         self._simulation = simulation
@@ -235,6 +237,7 @@ class Peer:
         )  # fmt: skip
         honest = [simulation.role(name) for name in plan.roles if name != BOOTSTRAP]
         roles = honest if plan.acts is None else [plan.acts]
+        self.roles = []
         try:
             with scope:
                 async with (
@@ -258,7 +261,7 @@ class Peer:
                 ):
                     self.node = node
                     task_status.started(node)
-                    await take_part(node, roles)
+                    await take_part(node, [_shown(role, self) for role in roles])
         except* PowerCut:
             pass
         except* SwarmError as group:
@@ -456,6 +459,16 @@ class Simulation:
             self.led_there = list(self.trace.last)
             self.nursery.cancel_scope.cancel()
         self.violations.append(f"at {trio.current_time():.3f} s: {what}")
+
+
+def _shown(role: type[Role], peer: Peer) -> type[Role]:
+    """The role, seen by the simulation when it is made."""
+
+    def show(self: Any, part: RunNode) -> None:
+        peer.roles.append(self)
+        role.__init__(self, part)
+
+    return type(role.__name__, (role,), {"__init__": show})
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
