@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -56,7 +57,10 @@ SUPERVISOR_SECONDS = 5.0
 """After which a peer that ended by itself is started again."""
 
 LAST_EVENTS = 50
-"""Events kept to show what led to a violation."""
+"""Events of each peer kept to show what led to a violation."""
+
+REPETITIVE = ("peer.status", "shardcast.piece_received", "dht.lookup_finished", "dht.contact_")
+"""Beginnings of names of events that are not among them."""
 
 
 @dataclass
@@ -84,13 +88,21 @@ class Trace:
     def __init__(self) -> None:
         self._hasher = blake3()
         self.counts: Counter[str] = Counter()
-        self.last: deque[tuple[float, str, str, dict[str, Any]]] = deque(maxlen=LAST_EVENTS)
+        self._last: dict[str, deque[tuple[float, str, str, dict[str, Any]]]] = {}
 
     def add(self, time: float, name: str, peer: str, fields: dict[str, Any]) -> None:
         entry = (time, name, peer, fields)
         self._hasher.update(msgspec.msgpack.encode(entry))
         self.counts[name] += 1
-        self.last.append(entry)
+        if not name.startswith(REPETITIVE):
+            if peer not in self._last:
+                self._last[peer] = deque(maxlen=LAST_EVENTS)
+            self._last[peer].append(entry)
+
+    def last(self, peers: Sequence[str] = ()) -> list[tuple[float, str, str, dict[str, Any]]]:
+        """(time, event, peer, fields) of the last events of these peers, or of all, in order."""
+        found = [entry for peer in peers or self._last for entry in self._last.get(peer, ())]
+        return sorted(found, key=lambda entry: entry[0])[-LAST_EVENTS:]
 
     @property
     def events(self) -> int:
@@ -290,7 +302,8 @@ class Simulation:
         self.trace = Trace()
         self.violations: list[str] = []
         self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
-        """The last events before the first violation: (time, event, peer, fields)."""
+        """The last events of the peers that the first violation names, or of all if it names
+        none: (time, event, peer, fields)."""
         self.faults: FaultSchedule | None = None
         """What is to go wrong, where the scenario does not draw it."""
         self.disturbed = 0
@@ -456,7 +469,8 @@ class Simulation:
     def violate(self, what: str) -> None:
         """Note that something happened that must not, and stop: what follows proves nothing."""
         if not self.violations:
-            self.led_there = list(self.trace.last)
+            named = [name for name in re.findall(r"[\w~-]+", what) if name in self.peers]
+            self.led_there = self.trace.last(list(dict.fromkeys(named)))
             self.nursery.cancel_scope.cancel()
         self.violations.append(f"at {trio.current_time():.3f} s: {what}")
 
