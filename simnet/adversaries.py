@@ -12,10 +12,11 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 import trio
+from blake3 import blake3
 
 from peers.inference.role import InferenceRole
 from peers.relay import RelayRole
-from simnet.compute import WEIGHTS
+from simnet.compute import TOKENIZER, WEIGHTS, SimulatedRollouts
 from simnet.disk import SimulatedDisk, Symbol
 from simnet.simulation import Plan
 from swarm import defaults
@@ -25,6 +26,7 @@ from swarm.identity import PeerId
 from swarm.kademlia import wire
 from swarm.messages import Checkpoint, Message, PeerRecord, StepOrder, Submission
 from swarm.node import RunNode
+from swarm.seeds import rendezvous
 from swarm.shardcast.have import PROTOCOL as HAVE
 from swarm.shardcast.have import _Complete
 from swarm.shardcast.have import _encoder as _have_encoder
@@ -81,7 +83,7 @@ class Forger(Adversary):
 
     async def attack(self) -> None:
         orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
-        if not orders:
+        if not orders or not self._peer.store.complete():
             return
         order = cast(StepOrder, orders[-1].message)
         held = await self._make(order)
@@ -103,6 +105,7 @@ class Forger(Adversary):
         if not disk.exists(folder):
             size = disk.size_bytes(f"{self._newest_folder()}/{WEIGHTS}")
             disk.put(f"{folder}/{WEIGHTS}", 0, Symbol("rubbish", 0, size))
+            disk.put(f"{folder}/tokenizer.json", 0, TOKENIZER)
         held = self._peer.store.held((order.lineage, order.policy + 1))
         if held is not None:
             return held
@@ -272,6 +275,38 @@ class SubmissionFlooder(InferenceRole):
         cast(Any, messenger).request = request_often
 
 
+class DoubleDeliverer(InferenceRole):
+    """Hands the last validator in rank a second file under every number: the same groups but one,
+    so that it hashes differently and passes every check. *Harmless*: a trainer takes one file of
+    each number, and only that one is credited."""
+
+    async def _see_through(
+        self,
+        submission: Submission,
+        nonce: bytes,
+        path: str,
+        ordered: Envelope | None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        disk, manifest = self._node.disk, self._run.manifest
+        rollouts = msgspec.msgpack.decode(await disk.read(path), type=SimulatedRollouts)
+        raw = msgspec.msgpack.encode(
+            msgspec.structs.replace(rollouts, lengths=rollouts.lengths[:-1])
+        )
+        await disk.write(f"{path}.second", raw)
+        digest = blake3(raw).digest()
+        second = msgspec.structs.replace(
+            submission, digest=digest, size_bytes=len(raw), groups=submission.groups - 1
+        )
+        worker, number = self._peer.peer_id.encode(), submission.number.to_bytes(8, "big")
+        last = rendezvous(manifest.validator_ids(), nonce, worker, number)[-1]
+        announced = await self._peer.seal(second, defaults.STATE_LIFETIME_SECONDS)
+        reference = BlobReference(digest, len(raw))
+        await self._deliver(PeerId(last), announced, reference, f"{path}.second", ordered)
+        await super()._see_through(submission, nonce, path, ordered, task_status=task_status)
+
+
 class Cheater(InferenceRole):
     """Generates with other weights (`fabricates="weights"`), delivers malformed files
     (`"garbage"`), or other rollouts than its seed gives (`"prompts"`). *Caught*: by `proofs`,
@@ -288,6 +323,7 @@ KINDS: dict[str, tuple[type[Any], list[str], str]] = {
     "slow-source": (RelayRole, ["relay"], ""),
     "withholder": (Withholder, ["inference"], ""),
     "submission-flooder": (SubmissionFlooder, ["inference"], ""),
+    "double-deliverer": (DoubleDeliverer, ["inference"], ""),
     "wrong-weights": (Cheater, ["inference"], "weights"),
     "malformed-files": (Cheater, ["inference"], "garbage"),
     "other-prompts": (Cheater, ["inference"], "prompts"),

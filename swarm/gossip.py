@@ -326,6 +326,9 @@ class Gossip:
 
     def _receive(self, neighbour: _Neighbour, raw: bytes) -> None:
         try:
+            if type(open_envelope(raw).message) not in TOPICS:  # before the gate remembers it
+                neighbour.invalid += 1
+                return
             envelope = self._gate.admit(raw)
         except Dropped as dropped:
             if dropped.cause == "duplicate":
@@ -334,9 +337,6 @@ class Gossip:
                 neighbour.invalid += 1
             return
         neighbour.learn(envelope.digest)
-        if type(envelope.message) not in TOPICS:
-            neighbour.invalid += 1
-            return
         self._accept(envelope, came_from=neighbour)
 
     def _accept(self, envelope: Envelope, came_from: _Neighbour | None) -> None:

@@ -192,16 +192,14 @@ class Messenger:
     def _believe(self, peer: PeerId, raws: list[bytes]) -> Envelope:
         if not raws:
             raise Dropped("malformed", "an empty request")
-        try:
-            envelope = self._gate.admit(raws[0])
-        except Dropped as dropped:
-            if dropped.cause != "duplicate":
-                raise
-            envelope = open_envelope(raws[0])
-            if isinstance(envelope.message, StateMessage):
-                raise
-        if envelope.sender != peer:
+        envelope = open_envelope(raws[0])
+        if envelope.sender != peer:  # before the gate remembers anything of it
             raise Dropped("not_its_sender", f"{peer} sent a message of {envelope.sender}")
+        try:
+            return self._gate.admit(raws[0])
+        except Dropped as dropped:
+            if dropped.cause != "duplicate" or isinstance(envelope.message, StateMessage):
+                raise
         return envelope
 
 

@@ -61,6 +61,10 @@ JUDGED_MAX = 10_000
 """Judged submissions remembered, so that a late announcement is not waited for."""
 
 
+Number = tuple[int, int, int, int, str]
+"""What a submission stands under: (lineage, policy, step, number, worker)."""
+
+
 @dataclass
 class _Announced:
     """A submission that waits for its verdict."""
@@ -130,6 +134,9 @@ class TrainerRole:
         """Submissions heard of that no validator has judged yet."""
         self._judged: OrderedDict[bytes, None] = OrderedDict()
         """The last ones judged: their announcement may come after the verdict."""
+        self._numbers: dict[Number, bytes] = {}
+        """Which file was taken under each number, while its policy is young enough: a worker may
+        hand several to several validators, and they hold the same groups."""
         self._known: set[bytes] = set()
         """Submissions that are in the pool or were consumed."""
         self._exported = ""
@@ -185,6 +192,11 @@ class TrainerRole:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS accepted "
                 "(digest BLOB PRIMARY KEY, verdict BLOB NOT NULL)"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS numbers (lineage INTEGER, policy INTEGER, "
+                "step INTEGER, number INTEGER, worker TEXT, digest BLOB NOT NULL, "
+                "PRIMARY KEY (lineage, policy, step, number, worker)) WITHOUT ROWID"
             )
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS orders (lineage INTEGER, step INTEGER, "
@@ -323,7 +335,12 @@ class TrainerRole:
         )
 
     async def _load_pool(self) -> None:
-        """Accepted submissions that were not consumed before the restart."""
+        """Accepted submissions that were not consumed before the restart, and the numbers taken."""
+        for *number, digest in self._database.read(
+            "SELECT lineage, policy, step, number, worker, digest FROM numbers "
+            "ORDER BY lineage, policy, step, number, worker"
+        ):
+            self._numbers[(number[0], number[1], number[2], number[3], number[4])] = digest
         for digest, raw in self._database.read(
             "SELECT digest, verdict FROM accepted ORDER BY digest"
         ):
@@ -382,7 +399,7 @@ class TrainerRole:
         reference = BlobReference(verdict.submission, verdict.size_bytes)
         attempt = 0
         while True:
-            if self._too_old(verdict):
+            if self._too_old(verdict) or self._is_second(verdict):
                 await self._log_stale([verdict])
                 self._announced.pop(verdict.submission, None)
                 self._changed.touch()
@@ -408,12 +425,25 @@ class TrainerRole:
                     self._announced.pop(verdict.submission, None)
                     self._changed.touch()
                 await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, 0.2 * 2 ** min(attempt, 10)))
-        await self._database.transact(
-            lambda connection: connection.execute(
+        number = _number(verdict)
+        if self._is_second(verdict):  # the other one was quicker
+            await self._disk.remove(path)
+            await self._log_stale([verdict])
+            return
+        self._numbers[number] = verdict.submission
+
+        def keep(connection: Any) -> None:
+            connection.execute(
                 "INSERT OR REPLACE INTO accepted (digest, verdict) VALUES (?, ?)",
                 (verdict.submission, envelope.raw),
             )
-        )
+            connection.execute(
+                "INSERT OR IGNORE INTO numbers (lineage, policy, step, number, worker, digest) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (*number, verdict.submission),
+            )
+
+        await self._database.transact(keep)
         self._add_to_pool(verdict.submission, verdict)
         if verdict.lineage != self._lineage:  # given up meanwhile
             await self._drop_stale()
@@ -551,8 +581,14 @@ class TrainerRole:
 
     # --- training ----------------------------------------------------------------------------
 
+    def _is_second(self, verdict: Verdict) -> bool:
+        """Whether another file was taken under the number of this one."""
+        first = self._numbers.get(_number(verdict), verdict.submission)
+        return first != verdict.submission
+
     def _too_old(self, verdict: Verdict) -> bool:
-        if verdict.lineage != self._lineage:
+        """Whether it may no longer be trained on; nor may what an evicted peer has made."""
+        if verdict.lineage != self._lineage or self._run.evicted(verdict.worker) is not None:
             return True
         return self._policy.value - verdict.policy > self._run.manifest.schedule.max_staleness
 
@@ -777,7 +813,21 @@ class TrainerRole:
         )
         for digest in digests:
             await self._disk.remove(_path(digest))
+        await self._forget_numbers()
         self._changed.touch()
+
+    async def _forget_numbers(self) -> None:
+        """Those of policies that are too old: whatever comes under them is stale anyhow."""
+        youngest = (
+            self._lineage,
+            self._policy.value - self._run.manifest.schedule.max_staleness,
+        )
+        self._numbers = {n: taken for n, taken in self._numbers.items() if n[:2] >= youngest}
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "DELETE FROM numbers WHERE (lineage, policy) < (?, ?)", youngest
+            )
+        )
 
     # --- when it goes wrong ------------------------------------------------------------------
 
@@ -891,6 +941,10 @@ class TrainerRole:
 def _state_path(state: tuple[int, int]) -> str:
     """Of (lineage, step)."""
     return f"{STATES}/{state[0]}-{state[1]}"
+
+
+def _number(verdict: Verdict) -> Number:
+    return (verdict.lineage, verdict.policy, verdict.step, verdict.number, verdict.worker)
 
 
 def _path(digest: bytes) -> str:

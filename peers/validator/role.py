@@ -591,7 +591,9 @@ class ValidatorRole:
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
         assert isinstance(verdict, Verdict)
-        self._judged_places.add((verdict.worker, verdict.lineage, verdict.step, verdict.number))
+        place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
+        self._judged_places.add(place)
+        self._places.setdefault(place, verdict.submission)
         if self._nursery is not None:
             self._nursery.start_soon(self._wake)
 

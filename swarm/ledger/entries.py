@@ -12,7 +12,8 @@ from swarm import defaults
 from swarm.messages import Count, Digest, Key, Line, Rewards, Roles, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried"]
-"""What became of an accepted group; all four are credited."""
+"""What became of an accepted group; all four are credited. Stale: its policy was too old, its
+worker evicted, or another file taken under its number (and that one credited)."""
 
 _Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
 

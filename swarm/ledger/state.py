@@ -56,7 +56,7 @@ class LedgerState:
     judges: Mapping[bytes, str]
     """Whose verdict it is."""
     credits: Mapping[bytes, Credit]
-    """By submission: those whose final verdict is accepted or quarantined."""
+    """By submission: those whose final verdict is accepted or quarantined, one for each number."""
     consumed: Mapping[bytes, list[Outcome]]
     """What became of each group, by submission."""
     evicted: Mapping[str, Eviction]
@@ -77,6 +77,9 @@ def ledger_state(
     - an acceptance of which a step took a group stands, since that cannot be undone;
     - else a proven fault beats every other verdict;
     - else, and among equals, the validator first in rank decides.
+
+    Of several submissions with one number one is credited: one of which a step took a group, else
+    the one whose validator is first in rank.
     """
     rank = {validator: place for place, validator in enumerate(validators)}
     believed = {(r.owner, r.index): r.entry for r in records if r.owner in trusted}
@@ -97,6 +100,8 @@ def ledger_state(
     verdicts: dict[bytes, Judged] = {}
     judges: dict[bytes, str] = {}
     credits: dict[bytes, Credit] = {}
+    credited: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
+    """By (worker, lineage, step, number), the best of what was accepted or quarantined there."""
     totals: dict[str, Totals] = {}
     for submission, by_validator in sorted(cases.items()):
         trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
@@ -113,11 +118,16 @@ def ledger_state(
         total = totals.setdefault(final.worker, Totals())
         setattr(total, final.outcome, getattr(total, final.outcome) + 1)
         if final.outcome != "refused":
-            credits[submission] = Credit(final.worker, final.groups, final.samples)
-            total.groups += final.groups
-            total.samples += final.samples
+            number = (final.worker, final.lineage, final.step, final.number)
+            place = (not trained, rank[judge], submission)
+            credited[number] = min(place, credited.get(number, place))
         for outcome in consumed.get(submission, ()):
             total.outcomes[outcome] = total.outcomes.get(outcome, 0) + 1
+    for submission in sorted(submission for _, _, submission in credited.values()):
+        final = verdicts[submission]
+        credits[submission] = Credit(final.worker, final.groups, final.samples)
+        totals[final.worker].groups += final.groups
+        totals[final.worker].samples += final.samples
     return LedgerState(
         verdicts=verdicts,
         judges=judges,

@@ -152,6 +152,17 @@ def test_the_owners_later_word_takes_a_peer_back() -> None:
     assert peer in state(logs).evicted
 
 
+def test_two_submissions_with_one_number_are_credited_once() -> None:
+    """A worker hands the same groups to two validators as two files."""
+    second = judged(1, submission=(2).to_bytes(32, "big"))
+    logs: dict[str, list[Entry]] = {ALICE.peer_id: [judged(1)], BOB.peer_id: [second]}
+    found = state(logs)
+    assert list(found.credits) == [FIRST], "the validator first in rank decides"
+    assert found.totals[WORKER.peer_id].samples == 16
+    logs[TRAINER.peer_id] = [consumed(2, "consumed"), consumed(1, "stale")]
+    assert list(state(logs).credits) == [second.submission], "a step has taken the other one"
+
+
 ENTRIES = st.one_of(
     st.builds(
         judged,

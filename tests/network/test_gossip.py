@@ -8,7 +8,7 @@ import trio
 
 from swarm import defaults
 from swarm.gossip import RUN, WORK, _Push
-from swarm.messages import Acknowledgement, Checkpoint, Eviction, Message
+from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message
 from tests.network.harness import (
     Member,
     TestRun,
@@ -136,6 +136,24 @@ def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
             await trio.sleep(3)
             assert "gossip.neighbour_banned" in victim.names()
             assert liar.id not in victim.transport.connected()
+
+    in_virtual_time(main)
+
+
+def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(TRAINER)
+            liar = await run.add(identity(300))
+            await liar.reach(victim.id)
+            await trio.sleep(3)
+            neighbour = next(iter(liar.gossip._neighbours.values()))
+            for n in range(defaults.GOSSIP_INVALID_MAX):
+                invented = sealed(identity(400 + n), Heartbeat(roles=["relay"]), MANIFEST.body.run)
+                liar.gossip._post(neighbour, _Push(invented.raw))
+            await trio.sleep(3)
+            assert "gossip.neighbour_banned" in victim.names()
+            assert victim.gate.state(identity(400).peer_id, "heartbeat") is None
 
     in_virtual_time(main)
 

@@ -11,7 +11,14 @@ from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.membership import NotAdmitted, admits, check_admission
-from swarm.messages import Acknowledgement, Admission, Admissions, Eviction, Submission
+from swarm.messages import (
+    Acknowledgement,
+    Admission,
+    Admissions,
+    Eviction,
+    Heartbeat,
+    Submission,
+)
 from swarm.seeds import rendezvous
 from tests.network.harness import (
     WALL,
@@ -256,6 +263,10 @@ def test_nobody_can_send_anothers_message() -> None:
             stolen = await worker.seal(submission(1), 60)
             await thief.reach(validator.id)
             assert await thief.messenger.request(validator.id, stolen) == []
+            # Nor is anything remembered of it: strangers could be invented without end.
+            invented = await worker.seal(Heartbeat(roles=["relay"]), 60)
+            assert await thief.messenger.request(validator.id, invented) == []
+            assert validator.gate.state(worker.id, "heartbeat") is None
 
     in_virtual_time(main)
 

@@ -10,6 +10,7 @@ import pytest
 from simnet import simulate as simulating
 from simnet.adversaries import KINDS
 from simnet.campaign import run_seed
+from simnet.faults import Crash
 from simnet.planted import BUGS, check_plant
 from simnet.scenarios import Scenario, mixed
 from simnet.simulate import simulate
@@ -19,6 +20,8 @@ from swarm.events import Event
 
 PEERS = 9
 LIAR = "worker-3"
+UNDISTURBED_SECONDS = 60.0
+"""Without a fault; then a minute of aftermath."""
 
 
 def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any]:
@@ -37,6 +40,8 @@ def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[st
                 failed[event.fields["failed"]] += 1
 
         simulation.listeners.append(hear)
+        # Nothing goes wrong, so that the run has two minutes and only the liar disturbs it.
+        simulation.faults = [Crash(at=UNDISTURBED_SECONDS, peers=[], seconds=1.0)]
         adversaries = {LIAR: kind} if kind else {}
         return await mixed.be_well_again(
             simulation, mixed.names(peers), faults=0, adversaries=adversaries
@@ -78,6 +83,12 @@ def test_every_attack_is_caught_or_harmless(kind: str, monkeypatch: pytest.Monke
         assert (said if how == "event" else failed)[name] > 0, (said, failed)
 
 
+def test_two_files_under_one_number_are_trained_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, (_, failed) = run_with("double-deliverer", monkeypatch)
+    assert report["violations"] == []
+    assert failed[""] > 4, "both validators find it all right"
+
+
 def test_a_third_lies_and_the_run_goes_on() -> None:
     report = simulate("byzantine", seed=3)
     assert report["violations"] == []
@@ -94,7 +105,7 @@ def test_byzantine(seed: int) -> None:
 FOUND_BY = {
     "skipped-signature-check": (1, "only signed weights are loaded"),
     "forgotten-verdict": (2, "no log says it was accepted"),
-    "trained-twice": (1, "a rollout is trained on once"),
+    "trained-twice": (2, "a rollout is trained on once"),
 }
 """Which seed of `byzantine` finds a planted bug, and by which invariant."""
 
