@@ -25,6 +25,7 @@ from swarm.membership import check_admission
 from swarm.messages import (
     Acknowledgement,
     Admission,
+    AdmissionRefused,
     Check,
     Checkpoint,
     StepOrder,
@@ -172,6 +173,9 @@ class ValidatorRole:
             )
         if self._disk.free_bytes() < 2 * reference.size_bytes:
             raise Refused(507, "this validator's disk is full")
+        if self._is_here(reference.digest):
+            # Bytes land before they are checked: nobody may write over a file that is here.
+            return self._disk.sink(_again(reference.digest), 0, reference.size_bytes)
         if held is None:
             self._pushed[reference.digest] = _Pushed(client, reference, self._node.world.now())
         return self._disk.sink(_path(reference.digest), 0, reference.size_bytes)
@@ -180,11 +184,24 @@ class ValidatorRole:
         self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
     ) -> None:
         """A pushed file has arrived whole: make it durable."""
+        if self._is_here(reference.digest):
+            sink.abandon()
+            await self._disk.remove(_again(reference.digest))
+            return
         await sink.commit(piece)
         await self._disk.sync(_path(reference.digest))
         pushed = self._pushed.get(reference.digest)
-        if pushed is not None:
+        if pushed is not None and client is not None:
             pushed.whole = True
+            pushed.client = client  # whoever else began to push it had not got it
+
+    def _is_here(self, digest: bytes) -> bool:
+        """Whether a file has arrived whole, and may still be needed."""
+        pushed = self._pushed.get(digest)
+        arrived = digest in self._waiting or digest in self._judged
+        return (arrived or (pushed is not None and pushed.whole)) and self._disk.exists(
+            _path(digest)
+        )
 
     async def _on_submission(
         self, envelope: Envelope, supporting: Sequence[Envelope]
@@ -202,6 +219,10 @@ class ValidatorRole:
         refusal = self._refusal(envelope, submission, supporting, order)
         if refusal is not None:
             check, figure, threshold, detail = refusal
+            if check == "admission":  # a stranger gets no entry in the log, whatever he sends
+                self._events.emit("validator.not_admitted", remote=envelope.sender, reason=detail)
+                word = AdmissionRefused(peer=envelope.sender, reason=detail[:500])
+                return [await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)]
             self._pushed.pop(digest, None)
             await self._disk.remove(_path(digest))
             outcome = _Outcome(
@@ -657,7 +678,8 @@ class ValidatorRole:
             for digest, pushed in list(self._pushed.items()):
                 if digest not in self._waiting and now - pushed.arrived > UNANNOUNCED_SECONDS:
                     del self._pushed[digest]
-                    await self._disk.remove(_path(digest))
+                    if digest not in self._judged:
+                        await self._disk.remove(_path(digest))
             newest = self._peer.newest_checkpoint()
             if newest is not None:
                 await self._forget_older(newest)
@@ -670,6 +692,7 @@ class ValidatorRole:
             if verdict.lineage < newest.lineage or verdict.step < oldest:
                 self._peer.blobs.unregister(digest)
                 await self._disk.remove(_path(digest))
+                await self._disk.remove(_again(digest))
                 del self._judged[digest]
         stale = [p for p in self._places if p[1] < newest.lineage or p[2] < oldest]
         for place in stale:
@@ -677,6 +700,11 @@ class ValidatorRole:
         self._judged_places = {
             p for p in self._judged_places if p[1] == newest.lineage and p[2] >= oldest
         }
+
+
+def _again(digest: bytes) -> str:
+    """Where a file goes that is here already."""
+    return f"{_path(digest)}.again"
 
 
 def _path(digest: bytes) -> str:

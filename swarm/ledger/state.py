@@ -83,13 +83,15 @@ def ledger_state(
     """
     rank = {validator: place for place, validator in enumerate(validators)}
     believed = {(r.owner, r.index): r.entry for r in records if r.owner in trusted}
-    cases: dict[bytes, dict[str, Judged]] = {}
+    cases: dict[tuple[bytes, str], dict[str, Judged]] = {}
+    """By submission and worker: whoever hands in another's file is judged by himself."""
     consumed: dict[bytes, list[Outcome]] = {}
     evictions: dict[str, Envelope] = {}
     reinstatements: dict[str, Envelope] = {}
     for (owner, _), entry in sorted(believed.items(), key=lambda item: item[0]):
         if isinstance(entry, Judged) and owner in rank:
-            cases.setdefault(entry.submission, {}).setdefault(owner, entry)
+            case = cases.setdefault((entry.submission, entry.worker), {})
+            case.setdefault(owner, entry)
         elif isinstance(entry, Consumed):
             _merge(consumed, entry)
         elif isinstance(entry, Evicted):
@@ -103,7 +105,7 @@ def ledger_state(
     credited: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
     """By (worker, lineage, step, number), the best of what was accepted or quarantined there."""
     totals: dict[str, Totals] = {}
-    for submission, by_validator in sorted(cases.items()):
+    for (submission, _), by_validator in sorted(cases.items()):
         trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
         judge = min(
             by_validator,
@@ -113,17 +115,22 @@ def ledger_state(
                 rank[owner],
             ),
         )
-        final = verdicts[submission] = by_validator[judge]
-        judges[submission] = judge
+        final = by_validator[judge]
+        held = verdicts.get(submission)
+        if held is None or (held.outcome == "refused" and final.outcome != "refused"):
+            verdicts[submission] = final
+            judges[submission] = judge
         total = totals.setdefault(final.worker, Totals())
         setattr(total, final.outcome, getattr(total, final.outcome) + 1)
         if final.outcome != "refused":
             number = (final.worker, final.lineage, final.step, final.number)
             place = (not trained, rank[judge], submission)
             credited[number] = min(place, credited.get(number, place))
+    for submission, final in verdicts.items():
+        total = totals[final.worker]
         for outcome in consumed.get(submission, ()):
             total.outcomes[outcome] = total.outcomes.get(outcome, 0) + 1
-    for submission in sorted(submission for _, _, submission in credited.values()):
+    for submission in sorted({submission for _, _, submission in credited.values()}):
         final = verdicts[submission]
         credits[submission] = Credit(final.worker, final.groups, final.samples)
         totals[final.worker].groups += final.groups

@@ -163,6 +163,19 @@ def test_two_submissions_with_one_number_are_credited_once() -> None:
     assert list(state(logs).credits) == [second.submission], "a step has taken the other one"
 
 
+def test_who_hands_in_anothers_file_harms_only_himself() -> None:
+    """Its header names the worker, so a thief's copy is a proven fault: the thief's."""
+    thief = TRAINER.peer_id
+    logs: dict[str, list[Entry]] = {
+        ALICE.peer_id: [judged(1, "refused", failed="header", proven_fault=True, worker=thief)],
+        BOB.peer_id: [judged(1)],
+    }
+    found = state(logs)
+    assert found.verdicts[FIRST].worker == WORKER.peer_id
+    assert found.credits[FIRST].worker == WORKER.peer_id
+    assert (found.totals[thief].refused, found.totals[WORKER.peer_id].refused) == (1, 0)
+
+
 ENTRIES = st.one_of(
     st.builds(
         judged,

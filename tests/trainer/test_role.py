@@ -11,6 +11,7 @@ from simnet.compute import Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
+from swarm.transport import BlobReference
 
 
 def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
@@ -70,3 +71,29 @@ def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
         assert fields["idle_seconds"] == waited
         assert fields["step_seconds"] >= waited + fields["seconds"] - 1e-6
         assert fields["seconds"] >= fields["train_seconds"] + fields["idle_weights_seconds"] - 1e-6
+
+
+def test_nobody_writes_over_a_submission_that_a_validator_holds() -> None:
+    """Bytes land before they are checked, and every admitted peer may push."""
+    held: list[tuple[str, bytes, bytes]] = []
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-honest")
+        judged = simulation.expect("validator.verdict", ["validator"])
+
+        def strike(_: float, peer: Peer, event: Event) -> None:
+            if event.name == "validator.verdict" and not held:
+                part = peer.node.part if peer.node else None
+                assert part is not None
+                digest = event.fields["submission"]
+                path = f"incoming/{digest.hex()}.parquet"
+                sink = part.blobs.accept(peers["trainer"].id, BlobReference(digest, 7))
+                sink.write(b"rubbish")
+                size = peer.disk.size_bytes(path)
+                held.append((path, digest, peer.disk.digest_now(path, 0, size)))
+
+        simulation.listeners.append(strike)
+        assert await simulation.meet(judged, 600)
+
+    simulate(main)
+    assert [found == digest for _, digest, found in held] == [True]
