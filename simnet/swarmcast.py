@@ -175,7 +175,7 @@ class CastPeer:
                     self.store,
                     self.events,
                     uploads=self.uploads,
-                    meet=self._meet if self.cast.case.relays == () else None,
+                    meet=None if self.cast.case.relays else self._meet,
                 )
                 self.fetcher = Fetcher(
                     self.world, transport, self.store, self.events, have=self.have

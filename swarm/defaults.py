@@ -400,10 +400,14 @@ FETCH_PARALLEL = 8
 that shares evenly."""
 
 FETCH_PARALLEL_MAX = 32
-"""Pieces a peer asks for at once when most of its neighbours are complete and it is not."""
+"""Pieces a peer asks for at once when its neighbours are far ahead."""
 
-FETCH_BUSY_SECONDS = 4.0
-"""After a busy source a fetch with most of its lanes in use tries no further one for so long."""
+FETCH_ENDING_SHARE = 1 / 32
+"""While no more than this part of the pieces is missing, twice as many are asked for at once."""
+
+FETCH_BUSY_SECONDS = 2.0
+"""After a busy source a fetch tries no further lane for so long, doubling up to
+`BUSY_SECONDS_MAX`; sooner while it has few."""
 
 FETCH_PARALLEL_PER_SOURCE = 4
 """Pieces asked of one source at once: one arrives while the next request travels."""
@@ -432,6 +436,9 @@ twice; a smaller one is everywhere before that matters."""
 
 SEEDING_SECONDS = 10.0
 """When no piece has left for the first time for so long, the publisher sends any."""
+
+SEEDING_END_SHARE = 1 / 64
+"""When so few pieces have not left yet, the publisher sends any."""
 
 SEEDING_SHOWN = 8
 """Pieces that a publisher shows to one neighbour ahead of what that one has fetched."""
@@ -471,10 +478,17 @@ HAVE_NEIGHBOURS = 8
 HAVE_NEIGHBOURS_MAX = 64
 """Neighbours that a peer announces to, those counted that chose it."""
 
-HAVE_GROW_SECONDS = 5.0
-"""A peer of which the uplink is not used takes one more neighbour in so long."""
+HAVE_NEIGHBOUR_BYTES_PER_SECOND = 4e6
+"""A neighbour is fed about so much: it receives 25 MB/s in a swarm with the average uplink of 200
+Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
 
-HAVE_FRUITLESS_MAX = 4
+HAVE_GROW_PIECES = 16
+"""With fewer pieces of the newest checkpoint a peer has little to offer to more neighbours."""
+
+HAVE_GROW_SECONDS = 3.0
+"""A peer with fewer neighbours than its uplink can feed takes one more in so long."""
+
+HAVE_FRUITLESS_MAX = 12
 """New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
 
 HAVE_INBOUND_MAX = 256

@@ -107,6 +107,7 @@ class _Job:
         """How many pieces may be asked for at once."""
         self.more_at = 0.0
         """Sources were busy: until then no further lane is tried."""
+        self.busy_pause = defaults.FETCH_BUSY_SECONDS
         self.pace = 0.0
         """Averaged bytes a second of one request, over all sources."""
         self.bytes_by_source: Counter[str] = Counter()
@@ -190,8 +191,7 @@ class Fetcher:
                 if claim is not line.claim:
                     line.claim = claim
                     line.not_before = 0.0
-                if claim is None or claim.complete:
-                    self._widen(job)
+            self._widen(job)
             if job.active < job.width and job.more_at <= self._world.now():
                 job.changed.set()
 
@@ -366,12 +366,24 @@ class Fetcher:
         self._widen(job)
 
     def _widen(self, job: _Job) -> None:
-        """A fetch whose neighbours are complete is late, and their share of the uplinks is free:
-        it asks for more at once. Where all are complete they are servers, not neighbours."""
+        """How much to ask for at once: as much more than usual as more is missing here than at
+        the neighbours. Who is late catches up, who is ahead leaves room, and all finish nearly
+        together, so that no uplink falls idle early for want of somebody to send to."""
+        if job.held is None:
+            return
+        pieces = len(job.held.pieces)
         claims = [line.claim for line in job.known.values() if line.claim is not None]
-        fetching = sum(not claim.complete for claim in claims)
-        wanted = self._parallel * len(claims) // max(1, fetching)
-        job.width = max(self._parallel, min(wanted, self._parallel_max))
+        if not claims:
+            job.width = self._parallel
+            return
+        theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
+        # What they claim is some time ago: they lack less by now.
+        missing = job.missing.bit_count()
+        late = missing / max(0.9 * theirs, 1.0)
+        # Towards the end, when that says little, there is room: others have finished.
+        ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
+        least = 2 * self._parallel if ending else max(1, 7 * self._parallel // 8)
+        job.width = max(least, min(round(self._parallel * late * late), self._parallel_max))
 
     def _next(self, job: _Job, last: _Line | None, now: float) -> _Attempt | None:
         """A piece that nobody is asked for, and whom to ask: the last one again if possible."""
@@ -589,6 +601,7 @@ class Fetcher:
             job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
             line.pause = defaults.NOT_YET_SECONDS
             line.busy_pause = defaults.BUSY_SECONDS
+            job.busy_pause = max(job.busy_pause / 2, defaults.FETCH_BUSY_SECONDS)
             line.reason = "sent pieces"
             job.bytes_by_source[line.name] += reference.size_bytes
             self._events.emit(
@@ -618,8 +631,9 @@ class Fetcher:
         """A source is busy: it is left alone for a while, and no more is asked for at once."""
         line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
         line.busy_pause = min(2 * line.busy_pause, defaults.BUSY_SECONDS_MAX)
-        share = job.active / max(1, job.width)
-        job.more_at = now + share * defaults.FETCH_BUSY_SECONDS
+        share = min(1.0, 2 * job.active / self._parallel)
+        job.more_at = now + share * job.busy_pause
+        job.busy_pause = min(2 * job.busy_pause, defaults.BUSY_SECONDS_MAX)
 
     async def _copy_in(self, job: _Job, index: int, spare: str) -> None:
         """Copy a piece from a spare file to its place."""

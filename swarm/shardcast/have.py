@@ -98,6 +98,10 @@ class Claim:
         """Those of some pieces that it claims."""
         return pieces if self.complete else pieces & self.bits
 
+    def lacks(self, pieces: int) -> int:
+        """How many of so many pieces it does not claim."""
+        return 0 if self.complete else max(0, pieces - self.bits.bit_count())
+
     def add(self, index: int) -> None:
         self.bits |= 1 << index
 
@@ -167,7 +171,7 @@ class HaveExchange:
         uploads: Uploads | None = None,
         meet: Meet | None = None,
     ) -> None:
-        """With `uploads`, a peer with an uplink to spare looks for more neighbours: among those
+        """With `uploads`, a peer looks for as many neighbours as its uplink can feed: among those
         connected, and through `meet`."""
         self._world = world
         self._transport = transport
@@ -252,28 +256,32 @@ class HaveExchange:
         self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
 
     async def _grow(self, uploads: Uploads) -> None:
-        """While the uplink is not used and there is something to send, announce to more peers:
-        how many neighbours a peer has follows its uplink."""
-        last: PeerId | None = None
+        """Announce to more peers while fewer than the uplink can feed want something."""
         while True:
             self._stirred = trio.Event()
             await self._stirred.wait()
+            last: PeerId | None = None
             fruitless = 0
             while fruitless < defaults.HAVE_FRUITLESS_MAX:
                 await trio.sleep(defaults.HAVE_GROW_SECONDS)
                 held = self._newest()
                 if held is None or len(self._neighbours) >= defaults.HAVE_NEIGHBOURS_MAX:
                     break
-                if self._world.now() - uploads.spare_since < defaults.HAVE_GROW_SECONDS:
-                    continue
                 if last is not None:
-                    claim = self.claim(last, held.digest)
-                    wants = claim is not None and not claim.complete
-                    fruitless = 0 if wants else fruitless + 1
-                last = await self._another()
-                if last is None:
-                    break
-                self._begin(last)
+                    fruitless = 0 if self._wants(last, held) else fruitless + 1
+                    last = None
+                fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
+                wanting = sum(self._wants(peer, held) for peer in self._neighbours)
+                if wanting < max(fed, defaults.HAVE_NEIGHBOURS):
+                    last = await self._another()
+                    if last is None:
+                        break
+                    self._begin(last)
+
+    def _wants(self, peer: PeerId, held: Held) -> bool:
+        """Whether a neighbour has not all of a checkpoint, as far as is known."""
+        claim = self.claim(peer, held.digest)
+        return claim is None or not claim.complete
 
     def _newest(self) -> Held | None:
         """The newest checkpoint, if enough of it is here to be of use to others."""
@@ -281,7 +289,7 @@ class HaveExchange:
         if held is None:
             return None
         there = self._mine_of(held).bits.bit_count()
-        return held if 16 * there >= len(held.pieces) else None
+        return held if there >= min(defaults.HAVE_GROW_PIECES, len(held.pieces)) else None
 
     async def _another(self) -> PeerId | None:
         """Somebody connected who is no neighbour yet."""
@@ -427,10 +435,16 @@ class HaveExchange:
     def _piece_left(self, held: Held, index: int, now: float) -> None:
         """A piece of what was published here is on its way for the first time: whoever was shown
         it is shown more, and when all have left, everybody everything."""
-        bit = 1 << index
+        unsent = held.unsent
+        if unsent and unsent.bit_count() <= len(held.pieces) * defaults.SEEDING_END_SHARE:
+            # Better to send a few of the last ones twice than to wait for who has them on his list.
+            self._store.end_seeding(held.digest)
+            return
+        bit = 1 << index if index >= 0 else 0
+        all_shown = not unsent & ~self._mine_of(held).shown
         for neighbour in self._neighbours.values():
             told = neighbour.told.get(held.digest)
-            if not held.unsent or (told is not None and told.bits & bit):
+            if all_shown or (told is not None and told.bits & bit):
                 neighbour.news[held.digest] = None
                 neighbour.speak_at(now)
 

@@ -211,7 +211,7 @@ class CheckpointStore:
         return may
 
     def end_seeding(self, digest: bytes) -> None:
-        """Send any piece of the checkpoint of this piece from now on."""
+        """Send any piece of the checkpoint of this piece or manifest from now on."""
         for held, index in self._places.get(digest, ()):
             if held.unsent:
                 held.unsent = 0
@@ -475,7 +475,7 @@ class CheckpointStore:
                 continue
             sink = self.sink(held, index)
             try:
-                sink.write(await self.disk.read(blob.path, blob.offset, blob.size_bytes))
+                await self.disk.copy(blob.path, blob.offset, blob.size_bytes, sink)
                 piece = sink.finish()
                 if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
                     await sink.commit(piece)

@@ -13,7 +13,6 @@ only way for new pieces into the network.
 from __future__ import annotations
 
 import functools
-from math import inf
 
 from swarm import defaults
 from swarm.shardcast.store import CheckpointStore
@@ -30,8 +29,6 @@ class Uploads:
         self._store = store
         self.bytes_per_second = defaults.SOURCE_BANDWIDTH_INITIAL
         """The uplink, as measured so far."""
-        self.spare_since = 0.0
-        """Since when less than half of what could be sent at once is; inf while it is more."""
         self._active_bytes = 0
         # A measurement: since when, sent by then, and sent at its end.
         self._since = 0.0
@@ -54,8 +51,6 @@ class Uploads:
         if not self._active_bytes:
             self._measure_from(self._world.now(), blob.size_bytes)
         self._active_bytes += blob.size_bytes
-        if 2 * self._active_bytes >= defaults.UPLOAD_SECONDS * self.bytes_per_second:
-            self.spare_since = inf
         return OpenBlob(
             blob.path, blob.offset, blob.size_bytes, functools.partial(self._release, blob)
         )
@@ -75,8 +70,6 @@ class Uploads:
     def _release(self, blob: OpenBlob) -> None:
         blob.release()
         self._active_bytes -= blob.size_bytes
-        if 2 * self._active_bytes < defaults.UPLOAD_SECONDS * self.bytes_per_second:
-            self.spare_since = min(self.spare_since, self._world.now())
         sent = self._transport.bulk_bytes().sent
         if sent < self._until_sent:
             return

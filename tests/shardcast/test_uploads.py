@@ -30,7 +30,6 @@ def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
             uploads.bytes_per_second = 2.5 * SIZE / defaults.UPLOAD_SECONDS
             pieces = [piece.digest for piece in held.manifest.pieces]
             blobs = [one.service.open(None, digest) for digest in pieces[:3]]
-            assert uploads.spare_since == float("inf")
             with pytest.raises(Refused, match="busy") as refused:
                 one.service.open(None, pieces[3])
             assert refused.value.status == 503
@@ -38,7 +37,6 @@ def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
                 one.service.open(None, b"x" * 32)
             for blob in blobs:
                 blob.release()
-            assert uploads.spare_since == trio.current_time()
             one.service.open(None, pieces[3]).release()
             assert held.readers == 0
 
@@ -86,16 +84,16 @@ def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
                 return blob
 
             trainer.service.open = watched  # type: ignore[method-assign]
-            checkpoint = await trainer.publish(0, files(60))
+            checkpoint = await trainer.publish(0, files(130))
             held = trainer.store.held((0, 0))
-            assert held is not None and held.unsent.bit_count() == 60
+            assert held is not None and held.unsent.bit_count() == 130
             async with trio.open_nursery() as nursery:
                 for one in others:
                     sources = [p.source for p in [trainer, *others] if p is not one]
                     nursery.start_soon(one.fetcher.fetch, checkpoint, lambda s=sources: s)
             sent = [digest for digest in sent if digest != checkpoint.manifest_digest]
-            assert len(sent) >= 60
-            assert len(set(sent[:60])) == 60
+            # All but the last 1/64.
+            assert len(set(sent[:128])) == 128
             assert held.unsent == 0
             assert isinstance(first.have, HaveExchange)
             claim = first.have.claim(trainer.transport.peer_id, checkpoint.manifest_digest)
