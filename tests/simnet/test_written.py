@@ -89,4 +89,4 @@ def test_all_scenarios_that_are_shipped_can_be_loaded() -> None:
 def test_workers_behind_nats_take_part() -> None:
     report = simulate("nat", seed=1)
     assert report["violations"] == []
-    assert report["figures"]["policies_published"] >= 5
+    assert report["figures"]["policies_published"] >= 3
