@@ -1,9 +1,9 @@
 """A whole run going on as usual: heartbeats, gossip, submissions, lookups, republishing.
 
 First everybody joins. Then workers hand in a submission a minute, the trainer takes a step of two
-of each worker's (INTELLECT-2 took 22 minutes for one; here two), each peer looks somebody up once in five minutes, and records
-are stored again at the rate at which they expire. `python -m benchmarks.simulator steady` says what
-that costs.
+of each worker's (two minutes; INTELLECT-2 took 22), each peer looks somebody up once in five
+minutes, and records are stored again at the rate at which they expire. `python -m
+benchmarks.simulator steady` says what that costs.
 """
 
 from __future__ import annotations
