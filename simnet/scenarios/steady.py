@@ -27,8 +27,8 @@ PEERS_PER_VALIDATOR = 250
 """Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
 ADMITTED_SECONDS = 90.0
 SETTLING_SECONDS = 60.0
-STEADY_SECONDS = 120.0
-"""How long it is watched; the first submissions are made by then."""
+STEADY_SECONDS = 180.0
+"""How long it is watched: a step and a half."""
 LOOKUP_SECONDS = 300.0
 """Between two lookups of one peer."""
 REPUBLISH_SECONDS = 1.25 * defaults.DHT_REPUBLISH_SECONDS
