@@ -175,9 +175,12 @@ class Gossip:
         try:
             self._gate.admit(envelope.raw)
         except Dropped as dropped:
-            if dropped.cause in ("duplicate", "old_state"):
+            if dropped.cause not in ("duplicate", "old_state"):
+                raise
+            # An event may have passed the gate as a request, and never have been gossiped.
+            state = isinstance(envelope.message, StateMessage)
+            if dropped.cause == "old_state" or state or self._holds(envelope.digest):
                 return
-            raise
         self._accept(envelope, came_from=None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -8,7 +8,7 @@ import trio
 
 from swarm import defaults
 from swarm.gossip import RUN, WORK, _Push
-from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message
+from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message, Submission
 from tests.network.harness import (
     Member,
     TestRun,
@@ -154,6 +154,30 @@ def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender(
             await trio.sleep(3)
             assert "gossip.neighbour_banned" in victim.names()
             assert victim.gate.state(identity(400).peer_id, "heartbeat") is None
+
+    in_virtual_time(main)
+
+
+def test_an_event_that_came_as_a_request_is_gossiped_by_whom_it_was_made_to() -> None:
+    """Both go through one gate, which has seen it already when a validator spreads it."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            validator, trainer = await run.add(VALIDATOR), await run.add(TRAINER)
+            heard: list[bytes] = []
+            trainer.gossip.listen(Submission, lambda envelope: heard.append(envelope.digest))
+            await validator.reach(trainer.id)
+            await trio.sleep(3)
+            offer = Submission(
+                lineage=0, step=0, policy=0, number=0, digest=bytes(32), size_bytes=1, groups=1
+            )
+            envelope = sealed(identity(300), offer, MANIFEST.body.run)
+            validator.gate.admit(envelope.raw)
+            for _ in range(2):
+                validator.gossip.publish(envelope)
+            await trio.sleep(3)
+            assert heard == [envelope.digest]
+            assert validator.gossip.kept() == trainer.gossip.kept()
 
     in_virtual_time(main)
 
