@@ -212,15 +212,18 @@ class Gate:
         self._rates: OrderedDict[str, _Bucket] = OrderedDict()
         self.dropped: Counter[str] = Counter()
 
-    def admit(self, raw: bytes) -> Envelope:
-        """Check one envelope and remember it; raises `Dropped` (also for a plain duplicate)."""
+    def admit(self, raw: bytes, *, limited: bool = True) -> Envelope:
+        """Check one envelope and remember it; raises `Dropped` (also for a plain duplicate).
+
+        `limited` ones count against their sender's rate, and are dropped beyond it.
+        """
         try:
-            return self._admit(raw)
+            return self._admit(raw, limited)
         except Dropped as dropped:
             self.dropped[dropped.cause] += 1
             raise
 
-    def _admit(self, raw: bytes) -> Envelope:
+    def _admit(self, raw: bytes, limited: bool) -> Envelope:
         envelope = open_envelope(raw)
         body = envelope.body
         if body.run != ("" if isinstance(envelope.message, PeerRecord) else self._run):
@@ -241,10 +244,10 @@ class Gate:
             held = self._states.get(key)
             if held is not None and order <= held[0]:
                 raise Dropped("duplicate" if held[1].raw == raw else "old_state")
+        if limited:
             self._take_rate(body.sender)
+        if isinstance(envelope.message, StateMessage):
             self._states[key] = (order, envelope)
-        else:
-            self._take_rate(body.sender)
         self._remember(envelope.digest, body.expires_ms, wall_ms)
         return envelope
 

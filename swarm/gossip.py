@@ -12,8 +12,8 @@ peer whose id sorts first. Frames are msgpack arrays whose first element is a ta
 A new envelope is pushed at once to `GOSSIP_EAGER` neighbours that follow its topic and are not
 known to hold it, and offered by digest to the others on the next tick. On `hello`, and once a tick
 where something changed, neighbours offer each other the newest states and everything long-lived,
-so a lost push heals within a tick (anti-entropy; Demers et al. 1987, eager/lazy as in Plumtree,
-Leitão et al. 2007).
+so a lost push heals within a tick, and what came faster than its sender may send is asked for
+again (anti-entropy; Demers et al. 1987, eager/lazy as in Plumtree, Leitão et al. 2007).
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ TOPICS: dict[type[Message], str] = {
 _LASTING = (Eviction, Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""
 
+_LATE_PER_TICK = int(defaults.SENDER_RATE_PER_SECOND * defaults.GOSSIP_TICK_SECONDS)
+
 _Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
 _Digests = Annotated[list[Digest], Meta(max_length=defaults.GOSSIP_DIGESTS_MAX)]
 
@@ -107,6 +109,8 @@ class _Neighbour:
         self.peer = stream.peer
         self.topics: frozenset[str] = frozenset()
         self.knows: dict[bytes, None] = {}
+        self.late: dict[bytes, None] = {}
+        """What it sent faster than its sender may: asked for again, bit by bit."""
         self.invalid = 0
         self.scope = trio.CancelScope()
         self.outbox: list[bytes] = []
@@ -173,7 +177,7 @@ class Gossip:
     def publish(self, envelope: Envelope) -> None:
         """Spread an own envelope, or one that came another way. A duplicate does nothing."""
         try:
-            self._gate.admit(envelope.raw)
+            self._gate.admit(envelope.raw, limited=False)
         except Dropped as dropped:
             if dropped.cause not in ("duplicate", "old_state"):
                 raise
@@ -336,6 +340,9 @@ class Gossip:
         except Dropped as dropped:
             if dropped.cause == "duplicate":
                 neighbour.learn(open_envelope(raw).digest)
+            elif dropped.cause == "over_rate":
+                if len(neighbour.late) < defaults.GOSSIP_STORE_MAX:
+                    neighbour.late[open_envelope(raw).digest] = None
             elif dropped.cause in ("bad_signature", "malformed", "too_large", "wrong_run"):
                 neighbour.invalid += 1
             return
@@ -399,11 +406,23 @@ class Gossip:
                 neighbour.learn(digest)
             self._post(neighbour, _Have(chunk))
 
+    def _ask_again(self, neighbour: _Neighbour) -> None:
+        """Ask for what came too fast: whoever was away for a while is offered all of it at once,
+        and what a neighbour has sent it does not offer a second time."""
+        chunk = list(neighbour.late)[:_LATE_PER_TICK]
+        for digest in chunk:
+            del neighbour.late[digest]
+        wanted = [digest for digest in chunk if not self._holds(digest)]
+        if wanted:
+            self._post(neighbour, _Want(wanted))
+
     async def _tick(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
             fresh, self._fresh = self._fresh, []
-            if fresh:
-                for _, neighbour in sorted(self._neighbours.items()):
+            for _, neighbour in sorted(self._neighbours.items()):
+                if fresh:
                     self._offer(neighbour, fresh)
+                if neighbour.late:
+                    self._ask_again(neighbour)
             self._open_more(nursery)

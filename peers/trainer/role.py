@@ -701,8 +701,21 @@ class TrainerRole:
                     seconds=self._node.world.now() - began,
                     waiting_for=alive or f"any {word}: none is there",
                 )
+                if cause == "rollouts" and alive:
+                    await self._ask_for_more()
         finally:  # the batch may be given its time's end meanwhile
             self._idle[cause] += self._node.world.now() - began
+
+    async def _ask_for_more(self) -> None:
+        """Revise the order: where work was lost on its way, the workers' quota is spent, and
+        nobody would ever make up for it."""
+        with trio.CancelScope(shield=True):
+            async with self._ordering:
+                order = self._order
+                assert order is not None
+                missing = self._missing_groups(order.step)
+                if missing > 0 and not self._paused:
+                    await self._issue(order.step, missing, order)
 
     async def _drop_stale(self) -> None:
         stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]

@@ -364,6 +364,7 @@ class _Demo:
                     "trainer.prepare_base": True,
                     "trainer.seed": self.options.seed,
                     "trainer.evaluate": True,
+                    "trainer.starved_seconds": 30.0,
                 }
             elif peer is cheater:
                 settings = {"inference.alter_weights": ALTERED_WEIGHTS}

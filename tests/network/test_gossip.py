@@ -182,6 +182,28 @@ def test_an_event_that_came_as_a_request_is_gossiped_by_whom_it_was_made_to() ->
     in_virtual_time(main)
 
 
+def test_whoever_was_away_hears_of_more_than_a_sender_may_send_at_once() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            validator = await run.add(VALIDATOR)
+            count = round(defaults.SENDER_RATE_BURST) + 200
+            for number in range(count):
+                message = Acknowledgement(
+                    submission=number.to_bytes(32, "big"), worker=validator.id
+                )
+                await validator.announce(message)
+            newcomer = await run.add(TRAINER)
+            heard = hears(newcomer, Acknowledgement)
+            await newcomer.reach(validator.id)
+            await trio.sleep(2)
+            assert 0 < len(heard) < count
+            await trio.sleep(2 * count / defaults.SENDER_RATE_PER_SECOND)
+            assert len(heard) == count
+            assert newcomer.gate.dropped["over_rate"] > 0
+
+    in_virtual_time(main)
+
+
 def test_garbage_frames_end_the_conversation_and_nothing_else() -> None:
     async def main() -> None:
         async with running(MANIFEST) as run:

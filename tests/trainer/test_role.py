@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute import Workload
+from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
@@ -43,6 +43,22 @@ async def start_run(simulation: Simulation, *names: str) -> dict[str, Peer]:
         peers[name] = simulation.add(Plan(name, [name.partition("-")[0]], options=options))
         await peers[name].start()
     return peers
+
+
+def test_when_no_work_comes_from_workers_that_are_there_it_asks_them_for_more() -> None:
+    """What they made may be lost for good, and their quota with it."""
+
+    async def main(simulation: Simulation) -> None:
+        await start_run(simulation, "validator", "trainer")
+        slow = Hardware(tokens_per_second=2.0)
+        await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
+        await trio.sleep(200)
+
+    said = simulate(main)
+    assert not [event for _, event in said if event.name == "validator.verdict"]
+    opened = [event.fields for _, event in said if event.name == "trainer.step_opened"]
+    assert [fields["revision"] for fields in opened] == [0, 1, 2, 3]
+    assert {fields["step"] for fields in opened} == {0}
 
 
 def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
