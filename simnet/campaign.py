@@ -20,6 +20,7 @@ from rich.console import Console
 from simnet.faults import AnyFault, Lasting, Schedule, parse, to_toml
 from simnet.simulate import simulate
 from swarm.demo.view import readable_seconds
+from swarm.errors import leaf_errors
 
 LINE_SECONDS = 10.0
 """Between two lines of progress."""
@@ -70,19 +71,13 @@ def run_seed(
     try:
         report = simulate(scenario, peers=peers, seed=seed, plant=plant, faults=faults)
     except Exception as error:  # of a peer's task: as bad as a violation, and told like one
-        last = traceback.extract_tb(_innermost(error).__traceback__)[-1]
-        what = f"{type(_innermost(error)).__name__}: {_innermost(error)}"
+        last = traceback.extract_tb(leaf_errors(error)[0].__traceback__)[-1]
+        what = f"{type(leaf_errors(error)[0]).__name__}: {leaf_errors(error)[0]}"
         return Result(seed, [f"{what} ({last.filename}:{last.lineno})"], "", schedule or ""), 0.0
     return (
         Result(seed, report["violations"], report["trace_hash"], report["faults"]),
         report["virtual_seconds"],
     )
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def run_campaign(

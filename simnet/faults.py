@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import TypeAlias
@@ -30,6 +31,10 @@ AFTERMATH_SECONDS = 60.0
 """So long after a fault a peer may still end because of it; it is started again."""
 
 
+FACTOR_MAX = 1e6
+"""A disk this much slower than a disk answers nothing any more."""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that goes wrong at `at` (virtual seconds) with each of `peers` (by name)."""
 
@@ -43,6 +48,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def check(self, names: Sequence[str]) -> None:
         """Raise `UserError` for what cannot be."""
         kind = kind_of(self)
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not isfinite(value):
+                raise UserError(f"{kind}: {field.name} must be a number of some size, not {value}")
         if not self.at >= 0:
             raise UserError(f"{kind}: at must be 0 or more seconds, not {self.at}")
         for name in self.peers:
@@ -124,6 +133,13 @@ class SlowDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="slow-d
     """Everything on the disk takes `factor` times as long."""
 
     factor: float = 100.0
+
+    def check(self, names: Sequence[str]) -> None:
+        super().check(names)
+        if not 1 <= self.factor <= FACTOR_MAX:
+            raise UserError(
+                f"slow-disk: factor must lie between 1 and {FACTOR_MAX:g}, not {self.factor:g}"
+            )
 
     async def begin(self, simulation: Simulation, peer: Peer) -> None:
         peer.disk.slow_down(self.factor)
@@ -239,6 +255,9 @@ async def befall(simulation: Simulation, schedule: Sequence[AnyFault]) -> None:
     async def happen(fault: AnyFault) -> None:
         simulation.disturbed += 1
         await fault.happen(simulation)
+        simulation.nursery.start_soon(calm_down, name="aftermath")
+
+    async def calm_down() -> None:
         await trio.sleep(AFTERMATH_SECONDS)
         simulation.disturbed -= 1
 
@@ -266,7 +285,7 @@ def draw(
     schedule: Schedule = []
     for _ in range(count):
         at = round(chance.uniform(start, end), 3)
-        seconds = round(min(end - at, chance.choice([1.0, 5.0, 20.0, 60.0])) + 1.0, 3)
+        seconds = round(min(end - at, chance.choice([1.0, 5.0, 15.0, 40.0])) + 1.0, 3)
         one = [chance.choice(names)]
         few = sorted(chance.sample(names, min(len(names), chance.randint(1, 3))))
         choices: list[AnyFault] = [

@@ -51,7 +51,7 @@ COLLECTIONS = {
     "Gate._seen": defaults.SEEN_ENVELOPES_MAX,
     "Gossip._store": defaults.GOSSIP_STORE_MAX,
     "TrainerRole._judged": 10_000,
-    "Duplicates._seen": defaults.DUPLICATE_GROUPS_MAX,
+    "Duplicates._first": defaults.DUPLICATE_GROUPS_MAX,
 }
 """Those with a bound of their own: pieces held, and what remembers repetitions."""
 

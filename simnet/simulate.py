@@ -16,7 +16,7 @@ from simnet.planted import planted
 from simnet.report import readable_event
 from simnet.simulation import Simulation
 from simnet.watch import Watch
-from swarm.errors import UserError
+from swarm.errors import UserError, user_error_in
 
 VIRTUAL_SECONDS_MAX = 7 * 24 * 3600.0
 
@@ -62,7 +62,13 @@ def simulate(
 
     started = time.perf_counter()
     with planted(plant), invariants.hearing_errors():
-        run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
+        try:
+            run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
+        except BaseExceptionGroup as group:
+            mistake = user_error_in(group)  # in a schedule that does not fit the scenario
+            if mistake is None:
+                raise
+            raise mistake from None
     report = {
         "scenario": name,
         "peers": peers,

@@ -27,7 +27,7 @@ from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
 from swarm import defaults
 from swarm.envelope import Envelope, remember_envelopes, seal
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
@@ -277,7 +277,7 @@ class Peer:
         except* PowerCut:
             pass
         except* SwarmError as group:
-            self.ended = "; ".join(str(error) for error in _leaves(group))
+            self.ended = "; ".join(str(error) for error in leaf_errors(group))
             simulation.nursery.start_soon(simulation.on_end, self, name=f"supervisor {self.name}")
         finally:
             self.node = self._world = None
@@ -483,10 +483,3 @@ def _shown(role: type[Role], peer: Peer) -> type[Role]:
         role.__init__(self, part)
 
     return type(role.__name__, (role,), {"__init__": show})
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

@@ -21,7 +21,7 @@ import trio
 import typer
 
 from swarm import cli_checkpoint
-from swarm.errors import SwarmError, UserError
+from swarm.errors import PeerError, SwarmError, UserError, leaf_errors
 
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
@@ -67,7 +67,7 @@ def finish(work: Callable[[], int | None]) -> None:
     try:
         status = work()
     except (SwarmError, BaseExceptionGroup) as error:
-        from swarm.peer import exit_with, leaf_errors
+        from swarm.peer import exit_with
 
         if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaf_errors(error)):
             print("stopped", file=sys.stderr)
@@ -450,7 +450,6 @@ async def _read_ledgers(
     bootstrap: Sequence[str] | None, run: str | None, worker: str
 ) -> tuple[list[Receipt], list[str], list[str]]:
     """(receipts of a worker, evictions of it, validators that could not be asked)."""
-    from swarm.errors import PeerError
     from swarm.identity import PeerId
     from swarm.ledger.wire import receipts_of
 
@@ -468,7 +467,6 @@ async def _read_ledgers(
 
 async def _evictions(node: Node, run: Run, worker: str) -> list[str]:
     """Reasons for which trusted peers evicted a worker, as their logs say."""
-    from swarm.errors import PeerError
     from swarm.identity import PeerId
     from swarm.ledger.entries import Evicted
     from swarm.ledger.wire import fetch_ledger

@@ -30,3 +30,22 @@ class DeadlineError(PeerError):
 
 class DiskFullError(UserError):
     """There is not enough free space for what is being written."""
+
+
+def user_error_in(error: BaseException) -> UserError | None:
+    """The person's mistake inside an error or a group of them, if there is one."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = user_error_in(inner)
+            if found is not None:
+                return found
+    return None
+
+
+def leaf_errors(error: BaseException) -> list[BaseException]:
+    """The single errors inside a group, in order."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaf_errors(inner)]
+    return [error]

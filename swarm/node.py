@@ -15,7 +15,7 @@ import trio
 
 from swarm import __version__, defaults
 from swarm.envelope import Dropped, Envelope, Gate, Sequencer, open_envelope, seal
-from swarm.errors import PeerError, UserError
+from swarm.errors import PeerError, UserError, leaf_errors
 from swarm.events import Events
 from swarm.gossip import RUN, Gossip
 from swarm.identity import Identity, PeerId
@@ -679,7 +679,7 @@ class RunNode:
                 yield nursery
                 nursery.cancel_scope.cancel()
         except* NotAdmitted as group:
-            reason = str(_first_leaf(group))
+            reason = str(leaf_errors(group)[0])
             raise UserError(f"run {self.run.id} does not admit this peer: {reason}") from None
         finally:
             if self._trusted is not None:
@@ -745,13 +745,6 @@ class RunNode:
                             "gossip.neighbour_unreachable", remote=peer, reason=str(error)
                         )
             await trio.sleep(NEIGHBOUR_SEARCH_SECONDS)
-
-
-def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from swarm.errors import SwarmError, UserError
+from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.events import Event, Events, JsonLines, Lines
 from swarm.identity import load_or_create
 from swarm.node import Node, assemble
@@ -113,25 +113,6 @@ async def _until_signal(settings: PeerSettings) -> None:
             nursery.start_soon(listen)
             await run_peer(settings)
             nursery.cancel_scope.cancel()
-
-
-def user_error_in(error: BaseException) -> UserError | None:
-    """The person's mistake inside an error or a group of them, if there is one."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = user_error_in(inner)
-            if found is not None:
-                return found
-    return None
-
-
-def leaf_errors(error: BaseException) -> list[BaseException]:
-    """The single errors inside a group, in order."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in leaf_errors(inner)]
-    return [error]
 
 
 def exit_with(error: BaseException) -> int:

@@ -20,8 +20,8 @@ from simnet.simulation import Plan, Simulation
 PEERS = 9
 PEERS_MIN = 8
 WORKLOAD = Workload(model_bytes=500_000, completion_tokens_mean=64.0)
-FAULTS_FROM_SECONDS = 40.0
-FAULTS_UNTIL_SECONDS = 160.0
+FAULTS_FROM_SECONDS = 25.0
+FAULTS_UNTIL_SECONDS = 90.0
 FAULTS = 8
 WELL_SECONDS = 240.0
 """After the last fault, until the run has advanced again."""
@@ -66,7 +66,7 @@ async def be_well_again(
         groups_per_step=16,
         max_new_tokens=256,
     )
-    quick = Hardware(tokens_per_second=1000.0, step_seconds=15.0)
+    quick = Hardware(tokens_per_second=1000.0, step_seconds=12.0)
     plans = [
         Plan("trainer", ["trainer"], SERVER, quick, options={"trainer.model": "simulated"}),
         Plan("validator-0", ["validator"], SERVER, quick),

@@ -86,7 +86,7 @@ def test_every_attack_is_caught_or_harmless(kind: str, monkeypatch: pytest.Monke
 def test_two_files_under_one_number_are_trained_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
     report, (_, failed) = run_with("double-deliverer", monkeypatch)
     assert report["violations"] == []
-    assert failed[""] > 4, "both validators find it all right"
+    assert failed[""] > 1, "both validators find it all right"
 
 
 def test_a_third_lies_and_the_run_goes_on() -> None:

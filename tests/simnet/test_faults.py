@@ -42,6 +42,8 @@ def test_all_kinds_are_drawn_and_can_be_chosen() -> None:
         ('kind = "crash"\nat = 1\npeers = ["worker-9"]\nseconds = 2', "no peer named 'worker-9'"),
         ('kind = "crash"\nat = -1\npeers = ["trainer"]\nseconds = 2', "at must be 0 or more"),
         ('kind = "crash"\nat = 1\npeers = ["trainer"]\nseconds = 0', "seconds must be more"),
+        ('kind = "freeze"\nat = 1\npeers = ["trainer"]\nseconds = nan', "seconds must be a number"),
+        ('kind = "slow-disk"\nat = 1\npeers = []\nseconds = 1\nfactor = 0.5', "factor must lie"),
         ('kind = "lossy"\nat = 1\npeers = ["trainer"]\nseconds = 1\nloss = 2', "between 0 and 1"),
         ('kind = "quake"\nat = 1\npeers = []', "quake"),
         ('kind = "crash"\nat = 1\npeers = []\nseconds = 2\ncolour = 1', "colour"),
@@ -54,6 +56,12 @@ def test_a_wrong_schedule_is_one_sentence(text: str, what: str, tmp_path: Path) 
     with pytest.raises(UserError, match=what):
         for fault in read(path):
             fault.check(NAMES)
+
+
+def test_a_schedule_for_other_peers_is_one_sentence() -> None:
+    strange = parse('[[fault]]\nkind = "freeze"\nat = 1\nseconds = 1\npeers = ["x"]', "a test")
+    with pytest.raises(UserError, match="no peer named 'x'"):
+        simulate("mixed", seed=1, faults=strange)
 
 
 def test_a_run_is_well_again_after_faults_of_all_kinds() -> None:
