@@ -20,8 +20,7 @@ from swarm.events import Event
 
 PEERS = 9
 LIAR = "worker-3"
-UNDISTURBED_SECONDS = 60.0
-"""Without a fault; then a minute of aftermath."""
+UNDISTURBED_SECONDS = 120.0
 
 
 def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any]:
@@ -40,7 +39,7 @@ def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[st
                 failed[event.fields["failed"]] += 1
 
         simulation.listeners.append(hear)
-        # Nothing goes wrong, so that the run has two minutes and only the liar disturbs it.
+        # Nothing goes wrong, so that for two minutes only the liar disturbs it.
         simulation.faults = [Crash(at=UNDISTURBED_SECONDS, peers=[], seconds=1.0)]
         adversaries = {LIAR: kind} if kind else {}
         return await mixed.be_well_again(
@@ -86,7 +85,7 @@ def test_every_attack_is_caught_or_harmless(kind: str, monkeypatch: pytest.Monke
 def test_two_files_under_one_number_are_trained_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
     report, (_, failed) = run_with("double-deliverer", monkeypatch)
     assert report["violations"] == []
-    assert failed[""] > 1, "both validators find it all right"
+    assert failed[""] > 4, "both validators find it all right"
 
 
 def test_a_third_lies_and_the_run_goes_on() -> None:
