@@ -676,7 +676,10 @@ class RunNode:
                     nursery.start_soon(self._trusted.run)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
-                yield nursery
+                try:
+                    yield nursery
+                finally:
+                    self._nursery = None
                 nursery.cancel_scope.cancel()
         except* NotAdmitted as group:
             reason = str(leaf_errors(group)[0])

@@ -243,8 +243,11 @@ class TrustedPart:
             await self._restore()
             self._restored.set()
             nursery.start_soon(self._announce_heads)
-            async for envelope in self._reinstatements:
-                await self._log_reinstatement(envelope)
+            try:
+                async for envelope in self._reinstatements:
+                    await self._log_reinstatement(envelope)
+            finally:
+                self._nursery = None
 
     async def _announce_heads(self) -> None:
         announced = 0

@@ -8,7 +8,7 @@ before anybody hears of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -147,10 +147,18 @@ class ValidatorRole:
             for case in list(self._waiting.values()):
                 nursery.start_soon(self._queue_in_turn, case)
             self._peer.status.doing = "ready to judge"
-            async for case in self._cases:
-                self._peer.status.doing = f"judging step {case.submission.step}"
-                await self._judge(case, inspector, prefill)
-                self._peer.status.doing = "ready to judge"
+            try:
+                async for case in self._cases:
+                    self._peer.status.doing = f"judging step {case.submission.step}"
+                    await self._judge(case, inspector, prefill)
+                    self._peer.status.doing = "ready to judge"
+            finally:
+                self._nursery = None  # what comes while this role ends is not begun
+
+    def _begin(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Start a task, while this role is at work."""
+        if self._nursery is not None:
+            self._nursery.start_soon(work, *arguments)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -209,7 +217,7 @@ class ValidatorRole:
         submission = envelope.message
         assert isinstance(submission, Submission)
         if self._nursery is None:
-            return []  # still starting: the worker asks again, or asks the next in rank
+            return []  # it starts or ends: the worker asks again, or asks the next in rank
         digest = submission.digest
         if digest in self._judged:
             return [self._judged[digest]]
@@ -240,7 +248,7 @@ class ValidatorRole:
             )
         )
         self._peer.gossip.publish(envelope)
-        self._nursery.start_soon(self._queue_in_turn, case)
+        self._begin(self._queue_in_turn, case)
         return [await self._acknowledge(case)]
 
     async def _acknowledge(self, case: _Case) -> Envelope:
@@ -563,8 +571,7 @@ class ValidatorRole:
             number=submission.number,
             seconds=seconds,
         )
-        if self._nursery is not None:
-            self._nursery.start_soon(self._tell_worker, PeerId(worker), envelope)
+        self._begin(self._tell_worker, PeerId(worker), envelope)
         await self._maybe_evict(worker, digest, outcome)
         return envelope
 
@@ -606,8 +613,7 @@ class ValidatorRole:
             self._orders[key] = order
             while len(self._orders) > ORDERS_KEPT:
                 del self._orders[min(self._orders)]
-            if self._nursery is not None:
-                self._nursery.start_soon(self._wake)
+            self._begin(self._wake)
 
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
@@ -615,8 +621,7 @@ class ValidatorRole:
         place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
         self._judged_places.add(place)
         self._places.setdefault(place, verdict.submission)
-        if self._nursery is not None:
-            self._nursery.start_soon(self._wake)
+        self._begin(self._wake)
 
     async def _wake(self) -> None:
         async with self._progress:
