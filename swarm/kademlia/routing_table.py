@@ -259,7 +259,8 @@ class RoutingTable:
             self.bucket(bucket_of(self.own_id, target)).touched = now
 
     def to_refresh(self, now: float, older_seconds: float) -> list[int]:
-        """Buckets no lookup went through lately, without those that the lookup of oneself fills.
+        """Buckets no lookup went through lately and that are not full of fresh contacts either,
+        without those that the lookup of oneself fills.
 
         That one finds the k nearest, so everybody nearer than the k-th bucket is known already:
         in a small network nothing is left to do.
@@ -272,7 +273,14 @@ class RoutingTable:
             index
             for index in range(min(last, _REFRESH_BUCKETS_MAX - 1) + 1)
             if now - self.bucket(index).touched >= older_seconds
+            and not self._is_fresh(self.bucket(index), now - older_seconds)
         ]
+
+    def _is_fresh(self, bucket: Bucket, since: float) -> bool:
+        """Whether a bucket is full of contacts heard of since then: a lookup finds none better."""
+        if len(bucket.contacts) < self._k:
+            return False
+        return all(contact.seen >= since for contact in bucket.contacts.values())
 
     def random_key(self, index: int, source: random.Random) -> bytes:
         """Multihash bytes of an invented peer that would fall into bucket `index`.

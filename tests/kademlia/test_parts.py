@@ -128,10 +128,12 @@ def test_random_keys_fall_into_their_bucket():
     for index in range(8):
         key = table.random_key(index, random.Random(1))
         assert len(key) == 38 and bucket_of(table.own_id, key_id(key)) == index
-    assert table.to_refresh(0.0, 10.0) == [0]
-    table.touch(key_id(table.random_key(0, random.Random(1))), 5.0)
-    assert table.to_refresh(10.0, 10.0) == []
-    assert table.to_refresh(15.0, 10.0) == [0]
+    heard = max(contact.seen for contact in table.contacts())
+    assert table.to_refresh(heard, 100.0) == []  # full of contacts heard of lately
+    assert table.to_refresh(heard + 100.0, 10.0) == [0]
+    table.touch(key_id(table.random_key(0, random.Random(1))), heard + 95.0)
+    assert table.to_refresh(heard + 100.0, 10.0) == []
+    assert table.to_refresh(heard + 105.0, 10.0) == [0]
 
 
 # --- records -----------------------------------------------------------------------------------
