@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import trio
@@ -358,6 +358,7 @@ class Simulation:
         groups_per_submission: int = 4,
         limits: Limits | None = None,
         filters: Filters | None = None,
+        broadcast_mode: Literal["open", "relay-only"] = "open",
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -381,6 +382,7 @@ class Simulation:
             admissions=Admissions(unproven_max=100_000),
             limits=limits or Limits(),
             filters=filters or Filters(),
+            broadcast_mode=broadcast_mode,
         )
         return seal(
             owner,

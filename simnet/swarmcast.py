@@ -176,6 +176,7 @@ class CastPeer:
                     self.events,
                     uploads=self.uploads,
                     meet=None if self.cast.case.relays else self._meet,
+                    tells=lambda: self.serves,
                 )
                 self.fetcher = Fetcher(
                     self.world, transport, self.store, self.events, have=self.have

@@ -244,7 +244,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
     print(f"signed   {issued} UTC")
     assert isinstance(envelope.message, msgspec.Struct)
-    for name, value in plain.items():
+    for name, value in sorted(plain.items(), key=lambda item: isinstance(item[1], dict)):
         if isinstance(value, dict):
             print(f"\n[{name}]")
             for key, inner in value.items():

@@ -290,6 +290,9 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     limits: Limits = Limits()
     checkpoints_kept: Annotated[int, Meta(ge=2, le=1000)] = 5
     filters: Filters = Filters()
+    broadcast_mode: Literal["open", "relay-only"] = "open"
+    """open: every peer passes pieces on. relay-only: relays and trusted peers do, and the others
+    deal with nobody else (`swarm.run.Run.passes_on`)."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)

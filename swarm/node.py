@@ -162,6 +162,16 @@ class Node:
         """All records known, own one included, sorted by peer."""
         return [envelope for _, envelope in sorted(self._records.items())]
 
+    async def find_record(self, peer: PeerId) -> PeerRecord | None:
+        """The record of a peer that the DHT holds, remembered from now on."""
+        raw = await self.dht.get(peer_key(peer))
+        if raw is None:
+            return None
+        envelope = open_envelope(raw)
+        self.learn_record(envelope)
+        assert isinstance(envelope.message, PeerRecord)
+        return envelope.message
+
     async def reach(self, peer: PeerId) -> None:
         """Be connected to a peer: by the addresses known, else by those the DHT gives.
 
@@ -176,13 +186,8 @@ class Node:
                 return
             except PeerError:
                 self._records.pop(peer, None)
-        raw = await self.dht.get(peer_key(peer))
-        addresses: Sequence[str] = ()
-        if raw is not None:
-            envelope = open_envelope(raw)
-            self.learn_record(envelope)
-            assert isinstance(envelope.message, PeerRecord)
-            addresses = envelope.message.addresses
+        record = await self.find_record(peer)
+        addresses: Sequence[str] = record.addresses if record is not None else ()
         if not addresses:
             addresses = await self.dht.find_peer(peer)
         if not addresses:
@@ -190,12 +195,15 @@ class Node:
         await self.transport.connect(peer, addresses)
 
     async def publish_record(self) -> None:
-        """Keep this peer's record in the DHT, until cancelled."""
+        """Keep this peer's record in the DHT, until cancelled; none while its run hides it."""
         published: tuple[list[str], list[str]] | None = None
         until = 0.0
         while True:
             addresses = (list(self.transport.addresses()), list(self.transport.bulk_addresses()))
-            if addresses != published or self.world.now() >= until:
+            if self.part is not None and not self.part.passes_on:
+                self.dht.withdraw(peer_key(self.peer_id))
+                published = None
+            elif addresses != published or self.world.now() >= until:
                 record = PeerRecord(
                     roles=self.settings.role,
                     addresses=addresses[0][:16],
@@ -260,18 +268,28 @@ async def assemble(
 
 
 async def join_network(node: Node) -> list[PeerId]:
-    """Connect to the bootstrap peers; the ids of those that answered.
+    """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. The ids of
+    those that answered.
 
     Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`.
     """
     if not node.settings.bootstrap:
         return []
-    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
+    named: dict[PeerId, list[str]] = {}
+    for address in node.settings.bootstrap:
+        named.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)
+    named.pop(node.peer_id, None)
+
+    async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
         try:
-            await node.dht.bootstrap(node.settings.bootstrap)
+            await node.transport.connect(peer, addresses)
         except PeerError as error:
-            node.events.emit("dht.bootstrap_failed", reason=str(error))
-    named = {PeerId(address.rpartition("/p2p/")[2]) for address in node.settings.bootstrap}
+            node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+
+    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            for peer, addresses in named.items():
+                nursery.start_soon(connect, peer, addresses)
     answered = [peer for peer in node.transport.connected() if peer in named]
     if not answered:
         raise UserError(
@@ -282,8 +300,20 @@ async def join_network(node: Node) -> list[PeerId]:
     return answered
 
 
+async def join_dht(node: Node) -> None:
+    """Enter the DHT through the bootstrap peers."""
+    if not node.settings.bootstrap:
+        return
+    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
+        try:
+            await node.dht.bootstrap(node.settings.bootstrap)
+        except PeerError as error:
+            node.events.emit("dht.bootstrap_failed", reason=str(error))
+
+
 async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
-    """The run to join, from manifest files or from the bootstrap peers; raises `UserError`."""
+    """The run to join, from manifest files or from the bootstrap peers; enters the DHT, as the
+    run's mode wants it. Raises `UserError`."""
     known = dict(node.manifests)
     problems = []
     for peer in bootstrap_peers:
@@ -298,6 +328,8 @@ async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
     if not known and problems:
         raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
+    node.dht.serving = Run(manifest).passes_on(node.peer_id, node.settings.role)
+    await join_dht(node)
     raw = await node.dht.get(run_key(manifest.body.run))
     if raw is not None:
         newer = open_envelope(raw)
@@ -354,7 +386,7 @@ class RunNode:
             node.events,
             run.id,
             topics,
-            records=node.records,
+            records=self._records_told,
             learn_record=node.learn_record,
             compare_clock=TrustedClock(run, node.world, node.events).compare,
         )
@@ -384,6 +416,7 @@ class RunNode:
             node.events,
             uploads=self.uploads,
             meet=self._meet,
+            tells=lambda: self.passes_on,
         )
         self.deltas = Deltas(self.store, node.compute, node.events)
         self.fetcher = Fetcher(
@@ -403,6 +436,7 @@ class RunNode:
         self._nursery: trio.Nursery | None = None
         self.lease: Lease | None = None
         self._trusted: TrustedPart | None = None
+        self._obey_mode()
         if node.peer_id in run.manifest.trusted_ids():
             self._trusted = TrustedPart(self)
         else:
@@ -458,7 +492,44 @@ class RunNode:
 
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
         """Whether a client of the bulk plane may use it."""
+        if not self.passes_on and peer not in self.run.manifest.trusted_ids():
+            return False
         return admits(self.run, peer, credential, self.node.world.wall_time())
+
+    # --- who deals with whom -----------------------------------------------------------------
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether this peer passes on what it has. One that does not is a client: it asks, and is
+        not to be found."""
+        return self.run.passes_on(self.peer_id, self.node.settings.role)
+
+    def _obey_mode(self) -> None:
+        self.node.dht.serving = self.passes_on
+
+    def _is_dealt_with(self, peer: str, record: PeerRecord) -> bool:
+        """Whether a peer is asked for pieces, connected to and named to others."""
+        return self.run.evicted(peer) is None and self.run.passes_on(peer, record.roles)
+
+    def _others(self) -> dict[PeerId, PeerRecord]:
+        """The peers heard of that this one deals with, sorted."""
+        found = {}
+        for envelope in self.node.records():
+            assert isinstance(envelope.message, PeerRecord)
+            if envelope.sender != self.peer_id and self._is_dealt_with(
+                envelope.sender, envelope.message
+            ):
+                found[PeerId(envelope.sender)] = envelope.message
+        return found
+
+    def _records_told(self) -> list[Envelope]:
+        """Peer records for neighbours."""
+        told = []
+        for envelope in self.node.records():
+            assert isinstance(envelope.message, PeerRecord)
+            if self.run.passes_on(envelope.sender, envelope.message.roles):
+                told.append(envelope)
+        return told
 
     # --- the trainer's word ------------------------------------------------------------------
 
@@ -486,6 +557,7 @@ class RunNode:
     def _on_manifest(self, envelope: Envelope) -> None:
         self.run.update(envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
+        self._obey_mode()
 
     def _on_eviction(self, envelope: Envelope) -> None:
         self.run.evict(envelope)
@@ -522,14 +594,10 @@ class RunNode:
 
     def sources(self, manifest_digest: bytes) -> list[Source]:
         """Peers that may hold a checkpoint: those heard of, and the DHT's providers."""
-        found: dict[str, Source] = {}
-        for envelope in self.node.records():
-            record = envelope.message
-            assert isinstance(record, PeerRecord)
-            if envelope.sender != self.peer_id and self.run.evicted(envelope.sender) is None:
-                found[envelope.sender] = Source(
-                    PeerId(envelope.sender), tuple(record.bulk_addresses)
-                )
+        found: dict[str, Source] = {
+            peer: Source(peer, tuple(record.bulk_addresses))
+            for peer, record in self._others().items()
+        }
         for source in self._providers.get(manifest_digest, ()):
             found.setdefault(source.peer or "", source)
         return [found[peer] for peer in sorted(found)][:SOURCES_MAX]
@@ -537,16 +605,10 @@ class RunNode:
     async def _meet(self) -> PeerId | None:
         """Connect to one more peer of the run, drawn at random: there is uplink to spare."""
         connected = set(self.node.transport.connected())
-        others = sorted(
-            envelope.sender
-            for envelope in self.node.records()
-            if envelope.sender != self.peer_id
-            and envelope.sender not in connected
-            and self.run.evicted(envelope.sender) is None
-        )
+        others = [peer for peer in self._others() if peer not in connected]
         if not others:
             return None
-        peer = PeerId(self.node.world.random.choice(others))
+        peer = self.node.world.random.choice(others)
         try:
             await self.node.reach(peer)
         except PeerError:
@@ -604,15 +666,22 @@ class RunNode:
         except PeerError as error:
             self.node.events.emit("dht.no_providers", reason=str(error))
             return
-        self._providers = {manifest_digest: [Source(provider.peer) for provider in providers]}
+        sources = []
         for provider in providers:
-            if self.node.record(provider.peer) is None:
-                try:
+            record = self.node.record(provider.peer)
+            try:
+                if not self.run.passes_on(provider.peer, record.roles if record else ()):
+                    record = record or await self.node.find_record(provider.peer)
+                    if record is None or not self._is_dealt_with(provider.peer, record):
+                        continue
+                sources.append(Source(provider.peer))
+                if record is None:
                     await self.node.reach(provider.peer)
-                except PeerError as error:
-                    self.node.events.emit(
-                        "dht.provider_unreachable", remote=provider.peer, reason=str(error)
-                    )
+            except PeerError as error:
+                self.node.events.emit(
+                    "dht.provider_unreachable", remote=provider.peer, reason=str(error)
+                )
+        self._providers = {manifest_digest: sources}
 
     async def follow_checkpoints(self) -> None:
         """Fetch every checkpoint as it is announced (the newest first), until cancelled."""
@@ -640,7 +709,7 @@ class RunNode:
         provided: bytes | None = None
         while True:
             complete = self.store.complete()
-            held = self.store.held(max(complete)) if complete else None
+            held = self.store.held(max(complete)) if complete and self.passes_on else None
             if held is not None and held.digest != provided:
                 if provided is not None:
                     self.node.dht.stop_providing(checkpoint_key(provided))
@@ -694,6 +763,8 @@ class RunNode:
         transport = self.node.transport
         if transport.reachability() is Reachability.PUBLIC or "relay" in self.node.settings.role:
             return
+        if not self.passes_on:
+            return  # nobody is to come
         used = 0
         for envelope in self.node.records():
             record = envelope.message
@@ -729,11 +800,7 @@ class RunNode:
             wanted = defaults.GOSSIP_NEIGHBOURS_WANTED - len(self.gossip.neighbours())
             if wanted > 0:
                 connected = self.node.transport.connected()
-                known = [
-                    PeerId(record.sender)
-                    for record in self.node.records()
-                    if record.sender not in connected and record.sender != self.peer_id
-                ]
+                known = [peer for peer in self._others() if peer not in connected]
                 trusted = [
                     PeerId(peer)
                     for peer in self.run.manifest.trusted_ids()
@@ -757,6 +824,7 @@ __all__ = [
     "StoredSequence",
     "assemble",
     "find_run",
+    "join_dht",
     "join_network",
     "serve_manifests",
 ]

@@ -13,7 +13,7 @@ import trio
 
 from swarm import defaults
 from swarm.errors import UserError
-from swarm.node import Node, RunNode, find_run, join_network
+from swarm.node import Node, RunNode, find_run, join_dht, join_network
 from swarm.run import run_key
 
 GROUP = "swarm.roles"
@@ -56,15 +56,21 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     """
     async with trio.open_nursery() as nursery:
         bootstrap_peers = await join_network(node)
-        nursery.start_soon(node.publish_record)
-        for manifest in list(node.manifests.values()):
-            nursery.start_soon(_publish_manifest, node, manifest.body.run)
-        if not roles:
+        given = list(node.manifests)
+        run = None
+        if roles:
+            run = await find_run(node, bootstrap_peers)
+        else:
+            await join_dht(node)
+        for known in given:
+            nursery.start_soon(_publish_manifest, node, known)
+        if run is None:
+            nursery.start_soon(node.publish_record)
             await trio.sleep_forever()
-        run = await find_run(node, bootstrap_peers)
         node.events.emit("peer.run_found", run=run.id, owner=run.owner)
         topics = sorted({topic for role in roles for topic in role.topics})
         peer = RunNode(node, run, topics)
+        nursery.start_soon(node.publish_record)  # only now: a run may hide its peers
         async with peer.joined():
             await _work(peer, roles)
         node.events.emit("peer.work_over", run=run.id)

@@ -133,6 +133,13 @@ class Run:
         assert isinstance(eviction.message, Eviction)
         return eviction.message
 
+    def passes_on(self, peer: str, roles: Sequence[str]) -> bool:
+        """Whether a peer with these roles passes on the checkpoints it has. In `relay-only` mode
+        only relays and trusted peers do; others have nothing to do with a peer that does not."""
+        if self.manifest.broadcast_mode == "open":
+            return True
+        return "relay" in roles or peer in self.manifest.trusted_ids()
+
     def permits(self, sender: str, message: Message) -> str | None:
         """Why this sender may not send this message, or None (what `envelope.Gate` asks)."""
         manifest = self.manifest

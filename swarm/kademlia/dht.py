@@ -78,8 +78,9 @@ class Kademlia:
 
     `validators` by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` it is a
     client: it asks and publishes but serves nobody, so it never enters another's table, which takes
-    only peers that have answered on a stream opened *to* them. `accept_address` says whether an
-    address somebody names may be dialled at all.
+    only peers that have answered on a stream opened *to* them; a server turns into one while
+    `serving` is false. `accept_address` says whether an address somebody names may be dialled at
+    all.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Kademlia:
         self._transport = transport
         self._world = world
         self._server = server
+        self.serving = server
         self._emit = emit
         self._accept_address = accept_address
         self._k = k
@@ -383,6 +385,9 @@ class Kademlia:
 
     async def _serve(self, stream: Stream) -> None:
         """Answer requests until the peer ends the stream, breaks the protocol, or falls silent."""
+        if not self.serving:
+            await stream.reset()
+            return
         if len(self._inbound) >= defaults.DHT_INBOUND_STREAMS_MAX:
             _, longest_idle = self._inbound.popitem(last=False)
             longest_idle.cancel()
@@ -396,6 +401,8 @@ class Kademlia:
                         return
                     if stream in self._inbound:
                         self._inbound.move_to_end(stream)
+                    if not self.serving:
+                        break
                     answer = self._answer(stream.peer, wire.decode(frame))
                     self._consider(Neighbour(stream.peer))
                     if answer is not None:
@@ -696,7 +703,7 @@ class Kademlia:
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:
         """Whether this peer belongs to the k nearest itself."""
-        if not self._server:
+        if not self.serving:
             return False
         target = key_id(key)
         own = node_id(self.peer_id) ^ target

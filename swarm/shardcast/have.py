@@ -170,9 +170,11 @@ class HaveExchange:
         *,
         uploads: Uploads | None = None,
         meet: Meet | None = None,
+        tells: Callable[[], bool] = lambda: True,
     ) -> None:
         """With `uploads`, a peer looks for as many neighbours as its uplink can feed: among those
-        connected, and through `meet`."""
+        connected, and through `meet`. While `tells()` is false it opens its streams, so that
+        neighbours announce to it, and says nothing on them."""
         self._world = world
         self._transport = transport
         self._store = store
@@ -187,6 +189,7 @@ class HaveExchange:
         self._nursery: trio.Nursery | None = None
         self._uploads = uploads
         self._meet = meet
+        self._tells = tells
         self._stirred = trio.Event()
         """A checkpoint has changed since growing was given up."""
         store.watch(self._changed)
@@ -343,6 +346,8 @@ class HaveExchange:
         """Entries that bring this neighbour up to date."""
         now = self._world.now()
         entries = []
+        if not self._tells():
+            neighbour.news.clear()
         for digest in neighbour.news:
             told = neighbour.told.setdefault(digest, _Told())
             entry = self._entry(peer, digest, told)

@@ -23,6 +23,7 @@ RUN = f"""
 name = "sorting"
 version = 3
 model = "demo/qwen2"
+broadcast_mode = "relay-only"
 trainers = ["{TRAINER}"]
 validators = ["{VALIDATOR}"]
 
@@ -70,6 +71,7 @@ def test_create_signs_and_show_verifies(tmp_path: Path) -> None:
     assert shown.status == 0
     assert f"{owner.peer_id} (signature verified)" in shown.output
     assert f"{TRAINER} (from version 1)" in shown.output
+    assert 'broadcast_mode = "relay-only"\n' in shown.output
     told = json.loads(swarm("run", "show", tmp_path / "run.manifest", "--json").output)
     assert told["run"] == f"{owner.peer_id}/sorting"
     assert told["schedule"]["steps"] == 100
@@ -97,6 +99,7 @@ def test_create_again_keeps_the_owner(tmp_path: Path) -> None:
         (f'["{TRAINER}"]', '["nobody"]', "trainers: "),
         ("learning_rate = 6e-4", "delta = 1.1", "must be greater than 1 + epsilon"),
         ("[schedule]", "[schedule", "is not valid TOML"),
+        ('"relay-only"', '"closed"', "broadcast_mode is 'closed'"),
         ('"sorting"', '"So rting"', "name is 'So rting'"),
     ],
 )

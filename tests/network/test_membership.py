@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import trio
 
@@ -19,6 +20,7 @@ from swarm.messages import (
     Heartbeat,
     Submission,
 )
+from swarm.run import Run
 from swarm.seeds import rendezvous
 from tests.network.harness import (
     WALL,
@@ -92,6 +94,22 @@ def test_admitted_heartbeats_suspected_gone_and_back() -> None:
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
+
+
+def test_the_mode_says_who_passes_checkpoints_on() -> None:
+    message = manifest([TRAINER], [VALIDATOR])
+    asked = [
+        (TRAINER.peer_id, ["trainer"]),
+        (VALIDATOR.peer_id, []),
+        (OTHER.peer_id, ["relay", "bootstrap"]),
+        (WORKER.peer_id, ["inference"]),
+        (WORKER.peer_id, ["observer"]),
+    ]
+    everybody = Run(sealed_manifest(OWNER, message))
+    assert all(everybody.passes_on(*who) for who in asked)
+    message = msgspec.structs.replace(message, broadcast_mode="relay-only")
+    relays = Run(sealed_manifest(OWNER, message))
+    assert [relays.passes_on(*who) for who in asked] == [True, True, True, False, False]
 
 
 def test_when_one_trusted_peer_is_silent_the_next_admits() -> None:

@@ -76,6 +76,24 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
     run(main)
 
 
+def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1, have=True) as relay, peer(network, 2, have=True) as client:
+            assert client.have is not None and relay.have is not None
+            client.have._tells = lambda: False
+            await client.connect(relay)
+            checkpoint = await relay.publish(0, files(3))
+            await client.fetcher.fetch(checkpoint, lambda: [relay.source])
+            await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
+            manifest = checkpoint.manifest_digest
+            assert has(client, relay, manifest, 3) == [0, 1, 2]
+            assert relay.have.speaks(client.transport.peer_id)
+            assert has(relay, client, manifest, 3) == []
+
+    run(main)
+
+
 def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         network = MemoryNetwork()

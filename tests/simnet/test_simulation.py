@@ -22,6 +22,9 @@ from simnet.compute import MODELS, Hardware, Workload
 from simnet.network import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.run import checkpoint_key
+from swarm.transport import BlobReference, FetchError, Source
 
 KEYS = {
     "scenario", "peers", "seed", "virtual_seconds", "wall_seconds", "events", "trace_hash",
@@ -42,17 +45,20 @@ def run(main: Any, *, seed: int = 1) -> Simulation:
     return simulation
 
 
-async def small_run(simulation: Simulation, *, workers: int = 2, steps: int = 4) -> dict[str, Peer]:
-    """A bootstrap peer, a trainer, two validators and workers, all started."""
+async def small_run(
+    simulation: Simulation, *, workers: int = 2, steps: int = 4, relays: int = 0, **run: Any
+) -> dict[str, Peer]:
+    """A bootstrap peer, a trainer, two validators, relays and workers, all started."""
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=["v0", "v1"], steps=steps,
-        groups_per_step=8, max_new_tokens=256,
+        groups_per_step=8, max_new_tokens=256, **run,
     )  # fmt: skip
     plans = [Plan("v0", ["validator"]), Plan("v1", ["validator"])]
     plans += [
         Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=10.0),
              options={"trainer.model": "simulated"})
     ]  # fmt: skip
+    plans += [Plan(f"r{number}", ["relay"]) for number in range(relays)]
     plans += [Plan(f"w{number}", ["inference"], Line("asia-east")) for number in range(workers)]
     peers = {}
     for plan in plans:
@@ -147,6 +153,60 @@ def test_a_whole_run_is_trained_to_its_end() -> None:
     assert simulation.trace.counts["trainer.step_trained"] == 4
     assert simulation.trace.counts["trainer.checkpoint_published"] == 5
     assert simulation.trace.counts["membership.peer_evicted"] == 0
+
+
+@pytest.mark.parametrize("mode", ["open", "relay-only"])
+def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
+    """In relay-only mode steps are trained, and no worker sends a piece, says what it has,
+    or hears where another one is."""
+    senders: set[str] = set()
+
+    async def main(simulation: Simulation) -> None:
+        def hear(_now: float, _peer: Peer, event: Event) -> None:
+            if event.name == "shardcast.piece_received":
+                senders.add(event.fields["source"])
+
+        simulation.listeners.append(hear)
+        second = simulation.expect(
+            "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 1
+        )
+        peers = await small_run(simulation, workers=6, steps=50, relays=1, broadcast_mode=mode)
+        workers = {peer.id for name, peer in peers.items() if name.startswith("w")}
+        await simulation.meet(second, 600)
+        known, connected, claiming, providing = set[str](), set[str](), set[str](), set[str]()
+        for name, peer in peers.items():
+            part = peer.node.part if peer.node is not None else None
+            assert part is not None
+            held = [part.store.held(key) for key in part.store.complete()]
+            assert held, f"{name} has no policy"
+            claiming |= {other for other, said in part.have._claims.items() if said}
+            for one in held:
+                assert one is not None
+                found = part.node.dht.providers.get(checkpoint_key(one.digest), simulation.now())
+                providing |= {neighbour.peer for neighbour in found}
+            if peer.id in workers:
+                known |= {record.sender for record in part.node.records()} - {peer.id}
+                connected |= set(part.node.transport.connected())
+        for who in (senders, known, connected, claiming, providing):
+            assert bool(who & workers) == (mode == "open")
+            assert peers["r0"].id in who
+        r0, w0 = peers["r0"].node, peers["w0"].node
+        assert r0 is not None and w0 is not None and w0.part is not None
+        manifest = w0.part.store.held(max(w0.part.store.complete()))
+        assert manifest is not None
+        await r0.disk.allocate("copy", manifest.manifest_bytes)
+        asked = r0.transport.fetch(
+            Source(w0.peer_id, w0.transport.bulk_addresses()),
+            BlobReference(manifest.digest, manifest.manifest_bytes),
+            r0.disk.sink("copy", 0, manifest.manifest_bytes),
+        )
+        if mode == "open":
+            await asked
+        else:
+            with pytest.raises(FetchError, match="403"):
+                await asked
+
+    assert run(main).violations == []
 
 
 def test_who_loses_power_comes_back_from_the_disk() -> None:
