@@ -181,14 +181,26 @@ async def delta_peer(
 
 
 @asynccontextmanager
-async def real_peer(number: int, home: Path) -> AsyncIterator[Peer]:
-    """A peer with sockets on loopback and files below `home`."""
+async def real_peer(
+    number: int,
+    home: Path,
+    *,
+    compute: Compute | None = None,
+    uplink_bytes_per_second: float | None = None,
+) -> AsyncIterator[Peer]:
+    """A peer with sockets on loopback and files below `home`; with `compute` it knows deltas."""
     identity = Identity(number.to_bytes(32, "big"))
     world = Machine()
     disk = LocalDisk(home)
     async with (
-        open_libp2p(identity, ["/ip4/127.0.0.1/tcp/0"], world=world, disk=disk) as transport,
-        assembled(world, transport, disk, have=True) as one,
+        open_libp2p(
+            identity,
+            ["/ip4/127.0.0.1/tcp/0"],
+            world=world,
+            disk=disk,
+            uplink_bytes_per_second=uplink_bytes_per_second,
+        ) as transport,
+        assembled(world, transport, disk, have=True, compute=compute) as one,
     ):
         yield one
 
