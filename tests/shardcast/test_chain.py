@@ -281,6 +281,42 @@ def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
     trio.run(main)
 
 
+def test_a_relay_keeps_the_last_five_and_what_live_chains_need(tmp_path: Path) -> None:
+    files = policies(12, megabytes=0.6)
+    last = 11
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as relay,
+            delta_peer(network, 3, tmp_path / "3") as late,
+        ):
+            for step in range(last + 1):
+                checkpoint = await publish(trainer, step, files[step])
+                await fetch(relay, checkpoint, trainer)
+                if step == last - defaults.DELTA_CHAIN_MAX:
+                    await fetch(late, checkpoint, trainer)
+            assert fetched(relay, last) < 5000  # manifest and notes.txt
+            kept = range(last - 4, last + 1)
+            assert relay.store.complete() == [(0, step) for step in kept]
+            newest = relay.store.held((0, last))
+            assert newest is not None
+            live = {link.manifest for link in newest.manifest.deltas}
+            deltas = [held for held in relay.store.all() if held.is_delta]
+            assert {held.digest for held in deltas} == live
+            assert len(live) == defaults.DELTA_CHAIN_MAX
+            folders = [f"0-{step}" for step in kept] + [f"0-{d.key[1]}.delta" for d in deltas]
+            there = sorted(path.name for path in (tmp_path / "2/checkpoints").iterdir())
+            assert there == sorted(folders)
+            # So a peer as far behind as a chain reaches catches up through the relay alone.
+            await fetch(late, checkpoint, relay)
+            assert holds(late, tmp_path / "3", last, files[last])
+            assert fetched(late, last) < 5000
+
+    trio.run(main)
+
+
 # --- hostile chains --------------------------------------------------------------------------
 
 

@@ -278,6 +278,32 @@ def test_a_quota_is_kept() -> None:
     trio.run(main)
 
 
+def test_with_little_disk_fewer_are_kept_and_the_newest_always_is() -> None:
+    async def main() -> None:
+        total = sum(len(data) for data in files_of(0).values())
+        quota = 3 * total + 100
+        disk = MemoryDisk()
+        store = await opened(disk, quota_bytes=quota)
+        for step in range(8):
+            await fetch(store, *await published(step, files_of(step)))
+            assert store.complete() == [(0, n) for n in range(max(0, step - 2), step + 1)]
+            sizes = [
+                len(file.data)
+                for path, file in disk.files.items()
+                if not path.endswith(".manifest")
+            ]
+            assert sum(sizes) <= quota
+        check_store(store)
+        # Not even one that is pinned goes to make room, so there is none for a larger one.
+        store.pin((0, 5))
+        source, large = await published(9, files_of(9, pieces=6))
+        with pytest.raises(DiskFullError, match="are left of this peer's quota"):
+            await begin(store, source, large)
+        assert store.complete() == [(0, 5), (0, 7)]
+
+    trio.run(main)
+
+
 def test_a_manifest_that_contradicts_itself_is_refused_at_the_last_piece() -> None:
     async def main() -> None:
         source, wanted = await published(0, files_of(0))
