@@ -341,8 +341,23 @@ class Kademlia:
                 except ConnectError as error:
                     self._emit("dht.bootstrap_failed", reason=str(error))
                     continue
+            await self._meet_bootstrap_peers()
             await self._republish()
             await self._refresh()
+
+    async def _meet_bootstrap_peers(self) -> None:
+        """Connect again to bootstrap peers that were away: one that came back knows nobody, and
+        all that join through it would be a network of their own. In a large network everybody
+        does so more rarely, and all together as often."""
+        for neighbour in map(_parse, self._bootstrap_addresses):
+            known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
+            my_turn = self._world.random.random() * len(self.table) < self._k
+            if known or not my_turn:
+                continue
+            try:
+                await self._check(neighbour, proven=neighbour.addresses)
+            except PeerError as error:
+                self._emit("dht.bootstrap_failed", reason=str(error))
 
     async def _republish(self) -> None:
         now = self._world.now()

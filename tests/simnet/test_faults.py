@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simnet.campaign import minimise, run_seed
-from simnet.faults import KINDS, Crash, Kill, Schedule, draw, kind_of, parse, read, to_toml
+from simnet.faults import KINDS, Crash, Kill, Replace, Schedule, draw, kind_of, parse, read, to_toml
 from simnet.simulate import simulate
 from swarm.errors import UserError
 
@@ -62,6 +62,17 @@ def test_a_schedule_for_other_peers_is_one_sentence() -> None:
     strange = parse('[[fault]]\nkind = "freeze"\nat = 1\nseconds = 1\npeers = ["x"]', "a test")
     with pytest.raises(UserError, match="no peer named 'x'"):
         simulate("mixed", seed=1, faults=strange)
+
+
+def test_newcomers_find_the_network_through_a_bootstrap_peer_that_was_away() -> None:
+    """It comes back knowing nobody, and all others have given it up."""
+    schedule = [
+        Kill(at=20.0, seconds=40.0, peers=["bootstrap"]),
+        Kill(at=64.0, seconds=20.0, peers=["bootstrap"]),
+        Replace(at=85.0, peers=["worker-0"]),
+    ]
+    report = simulate("mixed", seed=262, faults=schedule)
+    assert report["violations"] == []
 
 
 def test_a_run_is_well_again_after_faults_of_all_kinds() -> None:
