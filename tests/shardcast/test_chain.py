@@ -281,9 +281,12 @@ def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_a_relay_keeps_the_last_five_and_what_live_chains_need(tmp_path: Path) -> None:
-    files = policies(12, megabytes=0.6)
-    last = 11
+def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "DELTA_CHAIN_MAX", 6)
+    last = 7
+    files = policies(last + 1, megabytes=0.6)
 
     async def main() -> None:
         network = MemoryNetwork()
