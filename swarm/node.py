@@ -739,6 +739,7 @@ class RunNode:
                 nursery.start_soon(self._leave_when_evicted)
                 nursery.start_soon(self._be_reachable)
                 nursery.start_soon(self._provide_newest)
+                nursery.start_soon(self.store.keep_settling)
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._find_neighbours)
                 if self._trusted is not None:

@@ -13,8 +13,9 @@ the store, not read off the folders.
 There is no journal. What is on disk is believed at start only where it hashes right: every piece
 is hashed, and fetching goes on with the rest. So a *received* checkpoint below
 `CHECKPOINT_SYNC_BYTES` is never fsynced; a power cut costs at most a fetch. A larger one is fsynced
-when complete, then marked, and not hashed again: reading hundreds of gigabytes at each start would
-cost more. What this peer *publishes* is always durable before `publish` returns.
+in the background (`settle`) while it is in use already, then marked, and not hashed again: reading
+hundreds of gigabytes at each start would cost more. What this peer *publishes* is always durable
+before `publish` returns.
 """
 
 from __future__ import annotations
@@ -164,6 +165,9 @@ class CheckpointStore:
         self._watchers: list[Watcher] = []
         self._trimming = trio.Lock()
         self._spares = 0
+        self._unsettled: dict[Key, Held] = {}
+        """Received, complete, and to be fsynced and marked."""
+        self._to_settle = trio.Event()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -312,6 +316,7 @@ class CheckpointStore:
     def _forget(self, held: Held) -> None:
         del self._held[held.key]
         self._seeding.pop(held.key, None)
+        self._unsettled.pop(held.key, None)
         for digest in {held.digest, *(piece.digest for piece in held.manifest.pieces)}:
             rest = [place for place in self._places[digest] if place[0] is not held]
             if rest:
@@ -496,13 +501,36 @@ class CheckpointStore:
                 await self._check_file(held, number)
             if missing := held.missing():
                 raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
-            if held.manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
-                await self.disk.sync(held.folder)
-                await self.disk.write(f"{held.folder}/{_COMPLETE_NAME}", b"")
             held.complete = True
+            if held.manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
+                self._unsettled[held.key] = held
+                self._to_settle.set()
             self._tell(Change.COMPLETE, held)
         await self.trim()
         return held.folder
+
+    async def keep_settling(self) -> None:
+        """Settle what is received, until cancelled."""
+        while True:
+            await self._to_settle.wait()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Make durable what was received, and mark it, so that no start hashes it again. A disk
+        that fails here is an event: the next start then hashes."""
+        self._to_settle = trio.Event()
+        while self._unsettled:
+            key, held = next(iter(self._unsettled.items()))
+            self.pin(key)
+            try:
+                await self.disk.sync(held.folder)
+                if key in self._unsettled:  # not withdrawn meanwhile
+                    await self.disk.write(f"{held.folder}/{_COMPLETE_NAME}", b"")
+            except (OSError, SwarmError) as error:
+                self._events.emit("shardcast.not_synced", step=held.key[1], reason=str(error))
+            finally:
+                self.unpin(key)
+                self._unsettled.pop(key, None)
 
     async def discard(self, key: Key) -> None:
         """Remove a partial checkpoint, whether its manifest is known or not."""

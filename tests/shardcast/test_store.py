@@ -4,6 +4,7 @@ import random
 
 import pytest
 import trio
+import trio.testing
 
 from swarm import defaults
 from swarm.errors import DiskFullError
@@ -99,23 +100,28 @@ def test_receiving_survives_a_stop_at_every_point(
         store = await opened(uninterrupted, keep=2)
         for source, wanted in sources:
             await fetch(store, source, wanted)
+            await store.settle()
         assert store.complete() == [(0, 1), (0, 2)]
+        assert uninterrupted.exists("checkpoints/0-2/.complete") == large
         rng = random.Random(0)
         for stop in range(1, uninterrupted.steps + 1):
             disk = MemoryDisk()
             store = await opened(disk, keep=2)
             disk.cut_at = stop
+            settled: list[Key] = []
             with pytest.raises(PowerCut):
                 for source, wanted in sources:
                     await fetch(store, source, wanted)
-            done = store.complete()
+                    await store.settle()
+                    settled.append(wanted.key)
+            done = settled if power else store.complete()
             disk.cut_at = None
             if power:
                 disk.power_cut(rng)
             store = await opened(disk, keep=2)
             check_store(store)
             if large or not power:
-                assert set(done) <= set(store.complete()) | {(0, 0)}, "complete is durable"
+                assert set(done) <= set(store.complete()) | {(0, 0)}, "what is settled is durable"
             for key in store.complete():
                 assert same_files(disk, f"checkpoints/0-{key[1]}", files[key[1]])
             for source, wanted in sources[1:]:
@@ -349,6 +355,36 @@ def test_a_tiny_received_checkpoint_is_not_synced() -> None:
         disk = MemoryDisk()
         await fetch(await opened(disk), source, wanted)
         assert disk.syncs == 0
+
+    trio.run(main)
+
+
+def test_a_large_received_checkpoint_is_used_first_and_synced_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(defaults, "CHECKPOINT_SYNC_BYTES", 1)
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = await opened(disk)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.keep_settling)
+            await fetch(store, *await published(0, files_of(0)))
+            assert store.complete() == [(0, 0)] and disk.syncs == 0
+            await trio.testing.wait_all_tasks_blocked()
+            assert disk.syncs > 0 and disk.exists("checkpoints/0-0/.complete")
+
+            async def fail(path: str) -> None:
+                raise OSError(5, "Input/output error")
+
+            monkeypatch.setattr(disk, "sync", fail)
+            await fetch(store, *await published(1, files_of(1)))
+            await trio.testing.wait_all_tasks_blocked()
+            assert store.complete() == [(0, 0), (0, 1)]
+            assert not disk.exists("checkpoints/0-1/.complete")
+            recorder: Recorder = store.recorder  # type: ignore[attr-defined]
+            assert len(recorder.named("shardcast.not_synced")) == 1
+            nursery.cancel_scope.cancel()
 
     trio.run(main)
 
