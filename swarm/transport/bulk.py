@@ -856,6 +856,8 @@ class BulkClient:
         self._disk = disk
         self._credential = credential
         self._idle: dict[tuple[str, PeerId | None, bytes], list[tuple[_Wire, float]]] = {}
+        self._looked_at = 0.0
+        """When all idle connections were last looked at."""
 
     async def fetch(
         self, root: str, peer: PeerId | None, reference: BlobReference, sink: Sink
@@ -941,17 +943,25 @@ class BulkClient:
                 wire.close()
 
     def _reuse(self, key: tuple[str, PeerId | None, bytes]) -> _Wire | None:
-        """An idle connection that is still open, if there is one; drops all that are stale."""
+        """An idle connection that is still open, if there is one; drops all that are stale, looking
+        once a second."""
         now = trio.current_time()
-        for other in list(self._idle):
-            for wire, since in list(self._idle[other]):
-                if now - since > defaults.BULK_IDLE_SECONDS / 2 or _is_closed(wire):
-                    self._idle[other].remove((wire, since))
-                    wire.close()
-            if not self._idle[other]:
-                del self._idle[other]
-        pool = self._idle.get(key)
-        return pool.pop()[0] if pool else None
+        if now - self._looked_at > defaults.BULK_ADMITTED_SECONDS:
+            self._looked_at = now
+            for other in list(self._idle):
+                for wire, since in list(self._idle[other]):
+                    if now - since > defaults.BULK_IDLE_SECONDS / 2 or _is_closed(wire):
+                        self._idle[other].remove((wire, since))
+                        wire.close()
+                if not self._idle[other]:
+                    del self._idle[other]
+        pool = self._idle.get(key, [])
+        while pool:
+            wire, _ = pool.pop()
+            if not _is_closed(wire):
+                return wire
+            wire.close()
+        return None
 
     async def _open(self, root: str, peer: PeerId | None, credential: bytes) -> _Wire:
         host, port, secure = _split_root(root)

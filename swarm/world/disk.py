@@ -8,6 +8,7 @@ cache. Large ones, and everything that syncs, run in threads.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -179,10 +180,7 @@ class LocalDisk:
 
     def local_path(self, path: str) -> Path:
         """The file or folder on this machine; raises `ValueError` for a path out of the home."""
-        parts = path.split("/")
-        if path.startswith("/") or "" in parts or ".." in parts or "." in parts or "\0" in path:
-            raise ValueError(f"{path!r} is not a path within a peer's home")
-        return self._root.joinpath(*parts)
+        return _place(self._root, path)
 
     # --- files -------------------------------------------------------------------------------
 
@@ -358,6 +356,15 @@ class LocalDisk:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._full(path, needed_bytes, self.free_bytes())
         return error
+
+
+@functools.lru_cache(maxsize=1024)
+def _place(root: Path, path: str) -> Path:
+    """`LocalDisk.local_path`; remembered, since every piece of a file asks for it several times."""
+    parts = path.split("/")
+    if path.startswith("/") or "" in parts or ".." in parts or "." in parts or "\0" in path:
+        raise ValueError(f"{path!r} is not a path within a peer's home")
+    return root.joinpath(*parts)
 
 
 def _blocks(local: Path, offset: int, size_bytes: int) -> Iterator[memoryview]:
