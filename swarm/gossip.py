@@ -101,6 +101,16 @@ _decoder = msgspec.msgpack.Decoder(_Hello | _Push | _Have | _Want)
 _encoder = msgspec.msgpack.Encoder()
 
 
+class _Refusal:
+    """That a peer would not talk."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.retry_at = 0.0
+        self.full = False
+        """It has neighbours enough: it would refuse over a new connection, too."""
+
+
 class _Neighbour:
     """A peer with an open gossip stream, and what it is known to hold."""
 
@@ -154,8 +164,8 @@ class Gossip:
         self._learn_record = learn_record
         self._compare_clock = compare_clock
         self._neighbours: dict[PeerId, _Neighbour] = {}
-        self._refusals: dict[PeerId, tuple[int, float]] = {}
-        """Peers that would not talk: how often, and when to ask again."""
+        self._refusals: dict[PeerId, _Refusal] = {}
+        """Peers that would not talk."""
         self._fresh: list[Envelope] = []
         """Accepted since the last tick."""
         self._store: OrderedDict[bytes, Envelope] = OrderedDict()
@@ -203,7 +213,9 @@ class Gossip:
             self._open_more(nursery)
             async for event in connections:
                 if event.connected:
-                    self._refusals.pop(event.peer, None)
+                    refusal = self._refusals.get(event.peer)
+                    if refusal is not None and not refusal.full:
+                        del self._refusals[event.peer]
                     if self._may_open(event.peer):
                         nursery.start_soon(self._open, event.peer)
 
@@ -217,8 +229,8 @@ class Gossip:
             or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
         ):
             return False
-        _, retry_at = self._refusals.get(peer, (0, 0.0))
-        return self._world.now() >= retry_at
+        refusal = self._refusals.get(peer)
+        return refusal is None or self._world.now() >= refusal.retry_at
 
     def _open_more(self, nursery: trio.Nursery) -> None:
         """Start conversations with connected peers while there is room for neighbours."""
@@ -231,15 +243,17 @@ class Gossip:
         """Start a conversation."""
         if not self._may_open(peer):
             return  # others were faster
-        times, _ = self._refusals.get(peer, (0, 0.0))
-        pause = min(defaults.GOSSIP_BAN_SECONDS, defaults.GOSSIP_TICK_SECONDS * 2**times)
-        self._refusals[peer] = (min(times + 1, 10), self._world.now() + pause)
+        refusal = self._refusals.setdefault(peer, _Refusal())
+        pause = min(defaults.GOSSIP_BAN_SECONDS, defaults.GOSSIP_TICK_SECONDS * 2**refusal.times)
+        refusal.times = min(refusal.times + 1, 10)
+        refusal.retry_at = self._world.now() + pause
         try:
             with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
                 stream = await self._transport.open_stream(peer, PROTOCOL)
         except (StreamError, trio.TooSlowError) as error:
             self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
             return
+        refusal.full = True  # unless it greets
         await self._converse(stream)
 
     async def _converse(self, stream: Stream) -> None:

@@ -159,8 +159,8 @@ class Node:
         return envelope.message
 
     def records(self) -> list[Envelope]:
-        """All records known, own one included, sorted by peer."""
-        return [envelope for _, envelope in sorted(self._records.items())]
+        """All records known, own one included, those newest here last."""
+        return list(self._records.values())
 
     async def find_record(self, peer: PeerId) -> PeerRecord | None:
         """The record of a peer that the DHT holds, remembered from now on."""
@@ -512,7 +512,7 @@ class RunNode:
         return self.run.evicted(peer) is None and self.run.passes_on(peer, record.roles)
 
     def _others(self) -> dict[PeerId, PeerRecord]:
-        """The peers heard of that this one deals with, sorted."""
+        """The peers heard of that this one deals with."""
         found = {}
         for envelope in self.node.records():
             assert isinstance(envelope.message, PeerRecord)
@@ -524,6 +524,8 @@ class RunNode:
 
     def _records_told(self) -> list[Envelope]:
         """Peer records for neighbours."""
+        if self.run.manifest.broadcast_mode == "open":
+            return self.node.records()
         told = []
         for envelope in self.node.records():
             assert isinstance(envelope.message, PeerRecord)

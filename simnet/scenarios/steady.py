@@ -23,6 +23,8 @@ PEERS = 100
 WORKLOAD = Workload(model_bytes=1_000_000, completion_tokens_mean=1024.0)
 WORKER = Hardware(tokens_per_second=512.0)
 """32 completions of 1024 tokens take a minute."""
+CHECKER = Hardware(prefill_tokens_per_second=200_000.0)
+"""A validator with several GPUs: it checks six submissions a second, and 250 workers make four."""
 PEERS_PER_VALIDATOR = 250
 """Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
 ADMITTED_SECONDS = 90.0
@@ -42,7 +44,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         simulation, trainers=["trainer"], validators=validators, steps=100_000,
         groups_per_step=8 * workers,
     )  # fmt: skip
-    trusted = [simulation.add(Plan(name, ["validator"], SERVER)) for name in validators]
+    trusted = [simulation.add(Plan(name, ["validator"], SERVER, CHECKER)) for name in validators]
     trusted.append(
         simulation.add(Plan("trainer", ["trainer"], SERVER, options={"trainer.model": "simulated"}))
     )
