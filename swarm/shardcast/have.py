@@ -287,12 +287,13 @@ class HaveExchange:
         return claim is None or not claim.complete
 
     def _newest(self) -> Held | None:
-        """The newest checkpoint, if enough of it is here to be of use to others."""
+        """The newest checkpoint, if enough of it is here to be of use to others. One of few pieces
+        is everywhere before more neighbours could help."""
         held = next((one for one in reversed(self._store.all()) if not one.is_delta), None)
         if held is None:
             return None
         there = self._mine_of(held).bits.bit_count()
-        return held if there >= min(defaults.HAVE_GROW_PIECES, len(held.pieces)) else None
+        return held if there >= defaults.HAVE_GROW_PIECES else None
 
     async def _another(self) -> PeerId | None:
         """Somebody connected who is no neighbour yet."""
