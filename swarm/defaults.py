@@ -44,6 +44,9 @@ REQUEST_ENVELOPES_MAX = 8
 GOSSIP_NEIGHBOURS_MAX = 32
 """Neighbours a peer gossips with; more connections than that only serve other protocols."""
 
+GOSSIP_NEIGHBOURS_ENOUGH = 12
+"""With so many, whoever would not talk once is not asked again."""
+
 GOSSIP_EAGER = 6
 """Neighbours an announcement is sent to at once; the others get its digest."""
 

@@ -230,7 +230,10 @@ class Gossip:
         ):
             return False
         refusal = self._refusals.get(peer)
-        return refusal is None or self._world.now() >= refusal.retry_at
+        if refusal is None:
+            return True
+        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_ENOUGH
+        return not enough and self._world.now() >= refusal.retry_at
 
     def _open_more(self, nursery: trio.Nursery) -> None:
         """Start conversations with connected peers while there is room for neighbours."""

@@ -72,6 +72,9 @@ PROVIDE_SECONDS = 30.0
 """Between provider records of this peer's newest checkpoint: neighbours learn of pieces at once
 by HAVE, the DHT only serves newcomers."""
 
+PROVIDERS_WANTED = 64
+"""About so many inference peers are named as sources of a checkpoint."""
+
 EVICTION_NOTICE_SECONDS = 2.0
 """An evicted peer is disconnected this long after the eviction, so that it hears the reason."""
 
@@ -715,9 +718,17 @@ class RunNode:
             if held is not None and held.digest != provided:
                 if provided is not None:
                     self.node.dht.stop_providing(checkpoint_key(provided))
-                await self.node.dht.provide(checkpoint_key(held.digest))
+                if self._is_named():
+                    await self.node.dht.provide(checkpoint_key(held.digest))
                 provided = held.digest
             await trio.sleep(PROVIDE_SECONDS if provided else 1.0)
+
+    def _is_named(self) -> bool:
+        """Whether the DHT is to name this peer as a source of a checkpoint: in a large run not
+        everybody, since the twenty holders of that record would hear from all of them at once."""
+        if self._trusted is not None or "relay" in self.node.settings.role:
+            return True
+        return self.node.world.random.random() * len(self._others()) < PROVIDERS_WANTED
 
     # --- background --------------------------------------------------------------------------
 

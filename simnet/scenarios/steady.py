@@ -1,7 +1,7 @@
 """A whole run going on as usual: heartbeats, gossip, submissions, lookups, republishing.
 
-First everybody joins. Then workers hand in a submission a minute, the trainer takes a step of two
-of each worker's (two minutes; INTELLECT-2 took 22), each peer looks somebody up once in five
+First everybody joins. Then workers hand in a submission a minute, the trainer takes a step of five
+of each worker's (five minutes; INTELLECT-2 took 22), each peer looks somebody up once in five
 minutes, and records are stored again at the rate at which they expire. `python -m
 benchmarks.simulator steady` says what that costs.
 """
@@ -28,9 +28,10 @@ CHECKER = Hardware(prefill_tokens_per_second=200_000.0)
 PEERS_PER_VALIDATOR = 250
 """Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
 ADMITTED_SECONDS = 90.0
-SETTLING_SECONDS = 60.0
-STEADY_SECONDS = 180.0
-"""How long it is watched: a step and a half."""
+SETTLING_SECONDS = 240.0
+"""Until newcomers have filled their far buckets: one lookup each in half a minute."""
+STEADY_SECONDS = 300.0
+"""How long it is watched: about a step."""
 LOOKUP_SECONDS = 300.0
 """Between two lookups of one peer."""
 REPUBLISH_SECONDS = 1.25 * defaults.DHT_REPUBLISH_SECONDS
@@ -42,7 +43,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     workers = max(2, peers - 2 - len(validators) - relays)
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=100_000,
-        groups_per_step=8 * workers,
+        groups_per_step=20 * workers,
     )  # fmt: skip
     trusted = [simulation.add(Plan(name, ["validator"], SERVER, CHECKER)) for name in validators]
     trusted.append(
