@@ -44,9 +44,6 @@ REQUEST_ENVELOPES_MAX = 8
 GOSSIP_NEIGHBOURS_MAX = 32
 """Neighbours a peer gossips with; more connections than that only serve other protocols."""
 
-GOSSIP_NEIGHBOURS_ENOUGH = 12
-"""With so many, whoever would not talk once is not asked again."""
-
 GOSSIP_EAGER = 6
 """Neighbours an announcement is sent to at once; the others get its digest."""
 
@@ -72,7 +69,8 @@ GOSSIP_RECORDS_EXCHANGED = 16
 """Peer records handed to a new neighbour, so that it finds others."""
 
 GOSSIP_NEIGHBOURS_WANTED = 8
-"""A peer with fewer neighbours dials more of the peers it has heard of."""
+"""A peer with fewer neighbours dials more of the peers it has heard of, and asks again those
+connected that would not talk."""
 
 # --- membership ------------------------------------------------------------------------------
 

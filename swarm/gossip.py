@@ -232,7 +232,7 @@ class Gossip:
         refusal = self._refusals.get(peer)
         if refusal is None:
             return True
-        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_ENOUGH
+        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED
         return not enough and self._world.now() >= refusal.retry_at
 
     def _open_more(self, nursery: trio.Nursery) -> None:
