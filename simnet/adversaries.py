@@ -7,7 +7,7 @@ wrong thing. How each attack ends is said in its docstring and shown in tests/si
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -18,25 +18,48 @@ from peers.inference.role import InferenceRole
 from peers.relay import RelayRole
 from simnet.compute import TOKENIZER, WEIGHTS, SimulatedRollouts
 from simnet.disk import SimulatedDisk, Symbol
+from simnet.flows import Link
 from simnet.simulation import Plan
 from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.gossip import RUN, WORK, _Push
-from swarm.identity import PeerId
+from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.kademlia import wire
+from swarm.kademlia.dht import Kademlia
+from swarm.kademlia.routing_table import key_id, node_id
 from swarm.messages import Checkpoint, Message, PeerRecord, StepOrder, Submission
 from swarm.node import RunNode
+from swarm.run import peer_key, record_validators, run_key
 from swarm.seeds import rendezvous
 from swarm.shardcast.have import PROTOCOL as HAVE
 from swarm.shardcast.have import _Complete
 from swarm.shardcast.have import _encoder as _have_encoder
-from swarm.transport import BlobReference, Framing, OpenBlob, Refused, Source, Stream, StreamError
+from swarm.transport import (
+    BlobReference,
+    Framing,
+    OpenBlob,
+    Refused,
+    Source,
+    Stream,
+    StreamError,
+    Transport,
+)
+from swarm.world import Child
 
 ATTACK_SECONDS = 5.0
 """Between two attempts of those that try again and again."""
 
 FLOOD_FRAMES = 200
 """Announcements of one burst of a flood."""
+
+CROWD = defaults.DHT_BUCKET_SIZE
+"""Identities that are enough to be all holders of a record."""
+
+GROUND = 1024
+"""Identities drawn to find those nearest to two keys: enough to be nearer than any of 50 peers."""
+
+LORIS_BYTES_PER_SECOND = 0.2
+"""Less than a byte between two moments at which the receiver would give up."""
 
 
 class Adversary:
@@ -156,6 +179,19 @@ class Flooder(Adversary):
                     break
 
 
+def answer_dht(transport: Transport, answer: Callable[[wire.Message], wire.Message | None]) -> None:
+    """Have a peer answer so to every question of the DHT; None is silence."""
+
+    async def serve(stream: Stream) -> None:
+        while (raw := await stream.receive()) is not None:
+            said = answer(wire.decode(raw))
+            if said is not None:
+                await stream.send(wire.encode(said))
+
+    cast(Any, transport)._handlers.pop(wire.PROTOCOL, None)
+    transport.serve(wire.PROTOCOL, serve, Framing.DELIMITED)
+
+
 class Poisoner(Adversary):
     """Answers every question of the DHT with lies: itself as the closest and as a provider of
     everything, and records that are not signed. *Harmless*: records are verified, lookups go
@@ -163,25 +199,99 @@ class Poisoner(Adversary):
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
-        handlers = cast(Any, peer.node.transport)._handlers
-        handlers.pop(wire.PROTOCOL, None)
-        peer.node.transport.serve(wire.PROTOCOL, self._lie, Framing.DELIMITED)
+        answer_dht(peer.node.transport, self._lie)
 
     async def attack(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def _lie(self, stream: Stream) -> None:
+    def _lie(self, question: wire.Message) -> wire.Message:
         transport = self._peer.node.transport
         me = wire.peer_to_wire(wire.Neighbour(transport.peer_id, tuple(transport.addresses())))
-        while (raw := await stream.receive()) is not None:
-            question = wire.decode(raw)
-            answer = wire.Message(question.type, question.key, closer_peers=(me,))
-            if question.type is wire.MessageType.GET_VALUE:
-                rubbish = wire.Record(question.key, b"\0" * 200)
-                answer = dataclasses.replace(answer, record=rubbish)
-            elif question.type is wire.MessageType.GET_PROVIDERS:
-                answer = dataclasses.replace(answer, provider_peers=(me,))
-            await stream.send(wire.encode(answer))
+        answer = wire.Message(question.type, question.key, closer_peers=(me,))
+        if question.type is wire.MessageType.GET_VALUE:
+            rubbish = wire.Record(question.key, b"\0" * 200)
+            return dataclasses.replace(answer, record=rubbish)
+        if question.type is wire.MessageType.GET_PROVIDERS:
+            return dataclasses.replace(answer, provider_peers=(me,))
+        return answer
+
+
+class Silent(Adversary):
+    """Keeps connections and streams open and never answers the DHT. *Harmless*: each request has
+    a deadline, and who misses it twice is no contact any more."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        answer_dht(peer.node.transport, lambda _: None)
+
+    async def attack(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Sybil(Adversary):
+    """One machine with a crowd of identities in one /24, that serve the DHT, take every record,
+    give none and name each other only. *Harmless*: a bucket, and the answer of a lookup, has room
+    for two of a /24."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        self._crowd: dict[PeerId, wire.Neighbour] = {}
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            for identity, host in self._identities():
+                nursery.start_soon(self._live, identity, host)
+
+    async def attack(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def _identities(self) -> Iterator[tuple[Identity, str | None]]:
+        """Who is in the crowd, and at which host (None: in a /24 of its own)."""
+        network = cast(Any, self._peer.node.transport).host.rpartition(".")[0]
+        for number in range(CROWD):
+            yield Identity(self._peer.node.world.secret_bytes(32)), f"{network}.{number + 2}"
+
+    async def _live(self, identity: Identity, host: str | None) -> None:
+        node = self._peer.node
+        mine = cast(Any, node.transport)
+        async with (
+            mine._network.transport(
+                identity, world=node.world, disk=node.disk, line=mine.line, host=host
+            ) as transport,
+            trio.open_nursery() as nursery,
+        ):
+            itself = wire.Neighbour(transport.peer_id, tuple(transport.addresses()))
+            self._crowd[transport.peer_id] = itself
+            answer_dht(transport, lambda question: self._lie(itself, question))
+            checks = record_validators(node.world.wall_time)
+            dht = Kademlia(transport, node.world, checks, server=False)
+            await nursery.start(dht.run)
+            while True:  # who asks is asked back, and becomes a contact
+                await dht.bootstrap(node.settings.bootstrap)
+                await trio.sleep(ATTACK_SECONDS)
+
+    def _lie(self, itself: wire.Neighbour, question: wire.Message) -> wire.Message:
+        key = question.key
+        if question.type is wire.MessageType.PUT_VALUE:
+            return question
+        near = sorted(self._crowd.values(), key=lambda other: node_id(other.peer) ^ key_id(key))
+        named = [itself] if key == peer_id_bytes(itself.peer) else near[:CROWD]
+        others = tuple(map(wire.peer_to_wire, named))
+        return wire.Message(question.type, key, closer_peers=others)
+
+
+class Eclipser(Sybil):
+    """A crowd as `Sybil`'s, but in many networks and with identities ground until they are nearer
+    to the trainer's record, or to the run's, than honest peers are."""
+
+    def _identities(self) -> Iterator[tuple[Identity, str | None]]:
+        run, secret = self._peer.run, self._peer.node.world.secret_bytes
+        drawn = [Identity(secret(32)) for _ in range(GROUND)]
+        for key in (run_key(run.id), peer_key(run.manifest.trainers[0].peer)):
+            drawn.sort(key=lambda identity: node_id(identity.peer_id) ^ key_id(key))
+            yield from ((identity, None) for identity in drawn[:CROWD])
+            del drawn[:CROWD]
 
 
 class CorruptRelay(RelayRole):
@@ -242,16 +352,29 @@ class EquivocatingRelay(RelayRole):
                 continue
 
 
+class SlowLoris(RelayRole):
+    """Fetches and offers every checkpoint, takes every request, and sends a byte now and then.
+    *Harmless*: pieces that are late are asked of others as well, and a body that is slower than
+    the least rate is broken off."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        cast(Any, peer.node.transport).uplink = Link(LORIS_BYTES_PER_SECOND)
+
+
+def _push_nothing(peer: RunNode) -> None:
+    async def keep(target: Source, reference: BlobReference, path: str) -> None:
+        await trio.lowlevel.checkpoint()
+
+    cast(Any, peer.node.transport).push = keep
+
+
 class Withholder(InferenceRole):
     """Announces submissions and never delivers their files. *Caught*: refused by check `file`."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
-
-        async def keep(target: Source, reference: BlobReference, path: str) -> None:
-            await trio.lowlevel.checkpoint()
-
-        cast(Any, peer.node.transport).push = keep
+        _push_nothing(peer)
 
 
 class SubmissionFlooder(InferenceRole):
@@ -307,6 +430,51 @@ class DoubleDeliverer(InferenceRole):
         await super()._see_through(submission, nonce, path, ordered, task_status=task_status)
 
 
+class Copier(InferenceRole):
+    """Hands in another worker's files as its own, byte for byte, while that one delivers them:
+    they follow from the seed, so that whoever has the weights can make them. *Caught*: by
+    `header`, which names who made it, and evicted; the other one is credited."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        self._victim = peer.peer_id
+        peer.gossip.listen(Submission, self._hear)
+
+    def _hear(self, envelope: Envelope) -> None:
+        self._victim = PeerId(envelope.sender)
+
+    async def _make_submission(
+        self, engine: Child, order: StepOrder, nursery: trio.Nursery
+    ) -> None:
+        await super()._make_submission(_EngineOf(engine, self._victim), order, nursery)
+
+
+class _EngineOf:
+    """An engine that makes the files of this worker, whoever asks."""
+
+    def __init__(self, engine: Child, worker: PeerId) -> None:
+        self.name = engine.name
+        self._engine = engine
+        self._worker = worker
+
+    async def call(
+        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
+    ) -> dict[str, Any]:
+        wanted = {**(arguments or {}), "worker": self._worker}
+        return await self._engine.call(method, wanted, deadline_seconds=deadline_seconds)
+
+
+class Claimant(Copier):
+    """Announces another worker's files as its own and delivers none. *Caught*: refused by check
+    `file`, and the other one's file is left alone."""
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        _push_nothing(peer)
+
+
 class Cheater(InferenceRole):
     """Generates with other weights (`fabricates="weights"`), delivers malformed files
     (`"garbage"`), or other rollouts than its seed gives (`"prompts"`). *Caught*: by `proofs`,
@@ -318,12 +486,18 @@ KINDS: dict[str, tuple[type[Any], list[str], str]] = {
     "replayer": (Replayer, ["relay"], ""),
     "flooder": (Flooder, ["relay"], ""),
     "poisoner": (Poisoner, ["relay"], ""),
+    "silent": (Silent, ["relay"], ""),
+    "sybil": (Sybil, ["relay"], ""),
+    "eclipser": (Eclipser, ["relay"], ""),
     "corrupt-relay": (CorruptRelay, ["relay"], ""),
     "equivocating-relay": (EquivocatingRelay, ["relay"], ""),
     "slow-source": (RelayRole, ["relay"], ""),
+    "slow-loris": (SlowLoris, ["relay"], ""),
     "withholder": (Withholder, ["inference"], ""),
     "submission-flooder": (SubmissionFlooder, ["inference"], ""),
     "double-deliverer": (DoubleDeliverer, ["inference"], ""),
+    "copier": (Copier, ["inference"], ""),
+    "claimant": (Claimant, ["inference"], ""),
     "wrong-weights": (Cheater, ["inference"], "weights"),
     "malformed-files": (Cheater, ["inference"], "garbage"),
     "other-prompts": (Cheater, ["inference"], "prompts"),

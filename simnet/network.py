@@ -133,14 +133,15 @@ class SimulatedNetwork:
         disk: Disk,
         line: Line | None = None,
         relay: bool = False,
+        host: str | None = None,
     ) -> AsyncIterator[SimulatedTransport]:
         """A peer's end; leaving the block is the death of its process. `relay`: it carries
-        connections of peers behind NAT."""
+        connections of peers behind NAT. `host`: an IPv4 address that nobody else has."""
         if identity.peer_id in self._here:
             raise ValueError(f"{identity.peer_id} is on this network already")
         number = self._hosts.setdefault(identity.peer_id, len(self._hosts))
         # Each in a /24 of its own, so that the DHT's bound per /24 takes them for strangers.
-        host = f"{11 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.1"
+        host = host or f"{11 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.1"
         async with trio.open_nursery() as nursery:
             transport = SimulatedTransport(
                 self,
