@@ -22,6 +22,7 @@ from simnet.flows import Link
 from simnet.simulation import Plan
 from swarm import defaults
 from swarm.envelope import Envelope
+from swarm.errors import PeerError
 from swarm.gossip import RUN, WORK, _Push
 from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.kademlia import wire
@@ -267,9 +268,13 @@ class Sybil(Adversary):
             checks = record_validators(node.world.wall_time)
             dht = Kademlia(transport, node.world, checks, server=False)
             await nursery.start(dht.run)
-            while True:  # who asks is asked back, and becomes a contact
-                await dht.bootstrap(node.settings.bootstrap)
-                await trio.sleep(ATTACK_SECONDS)
+            while True:
+                try:  # who asks is asked back, and becomes a contact
+                    await dht.bootstrap(node.settings.bootstrap)
+                except PeerError:
+                    await trio.sleep(ATTACK_SECONDS)
+                else:
+                    await trio.sleep_forever()
 
     def _lie(self, itself: wire.Neighbour, question: wire.Message) -> wire.Message:
         key = question.key

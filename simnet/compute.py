@@ -386,7 +386,9 @@ class TrainerModel:
     async def export(self, folder: str) -> dict[str, Any]:
         path = self._disk.path_of(folder)
         await trio.sleep(self._bytes() / self._disk.bytes_per_second)
-        weights = Symbol(f"policy {self._step} of {self._name}", 0, self._bytes())
+        learnt_from = blake3(msgspec.msgpack.encode(self._consumed)).hexdigest()[:16]
+        name = f"policy {self._step} of {self._name} from {learnt_from}"
+        weights = Symbol(name, 0, self._bytes())
         self._setting.tell("exported", step=self._step, weights=weights.name)
         self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
         await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)

@@ -130,9 +130,10 @@ class TrainerRole:
         self._policy = Watched(-1)
         """Newest policy published."""
         self._pool: dict[bytes, Accepted] = {}
-        self._announced: dict[bytes, _Announced] = {}
-        """Submissions heard of that no validator has judged yet."""
-        self._judged: OrderedDict[bytes, None] = OrderedDict()
+        self._announced: dict[tuple[str, bytes], _Announced] = {}
+        """Submissions heard of that no validator has judged yet, by worker and digest: nobody
+        else's word on a file counts."""
+        self._judged: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         """The last ones judged: their announcement may come after the verdict."""
         self._numbers: dict[Number, bytes] = {}
         """Which file was taken under each number, while its policy is young enough: a worker may
@@ -360,15 +361,14 @@ class TrainerRole:
     def _on_submission(self, envelope: Envelope) -> None:
         submission = envelope.message
         assert isinstance(submission, Submission)
-        if submission.digest not in self._judged and submission.lineage == self._lineage:
-            self._announced.setdefault(
-                submission.digest, _Announced(submission.groups, self._node.world.now())
-            )
+        key = (envelope.sender, submission.digest)
+        if key not in self._judged and submission.lineage == self._lineage:
+            self._announced.setdefault(key, _Announced(submission.groups, self._node.world.now()))
 
     def _on_acknowledgement(self, envelope: Envelope) -> None:
         acknowledgement = envelope.message
         assert isinstance(acknowledgement, Acknowledgement)
-        announced = self._announced.get(acknowledgement.submission)
+        announced = self._announced.get((acknowledgement.worker, acknowledgement.submission))
         if announced is not None:
             announced.acknowledged = True
             self._changed.touch()
@@ -378,7 +378,8 @@ class TrainerRole:
             async for envelope in self._verdicts:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
-                self._judged[verdict.submission] = None
+                key = (verdict.worker, verdict.submission)
+                self._judged[key] = None
                 self._judged_since_order += 1
                 self._refused_since_order += verdict.outcome != "accepted"
                 if len(self._judged) > JUDGED_MAX:
@@ -388,20 +389,21 @@ class TrainerRole:
                     self._known.add(verdict.submission)
                     nursery.start_soon(self._take, envelope, verdict)
                 else:
-                    self._announced.pop(verdict.submission, None)
+                    self._announced.pop(key, None)
                     self._changed.touch()
 
     async def _take(self, envelope: Envelope, verdict: Verdict) -> None:
         """Copy an accepted submission here, durably, and put it into the pool. One that cannot
         be had, or is heard of, only when it is too old is stale."""
         validator = PeerId(envelope.sender)
+        key = (verdict.worker, verdict.submission)
         path = _path(verdict.submission)
         reference = BlobReference(verdict.submission, verdict.size_bytes)
         attempt = 0
         while True:
             if self._too_old(verdict) or self._is_second(verdict):
                 await self._log_stale([verdict])
-                self._announced.pop(verdict.submission, None)
+                self._announced.pop(key, None)
                 self._changed.touch()
                 return
             try:
@@ -422,7 +424,7 @@ class TrainerRole:
                 )
                 attempt += 1
                 if attempt == FETCH_ATTEMPTS:  # others shall make up for it
-                    self._announced.pop(verdict.submission, None)
+                    self._announced.pop(key, None)
                     self._changed.touch()
                 await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, 0.2 * 2 ** min(attempt, 10)))
         number = _number(verdict)
@@ -447,7 +449,7 @@ class TrainerRole:
         self._add_to_pool(verdict.submission, verdict)
         if verdict.lineage != self._lineage:  # given up meanwhile
             await self._drop_stale()
-        self._announced.pop(verdict.submission, None)
+        self._announced.pop(key, None)
         self._changed.touch()
 
     async def _forget_unjudged(self) -> None:
@@ -456,12 +458,12 @@ class TrainerRole:
             await trio.sleep(UNJUDGED_SECONDS / 10)
             now = self._node.world.now()
             late = [
-                digest
-                for digest, announced in self._announced.items()
+                key
+                for key, announced in self._announced.items()
                 if now - announced.heard > UNJUDGED_SECONDS
             ]
-            for digest in late:
-                del self._announced[digest]
+            for key in late:
+                del self._announced[key]
             if late:
                 self._events.emit("trainer.unjudged_forgotten", submissions=len(late))
                 self._changed.touch()

@@ -54,9 +54,12 @@ UNANNOUNCED_SECONDS = 60.0
 """A pushed file that nobody announced is removed after this."""
 
 
+_Key = tuple[str, bytes]
+"""(worker, digest): a file is its maker's, so that nobody else's word on it, or copy, counts."""
+
+
 @dataclass
 class _Pushed:
-    client: PeerId
     reference: BlobReference
     arrived: float
     whole: bool = False
@@ -70,6 +73,10 @@ class _Case:
     submission: Submission
     worker: str
     order: StepOrder
+
+    @property
+    def key(self) -> _Key:
+        return (self.worker, self.submission.digest)
 
     @property
     def place(self) -> tuple[str, int, int, int]:
@@ -106,11 +113,11 @@ class ValidatorRole:
         self._database = self._disk.database("validator.sqlite")
         self._secret = self._node.world.secret_bytes(32)
         self._orders: dict[tuple[int, int], StepOrder] = {}
-        self._pushed: dict[bytes, _Pushed] = {}
-        self._waiting: dict[bytes, _Case] = {}
+        self._pushed: dict[_Key, _Pushed] = {}
+        self._waiting: dict[_Key, _Case] = {}
         self._places: dict[tuple[str, int, int, int], bytes] = {}
         """Which submission stands at (worker, lineage, step, number)."""
-        self._judged: dict[bytes, Envelope] = {}
+        self._judged: dict[_Key, Envelope] = {}
         self._judged_places: set[tuple[str, int, int, int]] = set()
         self._progress = trio.Condition()
         self._records: dict[str, WorkerRecord] = {}
@@ -173,43 +180,43 @@ class ValidatorRole:
                 f"a submission has at most {limits.submission_bytes_max} bytes in this run, "
                 f"this one {reference.size_bytes}",
             )
-        mine = [p for p in self._pushed.values() if p.client == client]
-        held = self._pushed.get(reference.digest)
+        key = (client, reference.digest)
+        mine = [worker for worker, _ in self._pushed if worker == client]
+        held = self._pushed.get(key)
         if held is None and len(mine) >= limits.submissions_unjudged_max:
             raise Refused(
                 429, f"{len(mine)} of your submissions wait for a verdict; deliver more later"
             )
         if self._disk.free_bytes() < 2 * reference.size_bytes:
             raise Refused(507, "this validator's disk is full")
-        if self._is_here(reference.digest):
+        if self._is_here(key):
             # Bytes land before they are checked: nobody may write over a file that is here.
-            return self._disk.sink(_again(reference.digest), 0, reference.size_bytes)
+            return self._disk.sink(_again(key), 0, reference.size_bytes)
         if held is None:
-            self._pushed[reference.digest] = _Pushed(client, reference, self._node.world.now())
-        return self._disk.sink(_path(reference.digest), 0, reference.size_bytes)
+            self._pushed[key] = _Pushed(reference, self._node.world.now())
+        return self._disk.sink(_path(key), 0, reference.size_bytes)
 
     async def received(
         self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
     ) -> None:
         """A pushed file has arrived whole: make it durable."""
-        if self._is_here(reference.digest):
+        assert client is not None  # `accept` refuses it
+        key = (client, reference.digest)
+        if self._is_here(key):
             sink.abandon()
-            await self._disk.remove(_again(reference.digest))
+            await self._disk.remove(_again(key))
             return
         await sink.commit(piece)
-        await self._disk.sync(_path(reference.digest))
-        pushed = self._pushed.get(reference.digest)
-        if pushed is not None and client is not None:
+        await self._disk.sync(_path(key))
+        pushed = self._pushed.get(key)
+        if pushed is not None:
             pushed.whole = True
-            pushed.client = client  # whoever else began to push it had not got it
 
-    def _is_here(self, digest: bytes) -> bool:
+    def _is_here(self, key: _Key) -> bool:
         """Whether a file has arrived whole, and may still be needed."""
-        pushed = self._pushed.get(digest)
-        arrived = digest in self._waiting or digest in self._judged
-        return (arrived or (pushed is not None and pushed.whole)) and self._disk.exists(
-            _path(digest)
-        )
+        pushed = self._pushed.get(key)
+        arrived = key in self._waiting or key in self._judged
+        return (arrived or (pushed is not None and pushed.whole)) and self._disk.exists(_path(key))
 
     async def _on_submission(
         self, envelope: Envelope, supporting: Sequence[Envelope]
@@ -218,11 +225,11 @@ class ValidatorRole:
         assert isinstance(submission, Submission)
         if self._nursery is None:
             return []  # it starts or ends: the worker asks again, or asks the next in rank
-        digest = submission.digest
-        if digest in self._judged:
-            return [self._judged[digest]]
-        if digest in self._waiting:
-            return [await self._acknowledge(self._waiting[digest])]
+        key = (envelope.sender, submission.digest)
+        if key in self._judged:
+            return [self._judged[key]]
+        if key in self._waiting:
+            return [await self._acknowledge(self._waiting[key])]
         order = await self._order_of(submission, first(supporting, StepOrder))
         refusal = self._refusal(envelope, submission, supporting, order)
         if refusal is not None:
@@ -231,20 +238,21 @@ class ValidatorRole:
                 self._events.emit("validator.not_admitted", remote=envelope.sender, reason=detail)
                 word = AdmissionRefused(peer=envelope.sender, reason=detail[:500])
                 return [await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)]
-            self._pushed.pop(digest, None)
-            await self._disk.remove(_path(digest))
+            self._pushed.pop(key, None)
+            await self._disk.remove(_path(key))
             outcome = _Outcome(
                 [Check(name=check, figure=figure, threshold=threshold, passed=False)], check, detail
             )
             return [await self._conclude(envelope, submission, outcome, seconds=0.0)]
         assert order is not None
         case = _Case(envelope, submission, envelope.sender, order)
-        self._waiting[digest] = case
-        self._places[case.place] = digest
+        self._waiting[key] = case
+        self._places[case.place] = submission.digest
         await self._database.transact(
             lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO waiting (digest, announced, arranged) VALUES (?, ?, ?)",
-                (digest, envelope.raw, msgspec.msgpack.encode(order)),
+                "INSERT OR REPLACE INTO unjudged (worker, digest, announced, arranged) "
+                "VALUES (?, ?, ?, ?)",
+                (*key, envelope.raw, msgspec.msgpack.encode(order)),
             )
         )
         self._peer.gossip.publish(envelope)
@@ -319,8 +327,8 @@ class ValidatorRole:
         place = (worker, submission.lineage, submission.step, submission.number)
         if self._places.get(place, submission.digest) != submission.digest:
             return "number", submission.number, 1, "another file was delivered under this number"
-        pushed = self._pushed.get(submission.digest)
-        if pushed is None or not pushed.whole or pushed.client != worker:
+        pushed = self._pushed.get((worker, submission.digest))
+        if pushed is None or not pushed.whole:
             return "file", 0, 1, "the file was not pushed before it was announced"
         if pushed.reference.size_bytes != submission.size_bytes:
             return (
@@ -343,7 +351,7 @@ class ValidatorRole:
             arrived = True
             while before not in self._judged_places and arrived:
                 # One that waits for its own verdict here is only late, however long it takes.
-                arrived = self._places.get(before) in self._waiting
+                arrived = (worker, self._places.get(before)) in self._waiting
                 with trio.move_on_after(patience) as waited:
                     await self._until_judged(before)
                 arrived = arrived or not waited.cancelled_caught
@@ -395,13 +403,13 @@ class ValidatorRole:
             order.manifest_bytes,
             deadline_seconds=manifest.limits.verdict_seconds,
         )
-        canonical = _path(submission.digest) + ".canonical"
+        canonical = _path(case.key) + ".canonical"
         local = self._disk.local_path
         try:
             inspected = await inspector.call(
                 "inspect",
                 {
-                    "path": str(local(_path(submission.digest))),
+                    "path": str(local(_path(case.key))),
                     "out_path": str(local(canonical)),
                     "run": self._run.id,
                     "lineage": submission.lineage,
@@ -511,6 +519,7 @@ class ValidatorRole:
     ) -> Envelope:
         """Make the verdict durable, then publish it and tell the worker."""
         worker = announced.sender
+        key = (worker, submission.digest)
         accepted = not outcome.failed
         word: Literal["accepted", "refused", "quarantined"] = (
             "accepted" if accepted else "quarantined" if outcome.quarantined else "refused"
@@ -538,18 +547,20 @@ class ValidatorRole:
             )
 
         envelope = await self._trusted.append_verdict(verdict_at)
-        self._judged[digest] = envelope
-        self._waiting.pop(digest, None)
-        self._pushed.pop(digest, None)
+        self._judged[key] = envelope
+        self._waiting.pop(key, None)
+        self._pushed.pop(key, None)
         await self._database.transact(
-            lambda connection: connection.execute("DELETE FROM waiting WHERE digest = ?", (digest,))
+            lambda connection: connection.execute(
+                "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
+            )
         )
-        if accepted:
-            self._peer.blobs.register(digest, _path(digest), 0, submission.size_bytes)
+        if accepted:  # with this hash it is the only one: the file's header names its worker
+            self._peer.blobs.register(digest, _path(key), 0, submission.size_bytes)
             self._record(worker).accepted += 1
         else:
             self._record(worker).accepted = 0  # looked at closely again
-            await self._disk.remove(_path(digest))
+            await self._disk.remove(_path(key))
         self._peer.gossip.publish(envelope)
         async with self._progress:
             self._judged_places.add(
@@ -633,37 +644,37 @@ class ValidatorRole:
         """Take up what was acknowledged before a restart, and serve what was accepted."""
         await self._database.transact(
             lambda connection: connection.execute(
-                "CREATE TABLE IF NOT EXISTS waiting "
-                "(digest BLOB PRIMARY KEY, announced BLOB NOT NULL, arranged BLOB NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS unjudged "
+                "(worker TEXT NOT NULL, digest BLOB NOT NULL, announced BLOB NOT NULL, "
+                "arranged BLOB NOT NULL, PRIMARY KEY (worker, digest))"
             )
         )
         for envelope in self._trusted.verdicts():
             verdict = envelope.message
             assert isinstance(verdict, Verdict)
-            self._judged[verdict.submission] = envelope
+            key = (verdict.worker, verdict.submission)
+            self._judged[key] = envelope
             place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
             self._judged_places.add(place)
             self._places[place] = verdict.submission
             if verdict.outcome == "accepted":
                 self._record(verdict.worker).accepted += 1
-                if self._disk.exists(_path(verdict.submission)):
-                    self._peer.blobs.register(
-                        verdict.submission, _path(verdict.submission), 0, verdict.size_bytes
-                    )
+                if self._disk.exists(_path(key)):
+                    self._peer.blobs.register(verdict.submission, _path(key), 0, verdict.size_bytes)
                     await self._say_again(envelope, verdict)
-        for digest, announced, arranged in self._database.read(
-            "SELECT digest, announced, arranged FROM waiting ORDER BY digest"
+        for announced, arranged in self._database.read(
+            "SELECT announced, arranged FROM unjudged ORDER BY worker, digest"
         ):
             envelope = open_envelope(announced)
             order = msgspec.msgpack.decode(arranged, type=StepOrder)
             assert isinstance(envelope.message, Submission)
-            if not self._disk.exists(_path(digest)):
-                continue
             case = _Case(envelope, envelope.message, envelope.sender, order)
-            self._waiting[digest] = case
-            self._places[case.place] = digest
+            if not self._disk.exists(_path(case.key)):
+                continue
+            self._waiting[case.key] = case
+            self._places[case.place] = case.submission.digest
             self._take_order(order)
-        wanted = {_path(digest) for digest in [*self._waiting, *self._judged]}
+        wanted = {_path(key) for key in [*self._waiting, *self._judged]}
         for name in self._disk.list(INCOMING):
             if f"{INCOMING}/{name}" not in wanted:  # pushed and never announced
                 await self._disk.remove(f"{INCOMING}/{name}")
@@ -680,25 +691,26 @@ class ValidatorRole:
         while True:
             await trio.sleep(UNANNOUNCED_SECONDS / 4)
             now = self._node.world.now()
-            for digest, pushed in list(self._pushed.items()):
-                if digest not in self._waiting and now - pushed.arrived > UNANNOUNCED_SECONDS:
-                    del self._pushed[digest]
-                    if digest not in self._judged:
-                        await self._disk.remove(_path(digest))
+            for key, pushed in list(self._pushed.items()):
+                if key not in self._waiting and now - pushed.arrived > UNANNOUNCED_SECONDS:
+                    del self._pushed[key]
+                    if key not in self._judged:
+                        await self._disk.remove(_path(key))
             newest = self._peer.newest_checkpoint()
             if newest is not None:
                 await self._forget_older(newest)
 
     async def _forget_older(self, newest: Checkpoint) -> None:
         oldest = newest.step - self._run.manifest.schedule.max_staleness - 2
-        for digest, envelope in list(self._judged.items()):
+        for key, envelope in list(self._judged.items()):
             verdict = envelope.message
             assert isinstance(verdict, Verdict)
             if verdict.lineage < newest.lineage or verdict.step < oldest:
-                self._peer.blobs.unregister(digest)
-                await self._disk.remove(_path(digest))
-                await self._disk.remove(_again(digest))
-                del self._judged[digest]
+                if verdict.outcome == "accepted":
+                    self._peer.blobs.unregister(verdict.submission)
+                await self._disk.remove(_path(key))
+                await self._disk.remove(_again(key))
+                del self._judged[key]
         stale = [p for p in self._places if p[1] < newest.lineage or p[2] < oldest]
         for place in stale:
             del self._places[place]
@@ -707,13 +719,14 @@ class ValidatorRole:
         }
 
 
-def _again(digest: bytes) -> str:
+def _again(key: _Key) -> str:
     """Where a file goes that is here already."""
-    return f"{_path(digest)}.again"
+    return f"{_path(key)}.again"
 
 
-def _path(digest: bytes) -> str:
-    return f"{INCOMING}/{digest.hex()}.parquet"
+def _path(key: _Key) -> str:
+    worker, digest = key
+    return f"{INCOMING}/{digest.hex()}-{worker}.parquet"
 
 
 def _outcome(result: dict[str, Any]) -> _Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +24,13 @@ LIAR = "worker-3"
 UNDISTURBED_SECONDS = 120.0
 
 
-def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any]:
+def run_with(
+    kind: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    listen: Callable[[Peer, Event], None] = lambda peer, event: None,
+    *,
+    seed: int = 5,
+) -> tuple[dict[str, Any], Any]:
     """The report of a run with one adversary (or none), and what was said of it: counters by
     event, and by check of the verdicts on its work."""
     said: Counter[str] = Counter()
@@ -33,6 +40,7 @@ def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[st
         liar = simulation.identity(LIAR).peer_id
 
         def hear(_now: float, peer: Peer, event: Event) -> None:
+            listen(peer, event)
             if event.fields.get("remote") == liar or event.fields.get("source") == liar:
                 said[event.name] += 1
             if event.name == "validator.verdict" and event.fields["worker"] == liar:
@@ -51,7 +59,7 @@ def run_with(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[st
         mixed.WORKLOAD,
     )  # fmt: skip
     monkeypatch.setattr(simulating.scenarios, "load", lambda _: scenario)
-    return simulate("one liar", seed=5), (said, failed)
+    return simulate("one liar", seed=seed), (said, failed)
 
 
 CAUGHT: dict[str, tuple[str, str]] = {
@@ -60,6 +68,8 @@ CAUGHT: dict[str, tuple[str, str]] = {
     "equivocating-relay": ("event", "shardcast.piece_refused"),
     "withholder": ("check", "file"),
     "submission-flooder": ("check", "number"),
+    "copier": ("check", "header"),
+    "claimant": ("check", "file"),
     "wrong-weights": ("check", "proofs"),
     "malformed-files": ("check", "schema"),
     "other-prompts": ("check", "header"),
@@ -86,6 +96,30 @@ def test_two_files_under_one_number_are_trained_on_once(monkeypatch: pytest.Monk
     report, (_, failed) = run_with("double-deliverer", monkeypatch)
     assert report["violations"] == []
     assert failed[""] > 4, "both validators find it all right"
+
+
+@pytest.mark.parametrize("kind", ["claimant", pytest.param("copier", marks=pytest.mark.slow)])
+def test_a_file_that_another_hands_in_is_its_makers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts: dict[bytes, dict[str, str]] = {}
+    made: Counter[str] = Counter()
+
+    def listen(peer: Peer, event: Event) -> None:
+        if event.name == "validator.verdict":
+            by_worker = verdicts.setdefault(event.fields["submission"], {})
+            by_worker[event.fields["worker"]] = event.fields["outcome"]
+        if peer.name != LIAR and event.name in ("inference.submission_made", "inference.receipt"):
+            made[event.name] += 1
+            assert event.fields.get("outcome", "accepted") == "accepted", event.fields
+
+    report, _ = run_with(kind, monkeypatch, listen, seed=1 if kind == "claimant" else 2)
+    assert report["violations"] == []
+    assert made["inference.receipt"] == made["inference.submission_made"]
+    copied = [by_worker for by_worker in verdicts.values() if len(by_worker) == 2]
+    assert copied, "nobody copied anything"
+    for by_worker in copied:
+        assert sorted(by_worker.values()) == ["accepted", "refused"]
 
 
 def test_a_third_lies_and_the_run_goes_on() -> None:

@@ -11,6 +11,7 @@ from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
+from swarm.identity import PeerId
 from swarm.transport import BlobReference
 
 
@@ -102,9 +103,11 @@ def test_nobody_writes_over_a_submission_that_a_validator_holds() -> None:
                 part = peer.node.part if peer.node else None
                 assert part is not None
                 digest = event.fields["submission"]
-                path = f"incoming/{digest.hex()}.parquet"
-                sink = part.blobs.accept(peers["trainer"].id, BlobReference(digest, 7))
-                sink.write(b"rubbish")
+                worker = PeerId(event.fields["worker"])
+                path = f"incoming/{digest.hex()}-{worker}.parquet"
+                for pusher in (worker, peers["trainer"].id):
+                    sink = part.blobs.accept(pusher, BlobReference(digest, 7))
+                    sink.write(b"rubbish")
                 size = peer.disk.size_bytes(path)
                 held.append((path, digest, peer.disk.digest_now(path, 0, size)))
 
