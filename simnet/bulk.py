@@ -8,6 +8,7 @@ task. A broadcast of 62 GB to 1,000 peers has two million of these.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -225,6 +226,11 @@ class _Transfer:
         sender._transfers[flow] = receiver._transfers[flow] = ends
         if network.is_silent(sender, receiver):
             network.stall(flow)
+        least = defaults.BULK_BYTES_PER_SECOND_MIN
+        if sender.uplink.bytes_per_second < least:  # others are that slow for moments only
+            seconds = defaults.BULK_STALL_SECONDS + blob.size_bytes / least
+            too_slow = partial(network.flows.fail, flow, "was too slow")
+            network.at(trio.current_time() + seconds, "stalls", too_slow)
 
     def _flowed(self, flow: Flow) -> None:
         if flow.failure is None:

@@ -228,6 +228,10 @@ DHT_LOOKUP_QUERIES_MAX = 120
 DHT_LOOKUP_SECONDS_MAX = 60.0
 """Deadline of one lookup: several rounds of dead peers, each costing one request deadline."""
 
+DHT_LOOKUP_PATIENCE_SECONDS = 2.0
+"""A lookup goes on without those that have not answered by then (or half as long again): to connect
+across the world takes about one, and one silent peer shall not cost every lookup ten."""
+
 DHT_REQUEST_SECONDS_MAX = 10.0
 """Deadline of one request, its connection included."""
 
@@ -239,6 +243,9 @@ DHT_CONTACT_FAILURES_MAX = 2
 
 DHT_CONTACT_FRESH_SECONDS = 60.0
 """The oldest contact of a full bucket is not pinged again when it answered this recently."""
+
+DHT_CONTACT_STALE_SECONDS = 300.0
+"""The contact not heard of for longest, and for so long, is asked whether it is there still."""
 
 DHT_CHECK_AGAIN_SECONDS = 300.0
 """A peer that asks us is asked back (does it serve?) at most this often."""

@@ -344,6 +344,14 @@ class Kademlia:
             await self._meet_bootstrap_peers()
             await self._republish()
             await self._refresh()
+            self._check_stalest()
+
+    def _check_stalest(self) -> None:
+        """Whoever asks little, as a bootstrap peer does, would name peers that are long gone."""
+        stalest = min(self.table.contacts(), key=lambda contact: contact.seen, default=None)
+        stale = self._world.now() - defaults.DHT_CONTACT_STALE_SECONDS
+        if stalest is not None and stalest.seen < stale:
+            self._queue_check(stalest.neighbour)
 
     async def _meet_bootstrap_peers(self) -> None:
         """Connect again to bootstrap peers that were away: one that came back knows nobody, and
@@ -503,6 +511,8 @@ class Kademlia:
             k=self._k,
             paths=self._paths,
         ).run()
+        for peer in result.late:
+            self._note_failure(peer)
         self.table.touch(target, self._world.now())
         self._emit(
             "dht.lookup_finished",
@@ -510,7 +520,7 @@ class Kademlia:
             key=key,
             hops=result.hops,
             asked=result.asked,
-            failed=result.failed,
+            failed=result.failed + len(result.late),
             timed_out=result.timed_out,
             seconds=self._world.now() - started,
         )

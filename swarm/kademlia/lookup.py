@@ -2,7 +2,8 @@
 
 The nearest contacts are dealt out to d paths. Each path asks the nearest peers *it* has heard of,
 and no peer is asked by two paths, so a liar can lead one path astray, not all. A path is done when
-the k nearest it knows have been asked. Of the nearest, those beyond two in one /24 wait until
+the k nearest it knows have been asked; who takes long to answer is not waited for, as long as he
+does (the Kademlia paper, 2.3). Of the nearest, those beyond two in one /24 wait until
 nobody else is left, so a crowd of invented neighbours from one network does not fill the answer.
 """
 
@@ -35,6 +36,8 @@ class LookupResult:
     asked: int
     failed: int
     timed_out: bool
+    late: tuple[PeerId, ...] = ()
+    """Peers that had not answered after `patience_seconds`, nor before the end."""
 
 
 @dataclass
@@ -82,6 +85,7 @@ class Lookup:
         paths: int = defaults.DHT_PATHS,
         queries_max: int = defaults.DHT_LOOKUP_QUERIES_MAX,
         deadline_seconds: float = defaults.DHT_LOOKUP_SECONDS_MAX,
+        patience_seconds: float = defaults.DHT_LOOKUP_PATIENCE_SECONDS,
     ) -> None:
         self._target = target
         self._ask = ask
@@ -90,6 +94,10 @@ class Lookup:
         self._k = k
         self._queries_max = queries_max
         self._deadline_seconds = deadline_seconds
+        self._patience_seconds = patience_seconds
+        self._waited_for: dict[PeerId, tuple[_Path, float]] = {}
+        """Requests on their way, by when they are late."""
+        self._late: dict[PeerId, None] = {}
         self._paths = [_Path() for _ in range(max(1, min(paths, len(seeds))))]
         self._concurrency = -(-concurrency // len(self._paths))
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
@@ -104,6 +112,7 @@ class Lookup:
         """Ask until every path is done, `enough()` holds, or a bound is reached."""
         with trio.move_on_after(self._deadline_seconds) as scope:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._lose_patience, nursery)
                 self._pump(nursery)
         closest = sorted(self._answered, key=lambda peer: node_id(peer) ^ self._target)
         found = prefer_diverse(
@@ -115,6 +124,7 @@ class Lookup:
             self._queries,
             len(self._failed),
             scope.cancelled_caught,
+            tuple(self._late),
         )
 
     def _pump(self, nursery: trio.Nursery) -> None:
@@ -132,7 +142,24 @@ class Lookup:
                 self._queries += 1
                 path.asked += 1
                 path.in_flight += 1
+                late_at = trio.current_time() + self._patience_seconds
+                self._waited_for[peer] = (path, late_at)
                 nursery.start_soon(self._ask_one, nursery, path, peer)
+        # Where most are late it is our own line, and they are waited for.
+        if not self._waited_for and len(self._late) <= len(self._answered):
+            nursery.cancel_scope.cancel()
+
+    async def _lose_patience(self, nursery: trio.Nursery) -> None:
+        """Go on without those that are late; what they say counts if it comes before the end."""
+        while True:
+            await trio.sleep(self._patience_seconds / 2)
+            now = trio.current_time()
+            for peer, (path, late_at) in list(self._waited_for.items()):
+                if late_at <= now:
+                    del self._waited_for[peer]
+                    self._late[peer] = None
+                    path.in_flight -= 1
+            self._pump(nursery)
 
     def _next(self, path: _Path) -> PeerId | None:
         """The nearest peer of the path's frontier that nobody has asked yet."""
@@ -177,7 +204,9 @@ class Lookup:
             self._answered[peer] = hops
             self._addresses[peer] = self._asked[peer]
             self._learn(path, named, hops + 1)
-        path.in_flight -= 1
+        self._late.pop(peer, None)
+        if self._waited_for.pop(peer, None) is not None:
+            path.in_flight -= 1
         self._pump(nursery)
 
     def _learn(self, path: _Path, named: Sequence[Neighbour], hops: int) -> None:

@@ -246,6 +246,22 @@ def test_a_record_outlives_half_of_the_peers_and_then_all_its_first_holders():
     run(main)
 
 
+def test_whoever_asks_nothing_notices_that_a_contact_is_gone():
+    """As a bootstrap peer does: it would name the contact to every newcomer."""
+
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(3)
+            await trio.sleep(5)
+            assert peers[2].id in peers[0].dht.table
+            peers[2].stop()
+            await trio.sleep(defaults.DHT_CONTACT_STALE_SECONDS + 120)
+            assert peers[2].id not in peers[0].dht.table
+            assert peers[1].id in peers[0].dht.table
+
+    run(main)
+
+
 def test_a_crowd_from_one_network_neither_fills_tables_nor_hides_a_record():
     async def main():
         async with swarm() as net:

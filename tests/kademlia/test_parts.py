@@ -325,6 +325,27 @@ def test_a_wrong_address_is_made_good_by_another_word():
     run(main)
 
 
+@pytest.mark.parametrize("silent, seconds", [(1, 2.0), (2, 2.0), (3, 8.0)])
+def test_a_lookup_waits_for_the_late_only_where_most_are(silent, seconds):
+    """Of four that are asked, some answer after 8 s only."""
+
+    async def main():
+        async def ask(neighbour):
+            if neighbour.peer in IDS[1 : 1 + silent]:
+                await trio.sleep(8)
+            return []
+
+        seeds = [Neighbour(peer) for peer in IDS[1:5]]
+        started = trio.current_time()
+        result = await Lookup(0, seeds, ask, own=OWN, patience_seconds=2).run()
+        assert trio.current_time() - started == pytest.approx(seconds)
+        assert not result.timed_out
+        assert len(result.late) + len(result.closest) == 4
+        assert len(result.closest) >= 2
+
+    run(main)
+
+
 def test_a_lookup_ends_at_its_deadline_with_what_it_has():
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
         if neighbour.peer == IDS[2]:
@@ -334,7 +355,7 @@ def test_a_lookup_ends_at_its_deadline_with_what_it_has():
     async def main():
         seeds = [Neighbour(IDS[1]), Neighbour(IDS[2])]
         started = trio.current_time()
-        result = await Lookup(0, seeds, ask, own=OWN, deadline_seconds=3).run()
+        result = await Lookup(0, seeds, ask, own=OWN, deadline_seconds=3, patience_seconds=9).run()
         assert result.timed_out and [n.peer for n in result.closest] == [IDS[1]]
         assert trio.current_time() - started == pytest.approx(3)
 
