@@ -259,7 +259,7 @@ class Invariants:
         peers = [
             peer
             for peer in self._simulation.peers.values()
-            if peer.node is not None and _TRUSTED.intersection(peer.plan.roles)
+            if not peer.left and _TRUSTED.intersection(peer.plan.roles)
         ]
         with trio.move_on_after(AGREEMENT_SECONDS):
             while self._disagreement(peers) is not None:  # noqa: ASYNC110 (nobody announces it)
@@ -282,6 +282,9 @@ class Invariants:
         ]
 
     def _disagreement(self, peers: list[Peer]) -> str | None:
+        for owner in peers:
+            if owner.node is None:
+                return f"{owner.name} is not back"
         for owner in peers:
             size = Log(owner.disk.database("ledger.sqlite"), owner.id).size()
             for other in peers:

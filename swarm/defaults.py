@@ -44,6 +44,9 @@ REQUEST_ENVELOPES_MAX = 8
 GOSSIP_NEIGHBOURS_MAX = 32
 """Neighbours a peer gossips with; more connections than that only serve other protocols."""
 
+GOSSIP_FULL_SECONDS = 600.0
+"""Whoever has neighbours enough asks a peer that is full so much later again."""
+
 GOSSIP_EAGER = 6
 """Neighbours an announcement is sent to at once; the others get its digest."""
 
@@ -69,8 +72,7 @@ GOSSIP_RECORDS_EXCHANGED = 16
 """Peer records handed to a new neighbour, so that it finds others."""
 
 GOSSIP_NEIGHBOURS_WANTED = 8
-"""A peer with fewer neighbours dials more of the peers it has heard of, and asks again those
-connected that would not talk."""
+"""A peer with fewer neighbours dials more of the peers it has heard of."""
 
 # --- membership ------------------------------------------------------------------------------
 

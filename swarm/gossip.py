@@ -233,7 +233,8 @@ class Gossip:
         if refusal is None:
             return True
         enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED
-        return not enough and self._world.now() >= refusal.retry_at
+        pause = defaults.GOSSIP_FULL_SECONDS if refusal.full and enough else 0.0
+        return self._world.now() >= refusal.retry_at + pause
 
     def _open_more(self, nursery: trio.Nursery) -> None:
         """Start conversations with connected peers while there is room for neighbours."""
