@@ -217,15 +217,22 @@ class TestRun:
         self._nursery = nursery
         self._count = 0
 
-    async def add(self, key: Identity, topics: Sequence[str] = (RUN, WORK)) -> Member:
+    async def add(
+        self, key: Identity, topics: Sequence[str] = (RUN, WORK), *, speaks: bool = True
+    ) -> Member:
+        """`speaks`: whether it begins to gossip at once; else `speak` is to be called."""
         self._count += 1
         world = VirtualWorld(self._count)
         transport = await self._nursery.start(self._hold, key, world)
         member = Member(self, key, transport, topics, self._count)
         self.addresses[key.peer_id] = transport.addresses()
         await self._nursery.start(member.messenger.run)
-        await self._nursery.start(member.gossip.run)
+        if speaks:
+            await self.speak(member)
         return member
+
+    async def speak(self, member: Member) -> None:
+        await self._nursery.start(member.gossip.run)
 
     async def _hold(
         self, key: Identity, world: VirtualWorld, task_status: trio.TaskStatus[Any]

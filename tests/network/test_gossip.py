@@ -119,6 +119,27 @@ def test_a_lost_connection_heals_and_what_was_missed_arrives() -> None:
     in_virtual_time(main)
 
 
+def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> None:
+    """A peer joins the DHT, for seconds, before it gossips; and the lesser id begins."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            enough = defaults.GOSSIP_NEIGHBOURS_WANTED
+            keys = sorted(
+                (identity(100 + n) for n in range(enough + 2)), key=lambda key: key.peer_id
+            )
+            hub, *others, late = [await run.add(key, speaks=key != keys[-1]) for key in keys]
+            for other in [*others, late]:
+                await other.reach(hub.id)
+            await trio.sleep(8)
+            assert hub.gossip.neighbours() == [other.id for other in others]
+            await run.speak(late)
+            await trio.sleep(15)
+            assert late.gossip.neighbours() == [hub.id]
+
+    in_virtual_time(main)
+
+
 def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
     async def main() -> None:
         async with running(MANIFEST) as run:
