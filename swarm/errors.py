@@ -34,14 +34,7 @@ class DiskFullError(UserError):
 
 def user_error_in(error: BaseException) -> UserError | None:
     """The person's mistake inside an error or a group of them, if there is one."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = user_error_in(inner)
-            if found is not None:
-                return found
-    return None
+    return next((leaf for leaf in leaf_errors(error) if isinstance(leaf, UserError)), None)
 
 
 def leaf_errors(error: BaseException) -> list[BaseException]:

@@ -527,8 +527,6 @@ class RunNode:
 
     def _records_told(self) -> list[Envelope]:
         """Peer records for neighbours."""
-        if self.run.manifest.broadcast_mode == "open":
-            return self.node.records()
         told = []
         for envelope in self.node.records():
             assert isinstance(envelope.message, PeerRecord)
