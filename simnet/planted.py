@@ -40,8 +40,9 @@ def _forget_verdict() -> _Patch:
             await right(self, verdict_at)
 
         verdict = verdict_at(self._log.size())
-        assert self._nursery is not None
-        self._nursery.start_soon(later)
+        nursery = self._peer.messenger._nursery
+        assert nursery is not None
+        nursery.start_soon(later)
         return await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
 
     return TrustedPart, "append_verdict", append_verdict

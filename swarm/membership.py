@@ -219,6 +219,7 @@ class Registrar:
         self._run = run
         self._gate = gate
         self._gossip = gossip
+        self._messenger = messenger
         self._world = world
         self._events = events
         self._peer_id = peer_id
@@ -229,19 +230,20 @@ class Registrar:
         self._heard: dict[str, tuple[Heartbeat, float]] = {}
         self._standing: dict[str, str] = {}
         self._others: dict[str, tuple[Presence, float]] = {}
-        messenger.handle(AdmissionRequest, self._on_request)
-        messenger.handle(Heartbeat, self._on_heartbeat)
         gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:
-        """Publish presence and notice silence, until cancelled."""
-        while True:
-            await trio.sleep(defaults.PRESENCE_SECONDS)
-            self._notice_silence()
-            presence = Presence(peers=self._own_view()[:200])
-            self._gossip.publish(
-                await self._seal(presence, defaults.GONE_SECONDS + defaults.PRESENCE_SECONDS)
-            )
+        """Admit, publish presence and notice silence, until cancelled."""
+        async with self._messenger.answering(
+            {AdmissionRequest: self._on_request, Heartbeat: self._on_heartbeat}
+        ):
+            while True:
+                await trio.sleep(defaults.PRESENCE_SECONDS)
+                self._notice_silence()
+                presence = Presence(peers=self._own_view()[:200])
+                self._gossip.publish(
+                    await self._seal(presence, defaults.GONE_SECONDS + defaults.PRESENCE_SECONDS)
+                )
 
     def present(self) -> list[Present]:
         """Everybody this peer or another trusted one has heard of, sorted by id; the freshest

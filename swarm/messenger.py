@@ -9,7 +9,8 @@ content, and a peer whose reply was lost must be able to ask once more.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,7 @@ from swarm.envelope import Dropped, Envelope, Gate, open_envelope
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
+from swarm.lifetime import Lifetime
 from swarm.messages import Message, StateMessage
 from swarm.transport import Stream, StreamError, Transport
 
@@ -57,16 +59,28 @@ class Messenger:
         self._transport = transport
         self._gate = gate
         self._events = events
-        self._handlers: dict[type[Message], Handler] = {}
+        self._handlers: dict[type[Message], tuple[Handler, Lifetime]] = {}
         self._lines: dict[PeerId, _Line] = {}
         self._opening: dict[PeerId, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
 
-    def handle(self, message_type: type[Message], handler: Handler) -> None:
-        """Answer one kind of request. At most one handler each."""
-        if message_type in self._handlers:
-            raise ValueError(f"{message_type.__name__} has a handler already")
-        self._handlers[message_type] = handler
+    @asynccontextmanager
+    async def answering(self, handlers: Mapping[type[Message], Handler]) -> AsyncIterator[None]:
+        """Answer these kinds of request inside the block. Handlers still at work at its end are
+        cancelled, and have ended when it is left; a request that none answers gets an empty reply.
+
+        `ValueError` when a kind is answered already.
+        """
+        for kind in handlers:
+            if kind in self._handlers:
+                raise ValueError(f"{kind.__name__} has a handler already")
+        async with Lifetime() as lifetime:
+            self._handlers |= {kind: (handler, lifetime) for kind, handler in handlers.items()}
+            try:
+                yield
+            finally:
+                for kind in handlers:
+                    del self._handlers[kind]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the background tasks until cancelled."""
@@ -184,10 +198,10 @@ class Messenger:
         except Dropped as dropped:
             self._events.emit("messenger.dropped", remote=peer, cause=dropped.cause)
             return []
-        handler = self._handlers.get(type(envelope.message))
-        if handler is None:
+        if type(envelope.message) not in self._handlers:
             return []
-        return await handler(envelope, supporting)
+        handler, lifetime = self._handlers[type(envelope.message)]
+        return await lifetime.run(handler, envelope, supporting) or []
 
     def _believe(self, peer: PeerId, raws: list[bytes]) -> Envelope:
         if not raws:

@@ -6,6 +6,7 @@ role gets it and adds its loop (`swarm.roles`).
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -436,7 +437,10 @@ class RunNode:
         )
         self._providers: dict[bytes, list[Source]] = {}
         self._evicted: Watched[Eviction | None] = Watched(None)
-        self._nursery: trio.Nursery | None = None
+        self._heard_eviction, self._evictions = trio.open_memory_channel[tuple[PeerId, float]](
+            math.inf  # as many as trusted peers sign
+        )
+        """Who is evicted, and when that was heard."""
         self.lease: Lease | None = None
         self._trusted: TrustedPart | None = None
         self._obey_mode()
@@ -571,14 +575,15 @@ class RunNode:
         )
         if evicted == self.peer_id:
             self._evicted.set(envelope.message)
-        elif self.run.evicted(evicted) is not None and self._nursery is not None:
-            self._nursery.start_soon(self._cut_off, evicted)
+        else:
+            self._heard_eviction.send_nowait((evicted, self.node.world.now()))
 
-    async def _cut_off(self, peer: PeerId) -> None:
-        """Disconnect an evicted peer, once it has had the time to hear why."""
-        await trio.sleep(EVICTION_NOTICE_SECONDS)
-        if self.run.evicted(peer) is not None:
-            self.node.transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
+    async def _cut_off_evicted(self) -> None:
+        """Disconnect evicted peers, once they have had the time to hear why."""
+        async for peer, heard in self._evictions:
+            await trio.sleep_until(heard + EVICTION_NOTICE_SECONDS)
+            if self.run.evicted(peer) is not None:
+                self.node.transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
 
     async def _leave_when_evicted(self) -> None:
         eviction = await self._evicted.wait_until(lambda eviction: eviction is not None)
@@ -746,8 +751,8 @@ class RunNode:
                 await nursery.start(self.have.run)
                 await nursery.start(self.gossip.run)
                 self.gossip.publish(self.run.manifest_envelope)
-                self._nursery = nursery
                 nursery.start_soon(self._leave_when_evicted)
+                nursery.start_soon(self._cut_off_evicted)
                 nursery.start_soon(self._be_reachable)
                 nursery.start_soon(self._provide_newest)
                 nursery.start_soon(self.store.keep_settling)
@@ -757,10 +762,7 @@ class RunNode:
                     nursery.start_soon(self._trusted.run)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
-                try:
-                    yield nursery
-                finally:
-                    self._nursery = None
+                yield nursery
                 nursery.cancel_scope.cancel()
         except* NotAdmitted as group:
             reason = str(leaf_errors(group)[0])

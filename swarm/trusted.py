@@ -7,6 +7,7 @@ submissions (for a worker's record), and signed evictions and reinstatements.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from swarm.ledger.entries import (
 )
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
-from swarm.ledger.wire import LedgerClient, open_ledger, serve_ledger
+from swarm.ledger.wire import LedgerClient, open_ledger, serving_ledger
 from swarm.membership import Registrar
 from swarm.messages import Eviction, LogHead, Reinstatement, Verdict
 from swarm.watch import Watched
@@ -61,7 +62,8 @@ class TrustedPart:
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
             REINSTATEMENTS_WAITING_MAX
         )
-        self._nursery: trio.Nursery | None = None
+        self._heard_owner, self._owners = trio.open_memory_channel[str](math.inf)
+        """Those of `_others` whose log is not followed yet."""
         self.registrar = Registrar(
             peer.run,
             peer.gate,
@@ -90,7 +92,7 @@ class TrustedPart:
             raise not_named(self._peer, role)
 
     async def open(self) -> None:
-        """Make the tables, apply the evictions known, and serve the ledger."""
+        """Make the tables and apply the evictions known."""
         await LogMirror.create_tables(self._database)
 
         def create(connection: sqlite3.Connection) -> None:
@@ -112,7 +114,6 @@ class TrustedPart:
         await self._database.transact(create)
         for (raw,) in self._database.read("SELECT envelope FROM expulsions ORDER BY envelope"):
             self._apply(raw)
-        serve_ledger(self._peer.node.transport, self)
 
     def close(self) -> None:
         self._database.close()
@@ -228,26 +229,24 @@ class TrustedPart:
     # --- background --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit, announce heads, mirror the other trusted peers, until cancelled.
+        """Admit, serve the ledger, announce heads, mirror the others', until cancelled.
 
         Raises `Fork` when this disk's log contradicts a head that this peer signed before, and
         `PeerError` when others have more of it and do not hand it over.
         """
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with (
+            serving_ledger(self._peer.node.transport, self),
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(self.registrar.run)
-            for owner in self._others:
-                nursery.start_soon(self._follow, owner)
+            nursery.start_soon(self._follow_others)
             for (raw,) in self._database.read("SELECT envelope FROM expulsions ORDER BY envelope"):
                 self._spread(raw)
             await self._restore()
             self._restored.set()
             nursery.start_soon(self._announce_heads)
-            try:
-                async for envelope in self._reinstatements:
-                    await self._log_reinstatement(envelope)
-            finally:
-                self._nursery = None
+            async for envelope in self._reinstatements:
+                await self._log_reinstatement(envelope)
 
     async def _announce_heads(self) -> None:
         announced = 0
@@ -317,8 +316,12 @@ class TrustedPart:
             self._others[owner].set(envelope)
         else:
             self._others[owner] = Watched(envelope)
-            if self._nursery is not None:
-                self._nursery.start_soon(self._follow, owner)
+            self._heard_owner.send_nowait(owner)
+
+    async def _follow_others(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for owner in self._owners:
+                nursery.start_soon(self._follow, owner)
 
     async def _follow(self, owner: str) -> None:
         """Keep a mirror of one trusted peer's log."""

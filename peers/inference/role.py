@@ -49,7 +49,6 @@ class InferenceRole:
         self._loaded: tuple[int, int] | None = None
         self._step: tuple[int, int] = (-1, -1)
         self._number = 0
-        peer.messenger.handle(Verdict, self._on_verdict)
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
@@ -63,6 +62,7 @@ class InferenceRole:
                 "peers.inference.engine_service:EngineService", name="engine", arguments=arguments
             ) as engine,
             trio.open_nursery() as nursery,
+            self._peer.messenger.answering({Verdict: self._on_verdict}),
         ):
             nursery.start_soon(self._peer.follow_checkpoints)
             await self._generate_until_over(engine, nursery)

@@ -8,7 +8,7 @@ before anybody hears of it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -36,6 +36,7 @@ from swarm.messenger import first
 from swarm.node import RunNode
 from swarm.seeds import submission_seed
 from swarm.transport import BlobReference, Refused
+from swarm.watch import Watched
 from swarm.world import Child, ChildError, Piece, Sink
 
 INSPECT_DEADLINE_SECONDS = 60.0
@@ -119,16 +120,17 @@ class ValidatorRole:
         """Which submission stands at (worker, lineage, step, number)."""
         self._judged: dict[_Key, Envelope] = {}
         self._judged_places: set[tuple[str, int, int, int]] = set()
-        self._progress = trio.Condition()
+        self._progress = Watched(None)
+        """Changes with `_orders` and `_judged_places`."""
         self._records: dict[str, WorkerRecord] = {}
         self._paces: dict[str, Pace] = {}
         self._duplicates = Duplicates()
         self._queue, self._cases = trio.open_memory_channel[_Case](10_000)
-        self._nursery: trio.Nursery | None = None
+        self._nursery: trio.Nursery
+        """While requests are answered."""
         self._loaded: dict[int, int] = {}
         """Lineage of each policy that the prefill child holds under that number."""
         peer.pushes.policy = self
-        peer.messenger.handle(Submission, self._on_submission)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._on_verdict)
 
@@ -154,18 +156,11 @@ class ValidatorRole:
             for case in list(self._waiting.values()):
                 nursery.start_soon(self._queue_in_turn, case)
             self._peer.status.doing = "ready to judge"
-            try:
+            async with self._peer.messenger.answering({Submission: self._on_submission}):
                 async for case in self._cases:
                     self._peer.status.doing = f"judging step {case.submission.step}"
                     await self._judge(case, inspector, prefill)
                     self._peer.status.doing = "ready to judge"
-            finally:
-                self._nursery = None  # what comes while this role ends is not begun
-
-    def _begin(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task, while this role is at work."""
-        if self._nursery is not None:
-            self._nursery.start_soon(work, *arguments)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -223,8 +218,6 @@ class ValidatorRole:
     ) -> Sequence[Envelope]:
         submission = envelope.message
         assert isinstance(submission, Submission)
-        if self._nursery is None:
-            return []  # it starts or ends: the worker asks again, or asks the next in rank
         key = (envelope.sender, submission.digest)
         if key in self._judged:
             return [self._judged[key]]
@@ -256,7 +249,7 @@ class ValidatorRole:
             )
         )
         self._peer.gossip.publish(envelope)
-        self._begin(self._queue_in_turn, case)
+        self._nursery.start_soon(self._queue_in_turn, case)
         return [await self._acknowledge(case)]
 
     async def _acknowledge(self, case: _Case) -> Envelope:
@@ -277,9 +270,7 @@ class ValidatorRole:
             self._on_order(shown)
         if key not in self._orders:
             with trio.move_on_after(ORDER_WAIT_SECONDS):
-                async with self._progress:
-                    while key not in self._orders:
-                        await self._progress.wait()
+                await self._progress.wait_until(lambda _: key in self._orders)
         return self._orders.get(key)
 
     def _refusal(
@@ -353,7 +344,7 @@ class ValidatorRole:
                 # One that waits for its own verdict here is only late, however long it takes.
                 arrived = (worker, self._places.get(before)) in self._waiting
                 with trio.move_on_after(patience) as waited:
-                    await self._until_judged(before)
+                    await self._progress.wait_until(lambda _: before in self._judged_places)
                 arrived = arrived or not waited.cancelled_caught
             if before not in self._judged_places:
                 outcome = _Outcome(
@@ -364,11 +355,6 @@ class ValidatorRole:
                 await self._conclude(case.announced, case.submission, outcome, seconds=0.0)
                 return
         await self._queue.send(case)
-
-    async def _until_judged(self, place: tuple[str, int, int, int]) -> None:
-        async with self._progress:
-            while place not in self._judged_places:
-                await self._progress.wait()
 
     # --- judging -----------------------------------------------------------------------------
 
@@ -562,11 +548,8 @@ class ValidatorRole:
             self._record(worker).accepted = 0  # looked at closely again
             await self._disk.remove(_path(key))
         self._peer.gossip.publish(envelope)
-        async with self._progress:
-            self._judged_places.add(
-                (worker, submission.lineage, submission.step, submission.number)
-            )
-            self._progress.notify_all()
+        self._judged_places.add((worker, submission.lineage, submission.step, submission.number))
+        self._progress.touch()
         failed = next((check for check in outcome.checks if not check.passed), None)
         self._events.emit(
             "validator.verdict",
@@ -582,7 +565,7 @@ class ValidatorRole:
             number=submission.number,
             seconds=seconds,
         )
-        self._begin(self._tell_worker, PeerId(worker), envelope)
+        self._nursery.start_soon(self._tell_worker, PeerId(worker), envelope)
         await self._maybe_evict(worker, digest, outcome)
         return envelope
 
@@ -624,7 +607,7 @@ class ValidatorRole:
             self._orders[key] = order
             while len(self._orders) > ORDERS_KEPT:
                 del self._orders[min(self._orders)]
-            self._begin(self._wake)
+            self._progress.touch()
 
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
@@ -632,11 +615,7 @@ class ValidatorRole:
         place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
         self._judged_places.add(place)
         self._places.setdefault(place, verdict.submission)
-        self._begin(self._wake)
-
-    async def _wake(self) -> None:
-        async with self._progress:
-            self._progress.notify_all()
+        self._progress.touch()
 
     # --- upkeep ------------------------------------------------------------------------------
 

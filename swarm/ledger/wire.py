@@ -23,6 +23,7 @@ from swarm.identity import PeerId
 from swarm.ledger import merkle
 from swarm.ledger.entries import ENTRY_BYTES_MAX, Entry, Judged, decode, judged
 from swarm.ledger.log import Log
+from swarm.lifetime import Lifetime
 from swarm.messages import Count, Digest, LogHead, Verdict
 from swarm.transport import Stream, StreamError, Transport
 
@@ -134,8 +135,9 @@ class Ledger(Protocol):
         ...
 
 
-def serve_ledger(transport: Transport, ledger: Ledger) -> None:
-    """Let anyone read the logs held here."""
+@asynccontextmanager
+async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
+    """Let anyone read the logs held here, inside the block; once per transport."""
 
     async def converse(stream: Stream) -> None:
         while True:
@@ -149,7 +151,11 @@ def serve_ledger(transport: Transport, ledger: Ledger) -> None:
                 answer = Refusal(str(error)[:500])
             await stream.send(_encoder.encode(answer))
 
-    transport.serve(PROTOCOL, converse, frame_bytes_max=1024)
+    async with Lifetime() as lifetime:
+        transport.serve(
+            PROTOCOL, lambda stream: lifetime.run(converse, stream), frame_bytes_max=1024
+        )
+        yield
 
 
 async def _answer(ledger: Ledger, request: Request) -> Answer:

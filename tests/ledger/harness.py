@@ -85,7 +85,13 @@ class Swarm:
 
     @asynccontextmanager
     async def peer(self, key: Identity) -> AsyncIterator[Peer]:
-        """A peer inside this block, connected to everybody who is there."""
+        """A peer that takes part inside this block, connected to everybody who is there."""
+        async with self.apart(key) as peer, peer.run_node.joined():
+            yield peer
+
+    @asynccontextmanager
+    async def apart(self, key: Identity) -> AsyncIterator[Peer]:
+        """A peer in the network, connected to everybody who is there, that does not take part."""
         home = self.folder / key.peer_id
         world = VirtualWorld(int.from_bytes(key.seed, "big"))
         disk = InlineDisk(home)
@@ -119,10 +125,8 @@ class Swarm:
             for peer in sorted(self._addresses):
                 await transport.connect(peer, self._addresses[peer])
             self._addresses[key.peer_id] = transport.addresses()
-            run_node = RunNode(node, Run(self.manifest), (RUN, WORK))
             try:
-                async with run_node.joined():
-                    yield Peer(node, run_node, seen)
+                yield Peer(node, RunNode(node, Run(self.manifest), (RUN, WORK)), seen)
             finally:
                 del self._addresses[key.peer_id]
                 database.close()

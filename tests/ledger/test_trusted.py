@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import trio
 
+from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.ledger.entries import Admitted, CheckpointPublished, Evicted, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
-from swarm.ledger.wire import fetch_ledger, receipts_of
-from swarm.messages import LogHead, Reinstatement
+from swarm.ledger.wire import PROTOCOL, LedgerClient, fetch_ledger, receipts_of
+from swarm.messages import AdmissionRequest, LogHead, Reinstatement
 from tests.ledger.harness import (
     ALICE,
     BOB,
@@ -92,6 +94,42 @@ def test_trusted_peers_mirror_each_other_and_know_who_is_proven(tmp_path: Path) 
             assert not bob.events("ledger.forked")
 
     in_virtual_time(main)
+
+
+def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The transport and its streams outlast the part, whose database is closed."""
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        replies: list[Sequence[Envelope]] = []
+        async with (
+            swarm.apart(ALICE) as alice,
+            swarm.peer(BOB) as bob,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def ask_for_admission() -> None:
+                request = await bob.run_node.seal(AdmissionRequest(roles=["validator"]), 60)
+                replies.append(await bob.run_node.messenger.request(ALICE.peer_id, request))
+
+            appending = alice.trusted._appending
+            async with alice.run_node.joined():
+                stream = await bob.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
+                assert await LedgerClient(stream).head(ALICE.peer_id) is not None
+                await appending.acquire()  # as if its disk were slow
+                nursery.start_soon(ask_for_admission)
+                await bob.until(lambda: appending.statistics().tasks_waiting == 1, "bob asks")
+            appending.release()
+            with pytest.raises(PeerError, match="ended the ledger stream"):
+                await LedgerClient(stream).head(ALICE.peer_id)
+            with pytest.raises(PeerError, match="ended the ledger stream"):
+                await fetch_ledger(bob.node, ALICE.peer_id)
+        assert replies == [[]]
+
+    in_virtual_time(main)
+    assert not caplog.records
 
 
 def test_a_restarted_validator_goes_on_with_its_log(tmp_path: Path) -> None:

@@ -257,13 +257,13 @@ def test_a_request_is_answered_and_asking_again_gives_the_same_answer() -> None:
                 reply = Acknowledgement(submission=message.digest, worker=envelope.sender)
                 return [await validator.seal(reply, 60)]
 
-            validator.messenger.handle(Submission, answer)
             await worker.reach(validator.id)
             request = await worker.seal(submission(1), 60)
-            for _ in range(2):
-                (reply,) = await worker.messenger.request(validator.id, request, request)
-                assert isinstance(reply.message, Acknowledgement)
-                assert reply.message.submission == bytes([1]) * 32
+            async with validator.messenger.answering({Submission: answer}):
+                for _ in range(2):
+                    (reply,) = await worker.messenger.request(validator.id, request, request)
+                    assert isinstance(reply.message, Acknowledgement)
+                    assert reply.message.submission == bytes([1]) * 32
             assert calls == [1, 1]
 
     in_virtual_time(main)
@@ -277,10 +277,10 @@ def test_nobody_can_send_anothers_message() -> None:
             async def answer(_e: Envelope, _s: Sequence[Envelope]) -> list[Envelope]:
                 raise AssertionError("must not be reached")
 
-            validator.messenger.handle(Submission, answer)
             stolen = await worker.seal(submission(1), 60)
             await thief.reach(validator.id)
-            assert await thief.messenger.request(validator.id, stolen) == []
+            async with validator.messenger.answering({Submission: answer}):
+                assert await thief.messenger.request(validator.id, stolen) == []
             # Nor is anything remembered of it: strangers could be invented without end.
             invented = await worker.seal(Heartbeat(roles=["relay"]), 60)
             assert await thief.messenger.request(validator.id, invented) == []
@@ -298,21 +298,62 @@ def test_a_silent_peer_is_named_at_the_deadline_and_a_dead_one_at_once() -> None
                 await trio.sleep_forever()
                 return []
 
-            validator.messenger.handle(Submission, never)
             await worker.reach(validator.id)
             request = await worker.seal(submission(1), 600)
-            with pytest.raises(DeadlineError, match=validator.id):
-                await worker.messenger.request(validator.id, request, deadline_seconds=5)
 
             async def die() -> None:
                 await trio.sleep(1)
                 run.network.kill(validator.id)
 
-            async with trio.open_nursery() as nursery:
+            async with (
+                validator.messenger.answering({Submission: never}),
+                trio.open_nursery() as nursery,
+            ):
+                with pytest.raises(DeadlineError, match=validator.id):
+                    await worker.messenger.request(validator.id, request, deadline_seconds=5)
                 nursery.start_soon(die)
                 before = trio.current_time()
                 with pytest.raises(PeerError, match=validator.id):
                     await worker.messenger.request(validator.id, request, deadline_seconds=60)
                 assert trio.current_time() - before < 5
+
+    in_virtual_time(main)
+
+
+def test_an_answer_ends_with_the_part_that_gives_it() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run:
+            validator, worker = await run.add(VALIDATOR), await run.add(WORKER)
+            begun = trio.Event()
+            said: list[str] = []
+
+            async def answer(_e: Envelope, _s: Sequence[Envelope]) -> list[Envelope]:
+                begun.set()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await trio.sleep(1)
+                    said.append("the answer has ended")
+                return []
+
+            await worker.reach(validator.id)
+            request = await worker.seal(submission(1), 600)
+
+            async def ask() -> None:
+                assert await worker.messenger.request(validator.id, request) == []
+
+            async with trio.open_nursery() as nursery:
+                async with validator.messenger.answering({Submission: answer}):
+                    with pytest.raises(ValueError, match="Submission"):
+                        async with validator.messenger.answering({Submission: answer}):
+                            pass
+                    nursery.start_soon(ask)
+                    await begun.wait()
+                said.append("the part has ended")
+            assert said == ["the answer has ended", "the part has ended"]
+            await ask()  # nobody is there for it
+            async with validator.messenger.answering({Submission: answer}):
+                pass
 
     in_virtual_time(main)
