@@ -286,7 +286,7 @@ class InferenceRole:
             self._events.emit("inference.delivery_failed", validator=validator, reason=str(error))
             return False
         verdict = first(reply, Verdict)
-        if verdict is not None and verdict.sender == validator:
+        if verdict is not None and self._is_receipt(verdict, reference.digest):
             await self._on_verdict(verdict, ())
             return True
         acknowledgement = first(reply, Acknowledgement)
@@ -306,6 +306,17 @@ class InferenceRole:
                 validator=validator,
             )
         return acknowledged
+
+    def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
+        """Whether this is a verdict on one's submission by any validator: who is asked passes on
+        the word of one that was quicker."""
+        verdict = envelope.message
+        return (
+            isinstance(verdict, Verdict)
+            and verdict.submission == digest
+            and envelope.body.run == self._run.id
+            and self._run.permits(envelope.sender, verdict) is None
+        )
 
     async def _on_verdict(
         self, envelope: Envelope, _supporting: Sequence[Envelope]

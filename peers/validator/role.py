@@ -119,9 +119,12 @@ class ValidatorRole:
         self._places: dict[tuple[str, int, int, int], bytes] = {}
         """Which submission stands at (worker, lineage, step, number)."""
         self._judged: dict[_Key, Envelope] = {}
+        self._accepted_elsewhere: dict[_Key, Envelope] = {}
+        """Verdicts of other validators, which are as good as an own one: the trainer takes the
+        first. (A refusal or quarantine may have a reason that does not hold here.)"""
         self._judged_places: set[tuple[str, int, int, int]] = set()
         self._progress = Watched(None)
-        """Changes with `_orders` and `_judged_places`."""
+        """Changes with `_orders`, `_judged_places` and `_accepted_elsewhere`."""
         self._records: dict[str, WorkerRecord] = {}
         self._paces: dict[str, Pace] = {}
         self._duplicates = Duplicates()
@@ -158,6 +161,10 @@ class ValidatorRole:
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: self._on_submission}):
                 async for case in self._cases:
+                    elsewhere = self._accepted_elsewhere.get(case.key)
+                    if elsewhere is not None:
+                        await self._leave(case, PeerId(elsewhere.sender))
+                        continue
                     self._peer.status.doing = f"judging step {case.submission.step}"
                     await self._judge(case, inspector, prefill)
                     self._peer.status.doing = "ready to judge"
@@ -221,6 +228,11 @@ class ValidatorRole:
         key = (envelope.sender, submission.digest)
         if key in self._judged:
             return [self._judged[key]]
+        elsewhere = self._accepted_elsewhere.get(key)
+        if elsewhere is not None:
+            if key not in self._waiting:
+                await self._remove_pushed(key)
+            return [elsewhere]
         if key in self._waiting:
             return [await self._acknowledge(self._waiting[key])]
         order = await self._order_of(submission, first(supporting, StepOrder))
@@ -231,8 +243,7 @@ class ValidatorRole:
                 self._events.emit("validator.not_admitted", remote=envelope.sender, reason=detail)
                 word = AdmissionRefused(peer=envelope.sender, reason=detail[:500])
                 return [await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)]
-            self._pushed.pop(key, None)
-            await self._disk.remove(_path(key))
+            await self._remove_pushed(key)
             outcome = _Outcome(
                 [Check(name=check, figure=figure, threshold=threshold, passed=False)], check, detail
             )
@@ -334,19 +345,23 @@ class ValidatorRole:
         """Submission n is judged after n - 1 was: nobody may skip a number he dislikes."""
         worker, lineage, step, number = case.place
         before = (worker, lineage, step, number - 1)
+
+        def may_go_on() -> bool:
+            return before in self._judged_places or case.key in self._accepted_elsewhere
+
         if number > 0:
             limits = self._run.manifest.limits
             patience = (limits.acknowledgement_seconds + limits.verdict_seconds) * min(
                 TURN_VALIDATORS_MAX, len(self._run.manifest.validator_ids())
             )
             arrived = True
-            while before not in self._judged_places and arrived:
+            while not may_go_on() and arrived:
                 # One that waits for its own verdict here is only late, however long it takes.
                 arrived = (worker, self._places.get(before)) in self._waiting
                 with trio.move_on_after(patience) as waited:
-                    await self._progress.wait_until(lambda _: before in self._judged_places)
+                    await self._progress.wait_until(lambda _: may_go_on())
                 arrived = arrived or not waited.cancelled_caught
-            if before not in self._judged_places:
+            if not may_go_on():
                 outcome = _Outcome(
                     [Check(name="number", figure=number, threshold=number - 1, passed=False)],
                     "number",
@@ -536,11 +551,7 @@ class ValidatorRole:
         self._judged[key] = envelope
         self._waiting.pop(key, None)
         self._pushed.pop(key, None)
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
-            )
-        )
+        await self._forget_unjudged(key)
         if accepted:  # with this hash it is the only one: the file's header names its worker
             self._peer.blobs.register(digest, _path(key), 0, submission.size_bytes)
             self._record(worker).accepted += 1
@@ -615,7 +626,24 @@ class ValidatorRole:
         place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
         self._judged_places.add(place)
         self._places.setdefault(place, verdict.submission)
+        if envelope.sender != self._peer.peer_id and verdict.outcome == "accepted":
+            self._accepted_elsewhere[verdict.worker, verdict.submission] = envelope
         self._progress.touch()
+
+    async def _leave(self, case: _Case, quicker: PeerId) -> None:
+        """Leave a case to the validator that was quicker. A worker turns to the next in rank when
+        a verdict is late; were both to judge it then, one's overload would become everybody's."""
+        self._waiting.pop(case.key, None)
+        await self._forget_unjudged(case.key)
+        await self._remove_pushed(case.key)
+        self._events.emit(
+            "validator.accepted_elsewhere",
+            submission=case.submission.digest,
+            worker=case.worker,
+            step=case.submission.step,
+            number=case.submission.number,
+            by=quicker,
+        )
 
     # --- upkeep ------------------------------------------------------------------------------
 
@@ -679,17 +707,36 @@ class ValidatorRole:
             if newest is not None:
                 await self._forget_older(newest)
 
+    async def _remove_pushed(self, key: _Key) -> None:
+        self._pushed.pop(key, None)
+        await self._disk.remove(_path(key))
+
+    async def _forget_unjudged(self, key: _Key) -> None:
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
+            )
+        )
+
     async def _forget_older(self, newest: Checkpoint) -> None:
         oldest = newest.step - self._run.manifest.schedule.max_staleness - 2
+
+        def is_old(envelope: Envelope) -> bool:
+            verdict = envelope.message
+            assert isinstance(verdict, Verdict)
+            return verdict.lineage < newest.lineage or verdict.step < oldest
+
         for key, envelope in list(self._judged.items()):
             verdict = envelope.message
             assert isinstance(verdict, Verdict)
-            if verdict.lineage < newest.lineage or verdict.step < oldest:
+            if is_old(envelope):
                 if verdict.outcome == "accepted":
                     self._peer.blobs.unregister(verdict.submission)
                 await self._disk.remove(_path(key))
                 await self._disk.remove(_again(key))
                 del self._judged[key]
+        for key in [k for k, envelope in self._accepted_elsewhere.items() if is_old(envelope)]:
+            del self._accepted_elsewhere[key]
         stale = [p for p in self._places if p[1] < newest.lineage or p[2] < oldest]
         for place in stale:
             del self._places[place]
