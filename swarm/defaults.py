@@ -243,11 +243,9 @@ DHT_PEERS_PER_GROUP_MAX = 2
 DHT_CONTACT_FAILURES_MAX = 2
 """Failed requests in a row after which a contact is dropped though nobody replaces it."""
 
-DHT_CONTACT_FRESH_SECONDS = 60.0
-"""The oldest contact of a full bucket is not pinged again when it answered this recently."""
-
-DHT_CONTACT_STALE_SECONDS = 300.0
-"""The contact not heard of for longest, and for so long, is asked whether it is there still."""
+DHT_CONTACT_FRESH_SECONDS = 300.0
+"""A contact that answered, or was connected, this recently is not asked whether it is there still:
+neither the oldest of a full bucket, when somebody else would take its place, nor that of all."""
 
 DHT_CHECK_AGAIN_SECONDS = 300.0
 """A peer that asks us is asked back (does it serve?) at most this often."""

@@ -69,6 +69,10 @@ SOURCES_MAX = 64
 NEIGHBOUR_SEARCH_SECONDS = 3.0
 """Between attempts to find more gossip neighbours."""
 
+CLAIM_SECONDS = 1.0
+"""For neighbours to say that they have a checkpoint, before the DHT is asked who has: a new one
+comes from neighbour to neighbour about as fast as a lookup goes."""
+
 PROVIDE_SECONDS = 30.0
 """Between provider records of this peer's newest checkpoint: neighbours learn of pieces at once
 by HAVE, the DHT only serves newcomers."""
@@ -666,8 +670,8 @@ class RunNode:
             )
 
     async def _find_providers(self, manifest_digest: bytes) -> None:
-        """Ask the DHT who holds a checkpoint, if no neighbour claims to."""
-        if self.have.claimed(manifest_digest):
+        """Ask the DHT who holds a checkpoint, if no neighbour claims to before long."""
+        if await self.have.wait_claimed(manifest_digest, CLAIM_SECONDS):
             return
         try:
             providers = await self.node.dht.find_providers(checkpoint_key(manifest_digest))

@@ -344,13 +344,15 @@ class Kademlia:
             await self._meet_bootstrap_peers()
             await self._republish()
             await self._refresh()
+            for peer in self._transport.connected():
+                self.table.heard_of(peer, self._world.now())
             self._check_stalest()
 
     def _check_stalest(self) -> None:
         """Whoever asks little, as a bootstrap peer does, would name peers that are long gone."""
         stalest = min(self.table.contacts(), key=lambda contact: contact.seen, default=None)
-        stale = self._world.now() - defaults.DHT_CONTACT_STALE_SECONDS
-        if stalest is not None and stalest.seen < stale:
+        fresh = self._world.now() - defaults.DHT_CONTACT_FRESH_SECONDS
+        if stalest is not None and stalest.seen < fresh:
             self._queue_check(stalest.neighbour)
 
     async def _meet_bootstrap_peers(self) -> None:

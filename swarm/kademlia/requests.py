@@ -100,13 +100,18 @@ class Requests:
         return answer
 
     async def _keep(self, stream: Stream) -> None:
-        surplus = self._idle.pop(stream.peer, None)
-        until = self._world.now() + defaults.DHT_OUTBOUND_IDLE_SECONDS
-        self._idle[stream.peer] = _Idle(stream, until)
-        if surplus is None and len(self._idle) > defaults.DHT_OUTBOUND_STREAMS_MAX:
-            _, surplus = self._idle.popitem(last=False)
-        if surplus is not None:
-            await _reset(surplus.stream)
+        """Keep a stream for the next request; those kept for too long, or too many, are reset."""
+        now = self._world.now()
+        surplus = [self._idle.pop(stream.peer, None)]
+        self._idle[stream.peer] = _Idle(stream, now + defaults.DHT_OUTBOUND_IDLE_SECONDS)
+        while (
+            len(self._idle) > defaults.DHT_OUTBOUND_STREAMS_MAX
+            or next(iter(self._idle.values())).until <= now
+        ):
+            surplus.append(self._idle.popitem(last=False)[1])
+        for idle in surplus:
+            if idle is not None:
+                await _reset(idle.stream)
 
     def _late(self, to: Neighbour, message: Message) -> DeadlineError:
         return DeadlineError(

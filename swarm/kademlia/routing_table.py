@@ -159,6 +159,14 @@ class RoutingTable:
         stale = now - oldest.seen >= defaults.DHT_CONTACT_FRESH_SECONDS
         return oldest if stale and len(bucket.contacts) >= self._k else None
 
+    def heard_of(self, peer: PeerId, now: float) -> None:
+        """A contact is there: it is connected. That says nothing of requests that it fails."""
+        contact = self._contacts.get(peer)
+        if contact is not None:
+            contact.seen = now
+            contacts = self.bucket(bucket_of(self.own_id, contact.id)).contacts
+            contacts[peer] = contacts.pop(peer)
+
     def has_use_for(self, peer: PeerId, now: float) -> bool:
         """Whether a peer is a contact, or could become one or a replacement if it answered."""
         if peer in self._contacts:

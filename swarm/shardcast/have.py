@@ -192,6 +192,8 @@ class HaveExchange:
         self._tells = tells
         self._stirred = trio.Event()
         """A checkpoint has changed since growing was given up."""
+        self._heard = trio.Event()
+        """Some neighbour has said something since."""
         store.watch(self._changed)
 
     # --- what others have --------------------------------------------------------------------
@@ -205,8 +207,14 @@ class HaveExchange:
         """Whether this peer announces to us, so that its silence on a checkpoint has a meaning."""
         return peer in self._claims
 
-    def claimed(self, manifest: bytes) -> bool:
-        """Whether any neighbour claims anything of a checkpoint."""
+    async def wait_claimed(self, manifest: bytes, seconds: float) -> bool:
+        """Whether any neighbour claims anything of a checkpoint, by now or within so long."""
+        with trio.move_on_after(seconds):
+            while not self._is_claimed(manifest):
+                await self._heard.wait()
+        return self._is_claimed(manifest)
+
+    def _is_claimed(self, manifest: bytes) -> bool:
         return any(manifest in claims for claims in self._claims.values())
 
     def rarest(self, manifest: bytes, pieces: int) -> int:
@@ -490,6 +498,8 @@ class HaveExchange:
                 self._tell_changed(peer)
 
     def _tell_changed(self, peer: PeerId) -> None:
+        self._heard.set()
+        self._heard = trio.Event()
         for callback in self._on_change:
             callback(peer)
 

@@ -255,9 +255,22 @@ def test_whoever_asks_nothing_notices_that_a_contact_is_gone():
             await trio.sleep(5)
             assert peers[2].id in peers[0].dht.table
             peers[2].stop()
-            await trio.sleep(defaults.DHT_CONTACT_STALE_SECONDS + 120)
+            await trio.sleep(defaults.DHT_CONTACT_FRESH_SECONDS + 120)
             assert peers[2].id not in peers[0].dht.table
             assert peers[1].id in peers[0].dht.table
+
+    run(main)
+
+
+def test_contacts_that_stay_connected_are_known_to_be_there():
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(3)
+            await trio.sleep(3 * defaults.DHT_CONTACT_FRESH_SECONDS)
+            contacts = peers[0].dht.table.contacts()
+            assert {contact.peer for contact in contacts} == {peers[1].id, peers[2].id}
+            soon = 2 * defaults.DHT_MAINTENANCE_SECONDS
+            assert all(contact.seen > trio.current_time() - soon for contact in contacts)
 
     run(main)
 

@@ -47,6 +47,11 @@ def test_an_old_live_contact_stays_and_a_dead_one_is_replaced():
     assert oldest is not None and oldest.peer == FAR[1]
     assert table.failed(FAR[1])
     assert FAR[22] in table and FAR[1] not in table and len(table) == 20
+    table.heard_of(FAR[2], fresh)
+    table.heard_of(FAR[30], fresh)  # no contact, and none it becomes
+    oldest = table.answered(FAR[23], address(FAR[23]), fresh)
+    assert oldest is not None and oldest.peer == FAR[3]
+    assert FAR[30] not in table
 
 
 def test_one_failure_without_a_replacement_is_forgiven_but_hides_the_contact():

@@ -55,8 +55,11 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
                 nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
                 await trio.sleep(2)
                 assert not client.have.speaks(relay.transport.peer_id)
+                assert not await client.have.wait_claimed(manifest, 1.0)
+                began = trio.current_time()
                 await client.connect(relay)
-                await trio.sleep(0.01)
+                assert await client.have.wait_claimed(manifest, 1.0)
+                assert trio.current_time() < began + 0.01
                 assert client.have.speaks(relay.transport.peer_id)
                 assert has(client, relay, manifest, 6) == [0, 1], "the first word comes at once"
                 hidden.remove(pieces[2].digest)
@@ -65,7 +68,6 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
                 hidden.clear()
             await trio.sleep(0.05)
             assert has(client, relay, manifest, 6) == list(range(6)), "complete is said at once"
-            assert client.have.claimed(manifest)
             await relay.store._remove(relay.store.held((0, 0)))  # type: ignore[arg-type]
             await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
             assert client.have.claim(relay.transport.peer_id, manifest) is None
