@@ -173,8 +173,8 @@ def test_byzantine(seed: int) -> None:
 
 FOUND_BY = {
     "skipped-signature-check": (1, "only signed weights are loaded"),
-    "forgotten-verdict": (0, "a verdict is never forgotten"),
-    "trained-twice": (1, "a rollout is trained on once"),
+    "forgotten-verdict": (1, "a verdict is never forgotten"),
+    "trained-twice": (7, "a rollout is trained on once"),
 }
 """Which seed of `byzantine` finds a planted bug, and by which invariant."""
 
