@@ -2,6 +2,8 @@
 
     python -m benchmarks.clipping --seeds 5 --steps 250 > clipping.json
     python -m benchmarks.study_plot clipping.json clipping.png
+
+One panel for each group of variants that the report has.
 """
 
 from __future__ import annotations
