@@ -245,7 +245,11 @@ def test_a_cheat_is_evicted() -> None:
         )
         await cheat.start()
         await simulation.meet(out, 600)
-        await trio.sleep(5)  # the cheat hears of it as well
+        await trio.sleep(5)
+        for peer in simulation.peers.values():
+            if peer is not cheat:
+                assert peer.node is not None
+                assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"
 
     simulation = run(main)
     assert [v for v in simulation.violations if "cheat ended" not in v] == []
