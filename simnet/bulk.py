@@ -7,7 +7,7 @@ task. A broadcast of 62 GB to 1,000 peers has two million of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,16 @@ from simnet.disk import SimulatedDisk, SimulatedSink
 from simnet.flows import Flow, Link
 from swarm import defaults
 from swarm.identity import Identity, PeerId
-from swarm.transport import BlobReference, BulkService, FetchError, OpenBlob, Refused, Source
+from swarm.transport import (
+    Arrived,
+    BlobReference,
+    BulkService,
+    FetchError,
+    OpenBlob,
+    Refused,
+    Source,
+    fetch_in_turn,
+)
 from swarm.transport.base import BaseTransport
 from swarm.world import Disk, Piece, Sink, World
 
@@ -56,6 +65,11 @@ class BulkPlane(BaseTransport):
         """The next request to this server opens a connection."""
         for key in [key for key in self._admissions if key[1] == server]:
             del self._admissions[key]
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        await fetch_in_turn(self, source, wanted, arrived)
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
         server = await self._server(source)

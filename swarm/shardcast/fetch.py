@@ -1,11 +1,12 @@
 """From an announcement to a complete folder: pieces from several sources at once.
 
 A fetch has a number of lanes. Each asks one source for one piece after the other: the rarest that
-the source claims and that nobody was asked for. A lane stays with its source while that has more
-and is not slow, so that every uplink keeps its readers; else it takes another one, sampled from
-the book. The manifest is fetched like a piece. When every piece is asked for and lanes are free,
-the slowest ones are asked of further sources too; the first right answer wins and the others are
-cancelled. Nothing that was committed is ever fetched again, also after a restart.
+the source claims and that nobody was asked for; on a fast line, with some that follow it. A lane
+stays with its source while that has more and is not slow, so that every uplink keeps its readers;
+else it takes another one, sampled from the book. The manifest is fetched like a piece. When every
+piece is asked for and lanes are free, the slowest ones are asked of further sources too; the first
+right answer wins and the others are cancelled. Nothing that was committed is ever
+fetched again, also after a restart.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from swarm.shardcast.rarity import bits_of, draw
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key, delta_key
 from swarm.transport import BlobReference, BlobTransport, FetchError, Source
-from swarm.world import Sink, World
+from swarm.world import Piece, Sink, World
 
 _T = TypeVar("_T")
 
@@ -63,22 +64,36 @@ class _Line:
         self.reason = "was not asked"
 
 
+class _Run:
+    """One request to one source: most often for one piece, on a fast line for several."""
+
+    __slots__ = ("attempts", "line", "scope", "started")
+
+    def __init__(self, line: _Line, started: float) -> None:
+        self.line = line
+        self.started = started
+        self.attempts: list[_Attempt] = []
+        self.scope = trio.CancelScope()
+
+
 class _Attempt:
     """One piece asked of one source."""
 
-    __slots__ = ("ended", "hedge_at", "line", "piece", "scope", "spare", "started")
+    __slots__ = ("ended", "hedge_at", "piece", "run", "spare")
 
-    def __init__(self, piece: int, line: _Line, started: float, hedge_at: float, spare: bool):
+    def __init__(self, piece: int, run: _Run, hedge_at: float, spare: bool):
         self.piece = piece
-        self.line = line
-        self.started = started
+        self.run = run
         self.hedge_at = hedge_at
         """From when on the piece may be asked of another source as well."""
         self.spare = spare
         """Another attempt writes to the piece's place, so this one writes to a spare file."""
-        self.scope = trio.CancelScope()
         self.ended: trio.Event | None = None
         """Made by whoever waits for the end."""
+
+
+class _WrongBytes(Exception):
+    """A piece of a run was wrong: nothing more is taken from it."""
 
 
 class _Job:
@@ -96,6 +111,8 @@ class _Job:
         self.attempts: dict[int, list[_Attempt]] = {}
         self.landing: set[int] = set()
         """Pieces that arrived right and are being committed."""
+        self.checking = 0
+        """Files that are being hashed as far as they are here."""
         self.known: dict[str, _Line] = {}
         """Sources as of the last look, by name."""
         self.lines: dict[str, _Line] = {}
@@ -112,6 +129,7 @@ class _Job:
         """Averaged bytes a second of one request, over all sources."""
         self.bytes_by_source: Counter[str] = Counter()
         self.changed = trio.Event()
+        self.nursery: trio.Nursery
         self.scope = trio.CancelScope()
         self.superseded_by: Key | None = None
         self.error: SwarmError | None = None
@@ -274,8 +292,8 @@ class Fetcher:
             held = self._store.held(job.key)
             if held is not None:
                 await self._begun(job, held)
-            async with trio.open_nursery() as nursery:
-                await self._hand_out(job, nursery)
+            async with trio.open_nursery() as job.nursery:
+                await self._hand_out(job, job.nursery)
         if job.error is not None:
             raise job.error
         if job.superseded_by is not None:
@@ -315,9 +333,15 @@ class Fetcher:
     async def _hand_out(self, job: _Job, nursery: trio.Nursery) -> None:
         """Start lanes until nothing is missing and nothing under way."""
         job.width = self._parallel
-        while job.held is None or job.missing or job.attempts or job.landing:
+        while True:
             job.changed = trio.Event()
             wake_at = self._assign(job, nursery)
+            if not (job.held is None or job.missing or job.attempts or job.landing or job.checking):
+                # What the disk lost meanwhile is fetched again.
+                job.missing = bits_of(job.held.pieces) ^ ((1 << len(job.held.pieces)) - 1)
+                if not job.missing:
+                    return
+                continue
             with trio.move_on_at(wake_at):
                 await job.changed.wait()
 
@@ -333,10 +357,10 @@ class Fetcher:
         # hang could hold all of them until their deadlines.
         lanes = job.width + min(overdue, self._parallel_max)
         while job.active < lanes and job.more_at <= now:
-            attempt = self._next(job, None, now) or self._hedge(job, now)
-            if attempt is None:
+            run = self._next(job, None, now) or self._hedge(job, now)
+            if run is None:
                 break
-            nursery.start_soon(self._lane, job, attempt)
+            nursery.start_soon(self._lane, job, run)
         wake_at = min((time for time in due if time > now), default=inf)
         if job.active < lanes:
             if job.more_at > now:
@@ -385,8 +409,8 @@ class Fetcher:
         least = 2 * self._parallel if ending else max(1, 7 * self._parallel // 8)
         job.width = max(least, min(round(self._parallel * late * late), self._parallel_max))
 
-    def _next(self, job: _Job, last: _Line | None, now: float) -> _Attempt | None:
-        """A piece that nobody is asked for, and whom to ask: the last one again if possible."""
+    def _next(self, job: _Job, last: _Line | None, now: float) -> _Run | None:
+        """What nobody is asked for, and whom to ask: the last one again if possible."""
         if job.held is None:
             return self._next_manifest(job, now)
         if not job.missing or job.scope.cancel_called:
@@ -409,8 +433,23 @@ class Fetcher:
             # In order from mirrors: where nobody else follows, a file's hash keeps up with its
             # pieces.
             index = (able & -able).bit_length() - 1
-        job.missing ^= 1 << index
-        return self._ask_for(job, index, line, now)
+        count = self._count(job, index, line)
+        indices = [index]
+        while len(indices) < count and able >> (indices[-1] + 1) & 1:
+            indices.append(indices[-1] + 1)
+        for each in indices:
+            job.missing ^= 1 << each
+        return self._ask_for(job, indices, line, now)
+
+    def _count(self, job: _Job, index: int, line: _Line) -> int:
+        """How many pieces to ask for at once, if they follow each other."""
+        in_time = self.book.bandwidth(line.name) * defaults.FETCH_RUN_SECONDS
+        pieces = int(in_time / job.reference(index).size_bytes)
+        if pieces < 2:
+            return 1
+        # Towards the end every lane gets its part.
+        left = (job.missing.bit_count() + 2) // (2 * self._parallel_per_source)
+        return max(1, min(pieces, left, defaults.FETCH_RUN_PIECES_MAX))
 
     def _stays(self, job: _Job, line: _Line) -> bool:
         """Whether a lane asks its source again."""
@@ -424,7 +463,7 @@ class Fetcher:
         weights = [self.book.weight(line.name) for line, _ in lines]
         return self._world.random.choices(lines, weights)[0]
 
-    def _next_manifest(self, job: _Job, now: float) -> _Attempt | None:
+    def _next_manifest(self, job: _Job, now: float) -> _Run | None:
         if _MANIFEST in job.attempts or _MANIFEST in job.landing:
             return None
         lines = [
@@ -433,7 +472,7 @@ class Fetcher:
         if not lines:
             return None
         line, _ = self._choose([entry for entry in lines if entry[0].claim is not None] or lines)
-        return self._ask_for(job, _MANIFEST, line, now)
+        return self._ask_for(job, [_MANIFEST], line, now)
 
     def _is_able(self, line: _Line, now: float) -> bool:
         """Whether a source can be asked for one more piece now."""
@@ -467,7 +506,7 @@ class Fetcher:
         waited = now - job.started
         return not self._have.speaks(line.source.peer) or waited >= defaults.HAVE_SILENCE_SECONDS
 
-    def _hedge(self, job: _Job, now: float) -> _Attempt | None:
+    def _hedge(self, job: _Job, now: float) -> _Run | None:
         """One of the last pieces, asked of a further source since it takes too long."""
         if job.missing:
             return None
@@ -476,73 +515,85 @@ class Fetcher:
             # copies, and an honest source is left its time.
             if index in job.landing or max(attempt.hedge_at for attempt in attempts) > now:
                 continue
-            asked = {attempt.line.name for attempt in attempts}
+            asked = {attempt.run.line.name for attempt in attempts}
             lines = [
                 (line, 1)
                 for line in job.known.values()
                 if line.name not in asked and self._may_have(job, line, index, now)
             ]
             if lines and job.active < 2 * self._parallel_max:
-                return self._ask_for(job, index, self._choose(lines)[0], now)
+                return self._ask_for(job, [index], self._choose(lines)[0], now)
         return None
 
-    def _ask_for(self, job: _Job, index: int, line: _Line, now: float) -> _Attempt:
-        expected = job.reference(index).size_bytes / self.book.bandwidth(line.name)
-        hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
-        attempts = job.attempts.get(index)
-        if attempts is None:
-            attempts = job.attempts[index] = []
-        attempt = _Attempt(index, line, now, hedge_at, spare=bool(attempts))
-        attempts.append(attempt)
+    def _ask_for(self, job: _Job, indices: list[int], line: _Line, now: float) -> _Run:
+        run = _Run(line, now)
+        bandwidth = self.book.bandwidth(line.name)
+        expected = 0.0
+        for index in indices:
+            expected += job.reference(index).size_bytes / bandwidth
+            hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
+            attempts = job.attempts.get(index)
+            if attempts is None:
+                attempts = job.attempts[index] = []
+            attempt = _Attempt(index, run, hedge_at, spare=bool(attempts))
+            attempts.append(attempt)
+            run.attempts.append(attempt)
         line.active += 1
         job.active += 1
-        return attempt
+        return run
 
-    # --- one piece from one source -----------------------------------------------------------
+    # --- one request to one source -----------------------------------------------------------
 
-    async def _lane(self, job: _Job, attempt: _Attempt | None) -> None:
-        """One piece after the other, until there is nothing to ask for."""
-        while attempt is not None:
-            await self._attempt(job, attempt)
+    async def _lane(self, job: _Job, run: _Run | None) -> None:
+        """One request after the other, until there is nothing to ask for."""
+        while run is not None:
+            await self._request(job, run)
             now = self._world.now()
             free = job.active < job.width
-            attempt = self._next(job, attempt.line, now) if free else None
-            wanting = attempt is None or job.active < job.width
+            run = self._next(job, run.line, now) if free else None
+            wanting = run is None or job.active < job.width
             if (wanting and job.more_at <= now) or not job.active:
                 job.changed.set()
 
-    async def _attempt(self, job: _Job, attempt: _Attempt) -> None:
-        index, line = attempt.piece, attempt.line
-        size_bytes = job.reference(index).size_bytes
+    async def _request(self, job: _Job, run: _Run) -> None:
+        line = run.line
+        size_bytes = sum(job.reference(attempt.piece).size_bytes for attempt in run.attempts)
         seconds = defaults.PIECE_DEADLINE_SECONDS
         seconds += size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
-        deadline = attempt.started + seconds
+        deadline = run.started + seconds
         try:
-            attempt.scope.deadline = deadline
-            with attempt.scope:
-                await self._ask(job, attempt)
-            if attempt.scope.cancelled_caught:
+            run.scope.deadline = deadline
+            with run.scope:
+                await self._ask(job, run)
+            if run.scope.cancelled_caught:
                 now = self._world.now()
                 # If another source was first, this one can at best have been this fast.
-                self.book.given_up(line.name, size_bytes, now - attempt.started)
+                self.book.given_up(line.name, size_bytes, now - run.started)
                 if now >= deadline:
                     line.reason = f"did not send a piece within {seconds:.0f} s"
                     self.book.failed(line.name)
-                    self._refused(job, index, line)
+                    self._refused(job, run.attempts[0].piece, line)
         except (DiskFullError, BadManifest) as error:
             job.error = error
             job.scope.cancel()
         finally:
-            if attempt.ended is not None:
-                attempt.ended.set()
             job.active -= 1
             line.active -= 1
-            attempts = job.attempts[index]
-            attempts.remove(attempt)
-            if not attempts:
-                del job.attempts[index]
-                if index != _MANIFEST and not self._is_here(job, index):
-                    job.missing |= 1 << index
+            while run.attempts:
+                self._end(job, run.attempts[0])
+
+    def _end(self, job: _Job, attempt: _Attempt) -> None:
+        """An attempt is over; its piece, if it is not here, is wanted again."""
+        index = attempt.piece
+        attempt.run.attempts.remove(attempt)
+        if attempt.ended is not None:
+            attempt.ended.set()
+        attempts = job.attempts[index]
+        attempts.remove(attempt)
+        if not attempts:
+            del job.attempts[index]
+            if index != _MANIFEST and not self._is_here(job, index):
+                job.missing |= 1 << index
 
     @staticmethod
     def _is_here(job: _Job, index: int) -> bool:
@@ -557,65 +608,33 @@ class Fetcher:
         assert job.held is not None
         return self._store.sink(job.held, index)
 
-    async def _ask(self, job: _Job, attempt: _Attempt) -> None:
-        index = attempt.piece
-        if not attempt.spare:
-            await self._receive(job, attempt, await self._sink(job, index), None)
+    async def _ask(self, job: _Job, run: _Run) -> None:
+        index = run.attempts[0].piece
+        if not run.attempts[0].spare:
+            sinks = [await self._sink(job, attempt.piece) for attempt in run.attempts]
+            await self._receive(job, run, sinks, None)
             return
         size = job.reference(index).size_bytes
         async with self._store.spare_file(size) as path:
             sink = self._store.disk.sink(path, 0, size)
-            await self._receive(job, attempt, sink, path)
+            await self._receive(job, run, [sink], path)
 
-    async def _receive(self, job: _Job, attempt: _Attempt, sink: Sink, spare: str | None) -> None:
-        """Fetch one piece into `sink` (of the file `spare`, if given), check and place it."""
-        index, line = attempt.piece, attempt.line
-        reference = job.reference(index)
+    async def _receive(self, job: _Job, run: _Run, sinks: list[Sink], spare: str | None) -> None:
+        """Fetch the pieces of a run into `sinks` (the only one: of the file `spare`, if given),
+        check and place each."""
+        line = run.line
         try:
-            piece = await self._transport.fetch(line.source, reference, sink)
-            seconds = self._world.now() - attempt.started
-            if index in job.landing or self._is_here(job, index):
-                return
-            if piece.size_bytes != reference.size_bytes or not piece.verify(reference.digest):
-                line.reason = "sent wrong bytes"
-                self.book.corrupt(line.name)
-                self._refused(job, index, line)
-                return
-            job.landing.add(index)
-            others = [other for other in job.attempts[index] if other is not attempt]
-            for other in others:
-                other.scope.cancel()
-            try:
-                await sink.commit(piece)
-                if spare is not None:
-                    for other in others:
-                        if other in job.attempts[index]:
-                            other.ended = trio.Event()
-                            await other.ended.wait()
-                    await self._copy_in(job, index, spare)
-                await self._landed(job, index)
-            finally:
-                job.landing.discard(index)
-            self.book.succeeded(line.name, reference.size_bytes, seconds)
-            pace = reference.size_bytes / max(seconds, 1e-6)
-            job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
-            line.pause = defaults.NOT_YET_SECONDS
-            line.busy_pause = defaults.BUSY_SECONDS
-            job.busy_pause = max(job.busy_pause / 2, defaults.FETCH_BUSY_SECONDS)
-            line.reason = "sent pieces"
-            job.bytes_by_source[line.name] += reference.size_bytes
-            self._events.emit(
-                "shardcast.piece_received",
-                lineage=job.key[0],
-                step=job.key[1],
-                piece=index,
-                source=line.name,
-                bytes=reference.size_bytes,
-                seconds=seconds,
-            )
+            if len(sinks) == 1:
+                reference = job.reference(run.attempts[0].piece)
+                piece = await self._transport.fetch(line.source, reference, sinks[0])
+                seconds = self._world.now() - run.started
+                await self._arrived(job, run.attempts[0], sinks[0], piece, seconds, spare)
+            else:
+                await self._receive_several(job, run, sinks)
         except FetchError as error:
             line.reason = str(error)
             now = self._world.now()
+            index = run.attempts[0].piece
             if error.busy:
                 self._rest(job, line, now)
             elif error.retry and (line.claim is None or not line.claim.has(index)):
@@ -625,7 +644,84 @@ class Fetcher:
                 self.book.failed(line.name)
                 self._refused(job, index, line)
         finally:
-            sink.abandon()
+            for sink in sinks:
+                sink.abandon()
+
+    async def _receive_several(self, job: _Job, run: _Run, sinks: list[Sink]) -> None:
+        wanted = [
+            (job.reference(attempt.piece), sink)
+            for attempt, sink in zip(run.attempts, sinks, strict=True)
+        ]
+        left = iter(sinks)
+        count = 0
+
+        async def arrived(piece: Piece) -> None:
+            nonlocal count
+            count += 1
+            # Those that follow arrive while the first is checked: only their average says much.
+            seconds = (self._world.now() - run.started) / count
+            attempt = run.attempts[0]
+            if not await self._arrived(job, attempt, next(left), piece, seconds, None):
+                raise _WrongBytes
+            self._end(job, attempt)
+
+        try:
+            await self._transport.fetch_run(run.line.source, wanted, arrived)
+        except _WrongBytes:
+            return  # said already
+
+    async def _arrived(
+        self,
+        job: _Job,
+        attempt: _Attempt,
+        sink: Sink,
+        piece: Piece,
+        seconds: float,
+        spare: str | None,
+    ) -> bool:
+        """Check and place a piece that took so long; False if it was wrong."""
+        index, line = attempt.piece, attempt.run.line
+        reference = job.reference(index)
+        if index in job.landing or self._is_here(job, index):
+            return True
+        if piece.size_bytes != reference.size_bytes or not piece.verify(reference.digest):
+            line.reason = "sent wrong bytes"
+            self.book.corrupt(line.name)
+            self._refused(job, index, line)
+            return False
+        job.landing.add(index)
+        others = [other for other in job.attempts[index] if other is not attempt]
+        for other in others:
+            other.run.scope.cancel()
+        try:
+            await sink.commit(piece)
+            if spare is not None:
+                for other in others:
+                    if other in job.attempts[index]:
+                        other.ended = trio.Event()
+                        await other.ended.wait()
+                await self._copy_in(job, index, spare)
+            await self._landed(job, index)
+        finally:
+            job.landing.discard(index)
+        self.book.succeeded(line.name, reference.size_bytes, seconds)
+        pace = reference.size_bytes / max(seconds, 1e-6)
+        job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
+        line.pause = defaults.NOT_YET_SECONDS
+        line.busy_pause = defaults.BUSY_SECONDS
+        job.busy_pause = max(job.busy_pause / 2, defaults.FETCH_BUSY_SECONDS)
+        line.reason = "sent pieces"
+        job.bytes_by_source[line.name] += reference.size_bytes
+        self._events.emit(
+            "shardcast.piece_received",
+            lineage=job.key[0],
+            step=job.key[1],
+            piece=index,
+            source=line.name,
+            bytes=reference.size_bytes,
+            seconds=seconds,
+        )
+        return True
 
     def _rest(self, job: _Job, line: _Line, now: float) -> None:
         """A source is busy: it is left alone for a while, and no more is asked for at once."""
@@ -654,7 +750,20 @@ class Fetcher:
             await self._begun(job, await self._store.begin(job.key, job.digest))
         else:
             assert job.held is not None
-            await self._store.landed(job.held, index)
+            # Beside the lanes, which go on: a file's hash is one long computation.
+            if self._store.place(job.held, index):
+                job.checking += 1
+                job.nursery.start_soon(self._check, job, job.held, index)
+
+    async def _check(self, job: _Job, held: Held, index: int) -> None:
+        try:
+            await self._store.check(held, index)
+        except BadManifest as error:
+            job.error = error
+            job.scope.cancel()
+        finally:
+            job.checking -= 1
+            job.changed.set()
 
     def _refused(self, job: _Job, index: int, line: _Line) -> None:
         self._events.emit(

@@ -35,7 +35,7 @@ from swarm.shardcast.manifest import (
 )
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import Change, CheckpointStore, Held
-from swarm.transport import BlobReference, FetchError, Source
+from swarm.transport import Arrived, BlobReference, FetchError, Source
 from swarm.transport.base import Traffic
 from swarm.transport.bulk import BulkClient, BulkServer, Unreachable, Uplink
 from swarm.world import Piece, Sink
@@ -255,6 +255,17 @@ class MirrorTransport:
         for root in source.addresses:
             try:
                 return await self._client.fetch(root, None, reference, sink)
+            except Unreachable as error:
+                last = error
+        raise last
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        last = FetchError("a source has no address")
+        for root in source.addresses:
+            try:
+                return await self._client.fetch_run(root, None, wanted, arrived)
             except Unreachable as error:
                 last = error
         raise last

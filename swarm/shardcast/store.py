@@ -412,8 +412,22 @@ class CheckpointStore:
         The file's SHA-256 is checked once its last piece is there. Raises `BadManifest` when every
         piece of a file is right and the file is not: then the manifest contradicts itself.
         """
+        if self.place(held, index):
+            await self.check(held, index)
+
+    def place(self, held: Held, index: int) -> bool:
+        """As `landed`, but hashes nothing: whether it is time to `check`."""
         held.pieces[index] = 1
         self._tell(Change.PIECE, held, index)
+        number = held.manifest.pieces[index].file
+        if number in held.checked:
+            return False
+        hashing = self._hashing(held, number)
+        # Whoever hashes now goes on to what has arrived since.
+        return not hashing.turn.locked() and self._end(held, number, hashing) is not None
+
+    async def check(self, held: Held, index: int) -> None:
+        """Hash the file of a piece as far as it is here; raises as `landed` does."""
         await self._check_file(held, held.manifest.pieces[index].file)
 
     async def _check_file(self, held: Held, number: int) -> None:
@@ -421,17 +435,13 @@ class CheckpointStore:
         if number in held.checked:
             return
         span = held.span(number)
-        whole = 0 not in held.pieces[span.start : span.stop]
         file = held.manifest.files[number]
-        path = f"{held.folder}/{file.name}"
-        hashing = held.hashes.get(number)
-        if hashing is None:
-            hashing = held.hashes[number] = _FileHash(self.disk.running_sha256(path), span.start)
-        if hashing.turn.locked() and not whole:
-            return  # whoever hashes now goes on to what has arrived since
+        hashing = self._hashing(held, number)
         async with hashing.turn:
-            while await self._hash_on(held, span, hashing):
-                pass
+            while (end := self._end(held, number, hashing)) is not None:
+                last = held.manifest.pieces[end - 1]
+                await hashing.running.advance(last.offset + last.size_bytes)
+                hashing.next_piece = end
             if number in held.checked or hashing.running.size_bytes < file.size_bytes:
                 return
             held.checked.add(number)
@@ -451,21 +461,25 @@ class CheckpointStore:
             )
         self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
-    async def _hash_on(self, held: Held, span: range, hashing: _FileHash) -> bool:
-        """Hash the pieces that follow, if they are worth a call; whether there were any."""
-        end = hashing.next_piece
-        while end < span.stop and held.pieces[end]:
-            end += 1
+    def _hashing(self, held: Held, number: int) -> _FileHash:
+        hashing = held.hashes.get(number)
+        if hashing is None:
+            running = self.disk.running_sha256(f"{held.folder}/{held.manifest.files[number].name}")
+            hashing = held.hashes[number] = _FileHash(running, held.span(number).start)
+        return hashing
+
+    @staticmethod
+    def _end(held: Held, number: int, hashing: _FileHash) -> int | None:
+        """The piece up to which a file can be hashed on, if that is worth a call."""
+        stop = held.span(number).stop
+        end = held.pieces.find(0, hashing.next_piece, stop)
+        if end < 0:
+            end = stop
         if end == hashing.next_piece:
-            return False
+            return None
         last = held.manifest.pieces[end - 1]
-        to_bytes = last.offset + last.size_bytes
-        few = to_bytes - hashing.running.size_bytes < defaults.DISK_BLOCK_BYTES
-        if few and end < span.stop:
-            return False
-        await hashing.running.advance(to_bytes)
-        hashing.next_piece = end
-        return True
+        more_bytes = last.offset + last.size_bytes - hashing.running.size_bytes
+        return end if end == stop or more_bytes >= defaults.DISK_BLOCK_BYTES else None
 
     async def copy_known(self, held: Held) -> int:
         """Copy missing pieces that another checkpoint here has (files that did not change).

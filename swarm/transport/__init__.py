@@ -20,6 +20,7 @@ from swarm.identity import PeerId
 from swarm.world import Piece, Sink
 
 __all__ = [
+    "Arrived",
     "BlobReference",
     "BlobTransport",
     "BulkBytes",
@@ -36,6 +37,7 @@ __all__ = [
     "StreamError",
     "StreamHandler",
     "Transport",
+    "fetch_in_turn",
 ]
 
 
@@ -181,6 +183,21 @@ class BulkService(Protocol):
         ...
 
 
+Arrived = Callable[[Piece], Awaitable[None]]
+"""Takes each blob of a run as it arrives: verifies and commits it, before the next."""
+
+
+async def fetch_in_turn(
+    transport: BlobTransport,
+    source: Source,
+    wanted: Sequence[tuple[BlobReference, Sink]],
+    arrived: Arrived,
+) -> None:
+    """A `fetch_run` for transports that gain nothing from asking for several blobs at once."""
+    for reference, sink in wanted:
+        await arrived(await transport.fetch(source, reference, sink))
+
+
 class BlobTransport(Protocol):
     """The part of a transport that fetching needs."""
 
@@ -188,6 +205,12 @@ class BlobTransport(Protocol):
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
         """See `Transport.fetch`."""
+        ...
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        """See `Transport.fetch_run`."""
         ...
 
 
@@ -249,6 +272,17 @@ class Transport(Protocol):
         """Fetch a blob from one source into `sink`; the caller verifies and commits.
 
         Raises `FetchError` when the source refuses, stalls, breaks off or sends a wrong size.
+        """
+        ...
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        """Fetch several blobs from one source, asked for at once where that is possible.
+
+        They arrive in the order of `wanted`, each into its sink, and `arrived` gets each before
+        the next is received. Raises `FetchError` at the first that fails, which ends the run, and
+        whatever `arrived` raises.
         """
         ...
 

@@ -32,7 +32,7 @@ import socket
 import ssl
 import urllib.parse
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import h11
@@ -43,6 +43,7 @@ from swarm import PROTOCOL_VERSION, defaults
 from swarm.errors import DECODE_ERRORS, DiskFullError
 from swarm.identity import Identity, PeerId, verify
 from swarm.transport import (
+    Arrived,
     BlobReference,
     BulkService,
     FetchError,
@@ -203,21 +204,28 @@ class _Wire:
     async def plain_get(self, idle_seconds: float) -> bytes | None:
         """The digest wanted, if the next request is a peer's for a piece and nothing else; if it
         is another (None), `head` has yet to read it. Raises `_Broken`."""
+        await trio.lowlevel.checkpoint()  # others have their turn, whatever this client has ready
         if not self._ahead:
             with trio.move_on_after(idle_seconds):
                 self._ahead = await self._receive_some()
             if not self._ahead:
                 raise _Broken("said nothing in time, or closed the connection")
-        match = _PLAIN_GET.fullmatch(self._ahead)
+        match = _PLAIN_GET.match(self._ahead)
         if match is None:
             return None
-        self._ahead = b""
+        self._ahead = self._ahead[match.end() :]  # requests that came at once with this one
         return bytes.fromhex(match[1].decode("ascii"))
 
     async def _receive_some(self) -> bytes:
         try:
+            if isinstance(self.stream, trio.SocketStream):
+                while True:
+                    try:
+                        return self._raw.recv(defaults.BULK_HEAD_BYTES_MAX)
+                    except BlockingIOError:
+                        await trio.lowlevel.wait_readable(self.socket)
             return bytes(await self.stream.receive_some(defaults.BULK_HEAD_BYTES_MAX))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise _Broken("closed the connection") from error
 
     async def _receive_into(self, view: memoryview) -> int:
@@ -238,25 +246,29 @@ class _Wire:
     async def plain_blob(self, size_bytes: int, write: Callable[[memoryview], object]) -> int:
         """Receive a peer's answer to a GET. The size it states; when that is `size_bytes`, `write`
         was given the body. -1: it is another answer, which `head` has yet to read."""
-        if self._ahead:
+        if len(self._ahead) > _PLAIN_HEAD_BYTES_MAX:
             return -1
         with _buffer() as buffer:
             pace = _Pace(size_bytes)
             with pace.scope:
-                filled = 0
-                while filled < _PLAIN_HEAD_BYTES_MAX:
-                    count = await self._receive_into(buffer[filled:])
-                    if not count:
-                        break
-                    filled += count
+                # Little of a next answer is received with this one.
+                wanted = buffer[: _PLAIN_HEAD_BYTES_MAX + size_bytes]
+                filled = len(self._ahead)
+                buffer[:filled] = self._ahead
+                self._ahead = b""
+                while True:
                     start = bytes(buffer[: min(filled, _PLAIN_HEAD_BYTES_MAX)])
                     match = _PLAIN_HEAD.match(start)
                     if match is not None:
                         if int(match[1]) == size_bytes:
                             await self._rest(size_bytes, write, buffer, match.end(), filled, pace)
                         return int(match[1])
-                    if b"\r\n\r\n" in start:
+                    if b"\r\n\r\n" in start or filled >= _PLAIN_HEAD_BYTES_MAX:
                         break
+                    count = await self._receive_into(wanted[filled:])
+                    if not count:
+                        break
+                    filled += count
                 if not filled:
                     raise _Broken("closed the connection")
                 self._ahead = bytes(buffer[:filled])
@@ -865,15 +877,39 @@ class BulkClient:
         """GET a blob from the `http://host:port` root; raises `FetchError`, `Unreachable`."""
         async with self._wire(root, peer) as wire:
             await self._request(wire, root, b"GET", reference.digest, [])
-            size = await wire.plain_blob(reference.size_bytes, sink.write)
-            if size >= 0:
-                self._check_size(root, size, reference)
-                return sink.finish()
-            status, size = await self._response(wire, root)
-            if status != 200:
-                raise await self._refusal(wire, root, status, size)
+            return await self._receive_blob(wire, root, reference, sink)
+
+    async def fetch_run(
+        self,
+        root: str,
+        peer: PeerId | None,
+        wanted: Sequence[tuple[BlobReference, Sink]],
+        arrived: Arrived,
+    ) -> None:
+        """GET several blobs on one connection, one after the other: asked of a peer at once, of a
+        mirror in turn (some do not understand that). Raises as `fetch` does, `Unreachable` only
+        before the first."""
+        async with self._wire(root, peer) as wire:
+            if peer is not None:
+                heads = [_blob_request(root, reference.digest) for reference, _ in wanted]
+                await wire.send(b"".join(heads))
+            for reference, sink in wanted:
+                if peer is None:
+                    await wire.send(_blob_request(root, reference.digest))
+                await arrived(await self._receive_blob(wire, root, reference, sink))
+
+    async def _receive_blob(
+        self, wire: _Wire, root: str, reference: BlobReference, sink: Sink
+    ) -> Piece:
+        size = await wire.plain_blob(reference.size_bytes, sink.write)
+        if size >= 0:
             self._check_size(root, size, reference)
-            await wire.body(size, sink.write)
+            return sink.finish()
+        status, size = await self._response(wire, root)
+        if status != 200:
+            raise await self._refusal(wire, root, status, size)
+        self._check_size(root, size, reference)
+        await wire.body(size, sink.write)
         return sink.finish()
 
     async def document(self, root: str, path: str, bytes_max: int) -> bytes:
@@ -1089,6 +1125,10 @@ def _request_head(root: str, method: bytes, path: str, headers: list[tuple[bytes
     lines = [b"%s %s%s HTTP/1.1" % (method, prefix, path.encode("ascii")), b"host: " + host]
     lines += [name + b": " + value for name, value in headers]
     return b"\r\n".join([*lines, b"", b""])
+
+
+def _blob_request(root: str, digest: bytes) -> bytes:
+    return _request_head(root, b"GET", f"/blob/{digest.hex()}", [])
 
 
 def _is_closed(wire: _Wire) -> bool:

@@ -59,6 +59,7 @@ from swarm import defaults
 from swarm.errors import UserError
 from swarm.identity import Identity, InvalidPeerId, PeerId, public_key_of
 from swarm.transport import (
+    Arrived,
     BlobReference,
     ConnectError,
     ConnectionEvent,
@@ -68,6 +69,7 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
+    fetch_in_turn,
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.bulk import (
@@ -839,6 +841,17 @@ class Libp2pTransport(BaseTransport):
                 unreachable = error
         stream = await self._blob_stream(source, unreachable)
         return await fetch_over_stream(stream, reference, sink, self._credential, self._traffic)
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        for root in source.addresses[: defaults.DIAL_ADDRESSES_MAX]:
+            try:
+                await self._bulk.fetch_run(root, source.peer, wanted, arrived)
+                return
+            except Unreachable as error:
+                log.debug("%s", error)
+        await fetch_in_turn(self, source, wanted, arrived)
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
         unreachable: FetchError | None = None

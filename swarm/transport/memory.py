@@ -22,6 +22,7 @@ import trio
 from swarm import defaults
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
+    Arrived,
     BlobReference,
     BulkService,
     ConnectError,
@@ -34,6 +35,7 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
+    fetch_in_turn,
 )
 from swarm.transport.base import BaseTransport
 from swarm.world import Disk, Piece, Sink, World
@@ -361,6 +363,11 @@ class MemoryTransport(BaseTransport):
         return stream
 
     # --- the bulk plane ---
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        await fetch_in_turn(self, source, wanted, arrived)
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
         server, service, client = await self._bulk_server(source)

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 import trio
 
+from swarm import defaults
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.identity import PeerId
 from swarm.shardcast.fetch import Superseded
 from swarm.shardcast.manifest import BadManifest, digest_of
-from swarm.shardcast.store import CheckpointConflict
-from swarm.transport import OpenBlob, Source
+from swarm.shardcast.store import Change, CheckpointConflict, Held
+from swarm.transport import Arrived, BlobReference, OpenBlob, Refused, Source, Transport
 from swarm.transport.memory import MemoryNetwork
+from swarm.world import Piece, Sink
 from tests.shardcast.harness import Peer, peer, run, same_files
 from tests.shardcast.memory_disk import MemoryDisk
 
@@ -89,6 +93,80 @@ def test_a_corrupt_source_costs_one_round_and_is_named_and_avoided() -> None:
             assert corrupt.served == 1
 
     run(main)
+
+
+def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none() -> None:
+    """One source sends right bytes, one wrong ones now and then, one breaks off in between."""
+
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.001)
+        files = some_files(32)
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as liar,
+            peer(network, 3) as forgetful,
+            peer(network, 4) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            corrupt = _Corrupt(trainer, liar)
+            lie, turns = corrupt.open, itertools.count(1)
+
+            def sometimes_lie(client: PeerId | None, digest: bytes) -> OpenBlob:
+                blob = trainer.store.open(digest)
+                assert blob is not None
+                if next(turns) % 5 == 0:
+                    blob.release()
+                    return lie(client, digest)
+                liar.disk.files[blob.path] = trainer.disk.files[blob.path]
+                return blob
+
+            def sometimes_forget(client: PeerId | None, digest: bytes) -> OpenBlob:
+                if next(turns) % 7 == 0:
+                    raise Refused(404, "unknown blob")
+                blob = trainer.store.open(digest)
+                assert blob is not None
+                forgetful.disk.files[blob.path] = trainer.disk.files[blob.path]
+                return blob
+
+            liar.service.open = sometimes_lie  # type: ignore[method-assign]
+            forgetful.service.open = sometimes_forget  # type: ignore[method-assign]
+            transport = _Counting(worker.transport)
+            worker.fetcher._transport = transport
+            sources = [each.source for each in (trainer, liar, forgetful)]
+            await worker.fetcher.fetch(checkpoint, lambda: sources)
+            assert same_files(worker.disk, "checkpoints/0-0", files)
+            assert max(transport.asked) > 4
+            assert len(transport.asked) < checkpoint.total_bytes // defaults.PIECE_BYTES_MIN
+            refused = worker.events.named("shardcast.piece_refused")
+            blamed = {(event.fields["source"], event.fields["reason"]) for event in refused}
+            names = {name for name, _ in blamed}
+            assert names <= {liar.transport.peer_id, forgetful.transport.peer_id}
+            assert (liar.transport.peer_id, "sent wrong bytes") in blamed
+            # Every piece counted once, by whoever sent it right.
+            pieces = [e.fields["piece"] for e in worker.events.named("shardcast.piece_received")]
+            assert len(set(pieces)) == len(pieces)
+            assert not trainer.store.named(checkpoint.manifest_digest).readers  # type: ignore[union-attr]
+
+    run(main)
+
+
+class _Counting:
+    """Another's transport, and how many blobs it was asked for at a time."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.peer_id = transport.peer_id
+        self._transport = transport
+        self.asked: list[int] = []
+
+    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
+        self.asked.append(1)
+        return await self._transport.fetch(source, reference, sink)
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        self.asked.append(len(wanted))
+        await self._transport.fetch_run(source, wanted, arrived)
 
 
 def test_several_sources_share_the_work() -> None:
@@ -576,6 +654,30 @@ def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
             assert worker.disk.list("checkpoints") == ["0-0"]
             (done,) = worker.events.named("shardcast.checkpoint_complete")
             assert list(done.fields["by_source"]) == [trainer.transport.peer_id]
+
+    run(main)
+
+
+def test_what_the_disk_loses_while_a_checkpoint_arrives_is_fetched_again() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files(3)
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, files)
+            spoilt = False
+
+            def spoil(change: Change, held: Held, index: int) -> None:
+                nonlocal spoilt
+                if change is Change.PIECE and not spoilt:
+                    spoilt = True
+                    piece = held.manifest.pieces[index]
+                    worker.disk.files[held.piece_path(index)].data[piece.offset] ^= 1
+
+            worker.store.watch(spoil)
+            folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            assert same_files(worker.disk, folder, files)
+            (lost,) = worker.events.named("shardcast.pieces_lost")
+            assert lost.fields["pieces"] == 1
 
     run(main)
 

@@ -569,6 +569,68 @@ def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> 
     run(main)
 
 
+def test_requests_that_come_at_once_are_answered_in_turn(disk) -> None:
+    async def main() -> None:
+        service = Service()
+        parts = [DATA, b"small", DATA[:5000]]
+        wanted = [get(service.offer(disk, part, path=str(n))) for n, part in enumerate(parts)]
+        async with serving(service, disk) as root:
+            stream = await dial(root)
+            async with stream:
+                # All of them, cut in the middle of the last.
+                sent = b"".join(wanted)
+                await stream.send_all(sent[:-30])
+                await stream.send_all(sent[-30:])
+                received = bytearray()
+                while not received.endswith(DATA[:5000]) or len(received) < sum(map(len, parts)):
+                    received += await stream.receive_some()
+                for part in parts:
+                    head, _, rest = bytes(received).partition(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 200 ")
+                    assert rest[: len(part)] == part
+                    received = bytearray(rest[len(part) :])
+                assert not received
+
+    run(main)
+
+
+@pytest.mark.parametrize("peer", [BOB.peer_id, None])
+def test_a_peer_is_asked_for_a_run_at_once_and_a_mirror_in_turn(disk, peer) -> None:
+    """The server answers only when it has read as many requests as it expects."""
+    expected = 1 if peer is None else 3
+    most = 0
+
+    async def script(stream: trio.SocketStream) -> None:
+        nonlocal most
+        received = b""
+        while data := await stream.receive_some():
+            received += data
+            if b"/challenge" in received:
+                received = b""
+                await stream.send_all(b"HTTP/1.1 404 \r\ncontent-length: 0\r\n\r\n")
+                continue
+            count = received.count(b"GET /blob/")
+            most = max(most, count)
+            if count == expected and received.endswith(b"\r\n\r\n"):
+                received = b""
+                await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblob" * count)
+
+    async def main() -> None:
+        sizes = []
+
+        async def arrived(piece) -> None:
+            sizes.append(piece.size_bytes)
+
+        async with scripted(script) as root, client_of(disk) as client:
+            wanted = [(BlobReference(bytes([n]) * 32, 4), Sink(4)) for n in range(3)]
+            await client.fetch_run(root, peer, wanted, arrived)
+            assert [bytes(sink.data) for _, sink in wanted] == [b"blob"] * 3
+        assert sizes == [4, 4, 4]
+        assert most == expected
+
+    run(main)
+
+
 # --- hostile servers -------------------------------------------------------------------------
 
 

@@ -386,6 +386,48 @@ def test_a_blob_is_fetched_from_the_middle_of_a_file(network: Network) -> None:
     network.run(main)
 
 
+def test_a_run_of_blobs_arrives_in_order_up_to_the_first_that_fails(network: Network) -> None:
+    async def main() -> None:
+        async with network.pair() as (alice, bob):
+            service = Service()
+            bob.transport.serve_bulk(service)
+            parts = [b"tiny", DATA, b"t", DATA[:1000], b"end"]
+            references = [
+                service.offer(bob.disk, part, path=str(number), pad=number)
+                for number, part in enumerate(parts)
+            ]
+
+            async def fetch(wanted: list[BlobReference]) -> list[bytes]:
+                sinks = [Sink(reference.size_bytes) for reference in wanted]
+                arrived: list[bytes] = []
+
+                async def take(piece) -> None:
+                    here = len(arrived)
+                    assert piece.verify(wanted[here].digest)
+                    assert not any(sink.data for sink in sinks[here + 1 :])
+                    arrived.append(bytes(sinks[here].data))
+                    await trio.lowlevel.checkpoint()
+
+                try:
+                    await alice.transport.fetch_run(
+                        source_of(bob), list(zip(wanted, sinks, strict=True)), take
+                    )
+                except FetchError as error:
+                    assert "404" in str(error)
+                    arrived.append(b"failed")
+                return arrived
+
+            assert await fetch(references) == parts
+            unknown = BlobReference(bytes(32), 5)
+            broken = [references[0], references[2], unknown, references[3]]
+            assert await fetch(broken) == [b"tiny", b"t", b"failed"]
+            assert await fetch(references[::-1]) == parts[::-1]
+            assert service.released == len(service.clients) - 1  # the unknown one was never opened
+            assert alice.transport.bulk_bytes().received >= 2 * sum(map(len, parts))
+
+    network.run(main)
+
+
 def test_without_a_bulk_address_the_connection_carries_the_blob(network: Network) -> None:
     async def main() -> None:
         async with network.pair() as (alice, bob):
