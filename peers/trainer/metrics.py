@@ -38,7 +38,7 @@ class Metrics:
         run: str = "",
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises `UserError` when a library is wanted that is not installed."""
+        """Raises `UserError` when a library is wanted that is not installed, or W&B refuses."""
         self._folder = tensorboard
         self._writer: Any = None
         self._wandb: Any = None
@@ -49,7 +49,15 @@ class Metrics:
         if wandb:
             library = _library("wandb", "trainer.wandb", "wandb")
             name = run.rpartition("/")[2]
-            self._wandb = library.init(project=wandb, name=name, config=dict(config or {}))
+            try:  # a trainer that starts again goes on with the same curves
+                self._wandb = library.init(
+                    project=wandb, name=name, id=name, resume="allow", config=dict(config or {})
+                )
+            except library.Error as error:
+                raise UserError(
+                    f"trainer.wandb = {wandb!r}: {error} (with WANDB_MODE=offline in the "
+                    "environment the figures stay in a folder here)"
+                ) from error
 
     def record(self, step: int, environment: str, figures: Mapping[str, Any]) -> None:
         """Write one step's figures; those that are no finite numbers are left out."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,28 @@ def test_a_missing_library_is_one_sentence(
         UserError, match=rf"trainer\.{option} is set, but {option} is not installed"
     ):
         Metrics(**where)
+
+
+def test_weights_and_biases_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="an option of the trainer, installed by who wants it")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    Metrics(wandb="project", run="owner/demo").record(0, "e", FIGURES)
+    assert list((tmp_path / "wandb").glob("offline-run-*-demo"))
+
+
+def test_what_weights_and_biases_lacks_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Error(Exception):
+        """As the library's."""
+
+    def init(**_: Any) -> None:
+        raise Error("No API key configured.")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=Error))
+    with pytest.raises(
+        UserError, match=r"trainer\.wandb = 'project': No API key .* WANDB_MODE=offline"
+    ):
+        Metrics(wandb="project", run="owner/demo")
 
 
 def test_shares_of_time() -> None:
