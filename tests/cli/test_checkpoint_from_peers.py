@@ -121,7 +121,7 @@ def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     async def main() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(180):
             async with trainer(tmp_path) as one:
                 stopped = await fetch(one, out, dies_by=signal.SIGINT, at=12)
                 assert stopped.returncode == 130 and stopped.stderr == b"stopped\n"
