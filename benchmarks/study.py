@@ -43,7 +43,7 @@ class Variant:
     groups: int = 32
     """Groups a batch."""
     refill: bool = False
-    """Generate until as many groups can teach something."""
+    """Generate as many again as are missing, until so many groups can teach something."""
     steps: int = 100
 
 
@@ -115,7 +115,7 @@ def learn(
                     sampling,
                     submission_seed("study", nonce, "me", draw),
                     policy,
-                    variant.groups,
+                    variant.groups - len(batch),
                 )
                 rewards += graded
                 distances += off
@@ -123,7 +123,7 @@ def learn(
                 if len(batch) >= variant.groups:
                     break
             made += len(rewards)
-            metrics = learner.train_step(batch[: variant.groups], step)
+            metrics = learner.train_step(batch, step)
             learner.export(folder / str(step + 1))
             if policy > 1:  # 0 is the learner's base
                 shutil.rmtree(folder / str(policy - 1), ignore_errors=True)

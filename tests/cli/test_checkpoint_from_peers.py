@@ -24,7 +24,7 @@ from swarm.node import Node, RunNode
 from swarm.peer import open_node
 from swarm.run import Run, load_manifest
 from swarm.settings import PeerSettings
-from swarm.transport import OpenBlob
+from swarm.transport import OpenBlob, Refused
 from tests.cli.harness import NOBODY, complaint, signed_manifest
 from tests.shardcast.harness import announcement
 
@@ -47,10 +47,9 @@ class Trainer:
         part.blobs.open = self._count  # type: ignore[method-assign]
 
     def _count(self, client: PeerId | None, digest: bytes) -> OpenBlob:
-        blob = self._open(client, digest)
         self.served.append(digest)
         self.on_serve()
-        return blob
+        return self._open(client, digest)
 
     @property
     def address(self) -> str:
@@ -88,7 +87,7 @@ async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
 async def fetch(
     one: Trainer, out: Path, *arguments: str, dies_by: signal.Signals | None = None, at: int = 0
 ) -> subprocess.CompletedProcess[bytes]:
-    """Give the command, and end it by a signal once `at` blobs were asked for."""
+    """Give the command, and end it by a signal once `at` blobs were asked for; it gets no more."""
     command = [sys.executable, "-c", "from swarm.cli import main; main()", "checkpoint", "fetch"]
     command += ["--bootstrap", one.address, "--out", str(out), *arguments]
     start = partial(
@@ -103,8 +102,11 @@ async def fetch(
             ended.append(await start(task_status=task_status))
 
         def watch() -> None:
-            if dies_by is not None and len(one.served) == at:
+            if dies_by is None or len(one.served) < at:
+                return
+            if len(one.served) == at:
                 os.kill(processes[0].pid, dies_by)
+            raise Refused(503, "busy")
 
         one.on_serve = watch
         processes.append(await nursery.start(run))
