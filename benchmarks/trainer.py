@@ -46,6 +46,15 @@ CHANGE = 0.3
 """Noise on the weights between μ and π, relative to their spread: enough for clipping to bite."""
 CLIP = 1e9
 """The gradient's norm is computed but not cut, so that the gradients can be compared."""
+OBJECTIVE = Objective(
+    kl_coefficient=0,
+    entropy_coefficient=0,
+    normalise_by_std=False,
+    gradient_norm_max=CLIP,
+    learning_rate=0.0,
+    warmup_steps=0,
+)
+"""No rate, so that every step is the same."""
 
 
 @dataclass(frozen=True)
@@ -129,25 +138,36 @@ def make_groups(size: Size) -> list[Group]:
 
 
 class Meter:
-    """CPU seconds of every step, and how far the process grows."""
+    """Seconds of every step, and how far memory grows from here on: CPU time and the process's
+    memory, or, on CUDA, time on the clock and what tensors take up on the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.seconds: list[float] = []
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        self._before = _memory("VmRSS")
+        self._cuda = device == "cuda"
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            self._before = _memory("VmRSS")
         self._began = 0.0
 
     def begin(self) -> None:
-        self._began = time.process_time()
+        self._began = self._now()
 
     def end(self) -> None:
-        self.seconds.append(time.process_time() - self._began)
+        self.seconds.append(self._now() - self._began)
+
+    def _now(self) -> float:
+        if not self._cuda:
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
     def figures(self) -> dict[str, float]:
-        return {
-            "cpu_seconds_per_step": min(self.seconds),
-            "peak_bytes": _memory("VmHWM") - self._before,
-        }
+        """Of the fastest step, and the most memory of all."""
+        peak = torch.cuda.max_memory_allocated() if self._cuda else _memory("VmHWM")
+        return {"seconds_per_step": min(self.seconds), "peak_bytes": peak - self._before}
 
 
 def _memory(field: str) -> int:
@@ -157,30 +177,29 @@ def _memory(field: str) -> int:
     raise ValueError(f"/proc/self/status has no {field}")
 
 
+def repeat_step(
+    learner: Learner, groups: list[Group], repeats: int, meter: Meter
+) -> dict[str, float]:
+    """Take the same step again and again; the metrics of the last."""
+    metrics: dict[str, float] = {}
+    for _ in range(repeats):
+        learner.step = 1  # policy 0 is μ, the weights stay π
+        meter.begin()
+        metrics = learner.train_step(groups, 1)
+        meter.end()
+    return metrics
+
+
 def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of this trainer."""
-    objective = Objective(
-        kl_coefficient=0,
-        entropy_coefficient=0,
-        normalise_by_std=False,
-        gradient_norm_max=CLIP,
-        learning_rate=0.0,
-        warmup_steps=0,
-    )
     schedule = Schedule(steps=100, groups_per_step=size.groups, max_staleness=2)
-    learner = Learner(folder / "mu", LearnerSettings(objective, schedule))
+    learner = Learner(folder / "mu", LearnerSettings(OBJECTIVE, schedule))
     pi = load_file(folder / "pi" / "model.safetensors")
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
             parameter.copy_(pi[name])
-    groups = make_groups(size)
     meter = Meter()
-    metrics: dict[str, float] = {}
-    for _ in range(repeats):
-        learner.step = 1  # the same step again: policy 0 is μ, the weights stay π
-        meter.begin()
-        metrics = learner.train_step(groups, 1)
-        meter.end()
+    metrics = repeat_step(learner, make_groups(size), repeats, meter)
     gradients = {name: value.grad for name, value in learner.model.named_parameters()}
     return {
         **meter.figures(),
@@ -315,12 +334,12 @@ def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, A
         for side in sides:
             more = [] if trl is None else [f"--trl={trl}"]
             figures = measure([f"--side={side}", *common, *more])
-            figures["tokens_per_second"] = tokens / figures["cpu_seconds_per_step"]
+            figures["tokens_per_second"] = tokens / figures["seconds_per_step"]
             result[side] = figures
         if trl is not None:
             ours, theirs = (load_file(Path(folder) / f"{side}.safetensors") for side in sides)
             result["speedup_over_trl"] = (
-                result["trl"]["cpu_seconds_per_step"] / result["swarm"]["cpu_seconds_per_step"]
+                result["trl"]["seconds_per_step"] / result["swarm"]["seconds_per_step"]
             )
             result["memory_over_trl"] = result["swarm"]["peak_bytes"] / result["trl"]["peak_bytes"]
             result["loss_difference"] = abs(result["swarm"]["loss"] - result["trl"]["loss"])

@@ -55,6 +55,10 @@ class LearnerSettings:
     completion_tokens_max: int = 0
     """The run's length limit; only the objective `dr_grpo` needs it."""
     sharding: Sharding = field(default_factory=Sharding)
+    attention: str | None = None
+    """One of `packing.ATTENTIONS`; None: the fastest on the device."""
+    flat: bool = False
+    """Pack one long row a pass on a CPU too, as on CUDA; it is slower there."""
 
 
 class Learner:
@@ -95,7 +99,8 @@ class Learner:
         # eval: dropout would make the ratio between two passes over the same weights differ from 1.
         self.model: Any = loaded.eval()
         self.model.set_attn_implementation(
-            fastest_attention(self._ranks.device, settings.sharding.mixed_precision)
+            settings.attention
+            or fastest_attention(self._ranks.device, settings.sharding.mixed_precision)
         )
         self._scratch: Any = copy.deepcopy(self.model).requires_grad_(False)  # older policies
         self._scorer = Scorer(self.model, settings.temperature)
@@ -224,7 +229,8 @@ class Learner:
         device = self._ranks.device
         passes: list[Rows] = []
         if len(batch):
-            passes = lay_out_flat(batch) if device.type == "cuda" else lay_out(batch)
+            flat = device.type == "cuda" or self.settings.flat
+            passes = lay_out_flat(batch) if flat else lay_out(batch)
         (most,) = self._ranks.max([len(passes)])
         passes += [empty_rows()] * (int(most) - len(passes))
         return [rows.to(device) for rows in passes]

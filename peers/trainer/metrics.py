@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from peers.policy.model import count_parameters
+from peers.trainer.batch import Group
 from swarm.errors import UserError
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -99,6 +101,25 @@ def model_flops(parameters: int, layers: int, width: int, lengths: list[int]) ->
     et al. 2022, 2204.02311, appendix B, halved for causality). Recomputation is not counted."""
     attention = 6.0 * layers * width * sum(length**2 for length in lengths)
     return 6.0 * parameters * sum(lengths) + attention
+
+
+def speed(
+    model: Any, groups: Sequence[Group], seconds: float, peak: float = 0.0
+) -> dict[str, float]:
+    """What a step on these groups took, and how much of its devices it used where their `peak`,
+    FLOP/s of all of them together, is known. Tokens are those of prompts and completions."""
+    lengths = [len(g.prompt) + len(each) for g in groups for each in g.completions]
+    figures = {
+        "train_seconds": seconds,
+        "tokens_per_second": sum(lengths) / max(1e-9, seconds),
+    }
+    if peak:
+        config = model.config
+        needed = model_flops(
+            count_parameters(model), config.num_hidden_layers, config.hidden_size, lengths
+        )
+        figures["model_flops_share"] = needed / seconds / peak
+    return figures
 
 
 def peak_flops(device: torch.device) -> float:

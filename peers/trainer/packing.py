@@ -9,7 +9,6 @@ that a batch holds several times are computed once and collect the gradients of 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -241,17 +240,33 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def fastest_attention(device: torch.device, half_precision: bool = False) -> str:
-    """What transformers calls the attention to set for packed rows on a device.
+ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
+"""What transformers calls the attentions that packed rows can be trained with, fastest first. The
+first two skip what a sequence may not see, the others compute it and mask it."""
 
-    On CUDA flash attention where its package is installed and the model computes in 16 bits, which
-    is all it knows, else PyTorch's flex attention; both skip what a sequence may not see. On a CPU
-    neither has a backward pass.
+
+def fastest_attention(device: torch.device, half_precision: bool = False) -> str:
+    """The first of `ATTENTIONS` that a policy can be trained with on a device."""
+    return next(each for each in ATTENTIONS if not why_not(each, device, half_precision))
+
+
+def why_not(attention: str, device: torch.device, half_precision: bool = False) -> str:
+    """Why a policy cannot be trained with one of `ATTENTIONS` on a device; empty: it can.
+
+    `half_precision`: the policy computes in 16 bits.
     """
+    if attention in ("sdpa", "eager"):
+        return ""
     if device.type != "cuda":
-        return "sdpa"
-    flash = half_precision and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if flash else "flex_attention"
+        return f"{attention} has no backward pass on a {device.type}"
+    if attention == "flash_attention_2":
+        from transformers.utils import is_flash_attn_2_available
+
+        if not half_precision:
+            return f"{attention} computes in 16 bits only"
+        if not is_flash_attn_2_available():
+            return f"{attention} needs the package flash-attn, at least 2.3.3"
+    return ""
 
 
 def block_mask(rows: Rows) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 
 from peers.environments import load as load_environment
 from peers.policy.demo import EOS_ID, make_policy
-from peers.policy.model import count_parameters
 from peers.policy.native import NativeEngine
 from peers.trainer import metrics
 from peers.trainer.batch import Group, informative
@@ -125,30 +124,17 @@ class TrainerService:
         used = {id(group) for group in informative(groups)}
         return {
             **found,
-            **self._speed(groups, time.perf_counter() - started),
+            **metrics.speed(
+                learner.model,
+                groups,
+                time.perf_counter() - started,
+                self._peak_flops * self._ranks.world,
+            ),
             "outcomes": [
                 ["consumed" if id(group) in used else "zero-advantage" for group in some]
                 for some in by_submission
             ],
         }
-
-    def _speed(self, groups: Sequence[Group], seconds: float) -> dict[str, float]:
-        """What the step took, and how much of the devices it used, where their peak is known."""
-        lengths = [len(g.prompt) + len(each) for g in groups for each in g.completions]
-        speed = {
-            "train_seconds": seconds,
-            "tokens_per_second": sum(lengths) / max(1e-9, seconds),
-        }
-        if self._peak_flops:
-            model = self._held().model
-            needed = metrics.model_flops(
-                count_parameters(model),
-                model.config.num_hidden_layers,
-                model.config.hidden_size,
-                lengths,
-            )
-            speed["model_flops_share"] = needed / seconds / self._peak_flops / self._ranks.world
-        return speed
 
     def begin_save(self, folder: str) -> dict[str, Any]:
         """Copy all that an exact resume needs and begin to write it."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 
 from peers.policy.model import load as load_model
 from peers.policy.native import NativeEngine
@@ -25,6 +27,7 @@ from peers.trainer.packing import (
     flex_mask,
     lay_out,
     lay_out_flat,
+    why_not,
 )
 from swarm.messages import Objective
 
@@ -135,6 +138,70 @@ def test_eager_attention_takes_the_same_mask(base: Path, model: Any) -> None:
     assert_close(scores(eager, batch, passes), scores(model, batch, alone(batch)))
 
 
+def test_flex_attention_keeps_sequences_apart(
+    base: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward only, interpreted: on a CPU it has no backward pass, and compiling takes long."""
+    monkeypatch.setattr(
+        "transformers.integrations.flex_attention.WrappedFlexAttention",
+        lambda training: lambda: flex_attention,
+    )
+    monkeypatch.setattr(
+        "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True
+    )
+    flex = load_model(base).float().eval()
+    flex.set_attn_implementation("flex_attention")
+    batch = spread_batch(8)
+    expected = scores(model, batch, alone(batch))[0]
+    for passes in (lay_out_flat(batch), lay_out(batch, "packed")):
+        found = torch.empty(batch.token_count())
+        with torch.no_grad():
+            for rows in passes:
+                found[rows.index] = Scorer(flex, TEMPERATURE)(rows)[0]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def varlen_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What flash attention's kernel for packed rows promises, piece by piece; [1, H, S, D] each."""
+    assert attention_mask is None and torch.equal(cu_seq_lens_q, cu_seq_lens_k)
+    assert max_length_q == max_length_k == int(cu_seq_lens_q.diff().max())
+    starts = cu_seq_lens_q.tolist()
+    pieces = [
+        torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, start:end],
+            key[:, :, start:end],
+            value[:, :, start:end],
+            is_causal=True,
+            enable_gqa=True,
+        )
+        for start, end in itertools.pairwise(starts)
+    ]
+    return torch.cat(pieces, dim=2).transpose(1, 2), None
+
+
+def test_flash_attention_is_told_enough_to_keep_sequences_apart(base: Path, model: Any) -> None:
+    """Through the model's layers, with a stand-in for the kernel, which needs a GPU."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("flash_attention_promised", varlen_attention)
+    flash = load_model(base).float().eval()
+    flash.config._attn_implementation = "flash_attention_promised"
+    batch = spread_batch(9)
+    assert_close(scores(flash, batch, lay_out_flat(batch)), scores(model, batch, alone(batch)))
+
+
 def test_equals_the_engine(model: Any, base: Path) -> None:
     batch = spread_batch(3)
     prompts, completions = [], []
@@ -234,6 +301,8 @@ def test_attention_by_device() -> None:
     assert fastest_attention(torch.device("cpu")) == "sdpa"
     assert fastest_attention(torch.device("cuda")) == "flex_attention"  # flash knows 16 bits only
     assert fastest_attention(torch.device("cuda"), True) in ("flash_attention_2", "flex_attention")
+    assert "backward" in why_not("flex_attention", torch.device("cpu"))
+    assert "16 bits" in why_not("flash_attention_2", torch.device("cuda"))
 
 
 # --- packing -------------------------------------------------------------------------------------

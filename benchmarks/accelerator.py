@@ -1,0 +1,298 @@
+"""One full GRPO step of the trainer on a GPU, with every attention that packed rows can have.
+
+    python -m benchmarks.accelerator
+    python -m benchmarks.accelerator --device cpu --models tiny --tokens 2048
+
+Prints one JSON object. Policies have Qwen2.5's shapes and random weights; `--tokens` input tokens
+are packed into as few rows as they fit in (16,384 tokens each), prompts of 16 tokens, completions
+log-uniform between 16 tokens and an eighth of all, exactly filled. A step is that of
+`benchmarks.trainer`: log μ under the generating policy (μ ≠ π), forward, backward, gradient
+clipping, AdamW; bf16 with fp32 master weights unless `--dtype fp32`. The first step, which
+compiles kernels, is not measured; the fastest of the next `--steps` counts: time on the clock, or
+CPU seconds of one thread with `--device cpu`.
+
+By attention: `tokens_per_second` and `model_flops_share` (MFU) as the trainer reports them (the
+pass for log μ is work, but not counted as useful), `peak_bytes` of tensors with weights, gradients,
+optimiser and older policies, `speedup_over_sdpa`, and `loss` and `gradient_norm`, which must agree
+but for rounding. `reason` stands instead where an attention is not to be had or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import math
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.trainer import (
+    CHANGE,
+    GROUP_SIZE,
+    OBJECTIVE,
+    PROMPT_TOKENS,
+    Meter,
+    repeat_step,
+)
+from peers.policy.model import count_parameters
+from peers.trainer import metrics
+from peers.trainer.batch import Group
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.packing import ATTENTIONS, why_not
+from peers.trainer.ranks import Ranks
+from peers.trainer.sharding import Sharding, local
+from swarm.messages import Schedule
+
+MODELS: dict[str, dict[str, int]] = {
+    "0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+    },
+    "1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    },
+}
+"""Shapes, from the config.json of Qwen/Qwen2.5-0.5B and Qwen/Qwen2.5-1.5B; tiny is for trying."""
+
+SHORTEST = 16
+TOKENS_MIN = 512
+"""Fewer cannot hold a group of such completions."""
+
+
+def make_policy(name: str, device: str, half: bool, folder: Path) -> None:
+    """Write a Hugging Face folder with random weights, in bf16 or fp32."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = new_model(name)
+    model.to(torch.bfloat16 if half else torch.float32).save_pretrained(folder)
+
+
+def new_model(name: str) -> Any:
+    """One of `MODELS`, with random weights, on torch's default device."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config: Any = Qwen2Config(
+        **MODELS[name],
+        max_position_embeddings=32_768,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def make_groups(tokens: int, vocabulary: int) -> list[Group]:
+    """Groups whose sequences have together `tokens` inputs (all but the last token of each)."""
+    longest = tokens // 8
+    mean = (longest - SHORTEST) / math.log(longest / SHORTEST)
+    prompt_inputs = PROMPT_TOKENS - 1
+    count = GROUP_SIZE * max(1, round(tokens / (mean + prompt_inputs) / GROUP_SIZE))
+    generator = torch.Generator().manual_seed(1)
+    places = (torch.randperm(count, generator=generator) + 0.5) / count
+    lengths = SHORTEST * (longest / SHORTEST) ** places
+    wanted = tokens - count * prompt_inputs
+    cut = (lengths * (wanted / lengths.sum())).int().clamp(min=1).tolist()
+    cut[cut.index(max(cut))] += wanted - sum(cut)
+
+    def draw(length: int) -> list[int]:
+        return torch.randint(vocabulary, (length,), generator=generator).tolist()
+
+    return [
+        Group(
+            prompt=draw(PROMPT_TOKENS),
+            completions=[draw(length) for length in cut[start : start + GROUP_SIZE]],
+            rewards=torch.rand(GROUP_SIZE, generator=generator).tolist(),
+            policy=0,
+        )
+        for start in range(0, count, GROUP_SIZE)
+    ]
+
+
+@torch.no_grad()
+def move_on(model: Any) -> None:
+    """Make π of μ, the same in every call."""
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            part = local(parameter)
+            part.add_(torch.randn_like(part) * (part.std() * CHANGE))
+
+
+def measure(
+    base: Path, groups: list[Group], settings: LearnerSettings, device: str, steps: int, peak: float
+) -> dict[str, float]:
+    """Figures of one attention; `peak` in FLOP/s, 0 when it is not known."""
+    gc.collect()  # what the attention before held
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    meter = Meter(device)
+    learner = Learner(base, settings, ranks=Ranks(device=torch.device(device)))
+    move_on(learner.model)
+    repeat_step(learner, groups, 1, meter)
+    meter.seconds.clear()
+    found = repeat_step(learner, groups, steps, meter)
+    figures = meter.figures()
+    return {
+        **metrics.speed(learner.model, groups, figures["seconds_per_step"], peak),
+        "peak_bytes": figures["peak_bytes"],
+        "loss": found["loss"],
+        "gradient_norm": found["gradient_norm"],
+        "parameters": count_parameters(learner.model),
+    }
+
+
+def try_attention(
+    attention: str,
+    base: Path,
+    groups: list[Group],
+    given: argparse.Namespace,
+    peak: float,
+) -> dict[str, Any]:
+    """Its figures, or the reason why there are none."""
+    half = given.dtype == "bf16"
+    reason = why_not(attention, torch.device(given.device), half)
+    if reason:
+        return {"reason": reason}
+    settings = LearnerSettings(
+        OBJECTIVE,
+        Schedule(steps=100, groups_per_step=len(groups), max_staleness=2),
+        sharding=Sharding(
+            mixed_precision=half, activation_checkpointing=given.activation_checkpointing
+        ),
+        attention=attention,
+        flat=True,
+    )
+    try:
+        return measure(base, groups, settings, given.device, given.steps, peak)
+    except (RuntimeError, ImportError) as error:
+        first = str(error).partition("\n")[0]
+        short = isinstance(error, torch.OutOfMemoryError)
+        what = "the device's memory does not suffice" if short else type(error).__name__
+        return {"reason": f"{what}: {first}"}
+
+
+def compare(name: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
+    """All attentions with one model."""
+    groups = make_groups(given.tokens, MODELS[name]["vocab_size"])
+    by_attention: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        make_policy(name, given.device, given.dtype == "bf16", Path(folder))
+        for attention in given.attention:
+            by_attention[attention] = try_attention(attention, Path(folder), groups, given, peak)
+    sdpa = by_attention.get("sdpa", {}).get("train_seconds")
+    parameters = None
+    for attention, figures in by_attention.items():
+        parameters = figures.pop("parameters", parameters)
+        if sdpa and attention != "sdpa" and "reason" not in figures:
+            figures["speedup_over_sdpa"] = sdpa / figures["train_seconds"]
+    lengths = sorted(len(each) for group in groups for each in group.completions)
+    return {
+        "parameters": parameters,
+        "shape": MODELS[name],
+        "completions": len(lengths),
+        "completion_tokens": {
+            "shortest": lengths[0],
+            "median": lengths[len(lengths) // 2],
+            "longest": lengths[-1],
+            "sum": sum(lengths),
+        },
+        "attention": by_attention,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", type=_some_of(list(MODELS)), default=["0.5b", "1.5b"])
+    parser.add_argument("--tokens", type=_at_least(TOKENS_MIN), default=1 << 14)
+    parser.add_argument(
+        "--attention", type=_some_of(ATTENTIONS), default=list(ATTENTIONS[:3]), help="to compare"
+    )
+    parser.add_argument("--steps", type=_at_least(1), default=5, help="the fastest counts")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--activation-checkpointing", action="store_true")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument(
+        "--peak-tflops", type=float, default=0.0, help="of the device; 0: as its name says"
+    )
+    given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "there is no CUDA GPU here; to try the command without one: python -m "
+            "benchmarks.accelerator --device cpu --models tiny --tokens 2048",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    cuda = given.device == "cuda"
+    if not cuda:
+        torch.set_num_threads(1)
+    peak = given.peak_tflops * 1e12 or metrics.peak_flops(torch.device(given.device))
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "dtype": given.dtype,
+        "tokens": given.tokens,
+        "steps": given.steps,
+        "activation_checkpointing": given.activation_checkpointing,
+        "peak_tflops": peak / 1e12 or None,
+        "models": {name: compare(name, given, peak) for name in given.models},
+    }
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    print(json.dumps(result, indent=2))
+
+
+def _some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """For argparse: names with commas between them."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(choices)}")
+        return names
+
+    return read
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """For argparse."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+if __name__ == "__main__":
+    main()
