@@ -127,7 +127,6 @@ def figures(case: Case, outcome: Outcome) -> dict[str, Any]:
             "median": round(statistics.median(own), 4),
             "last": round(own[-1], 4),
         },
-        "usable_seconds_max": round(max(outcome.usable.values()), 3),
         "pieces_received": outcome.pieces,
         "events": outcome.events,
         "trace_hash": outcome.trace_hash,

@@ -227,22 +227,6 @@ class SimulatedSink:
         """Nothing is held."""
 
 
-class SimulatedRunningHash:
-    """Implements `swarm.world.RunningHash`."""
-
-    def __init__(self, disk: SimulatedDisk, path: str) -> None:
-        self.size_bytes = 0
-        self._disk = disk
-        self._path = path
-
-    async def advance(self, size_bytes: int) -> None:
-        await self._disk.hash_for(self._path, size_bytes - self.size_bytes)
-        self.size_bytes = size_bytes
-
-    def digest(self) -> bytes:
-        return self._disk.sha256_now(self._path, self.size_bytes)
-
-
 class SimulatedDatabase:
     """SQLite in memory, kept by the disk when it is closed. A transaction that returned is
     durable; one that was under way when power was lost never was."""
@@ -480,20 +464,9 @@ class SimulatedDisk:
         return blake3(self._bytes(path, offset, end)).digest()
 
     async def sha256(self, path: str) -> bytes:
-        running = self.running_sha256(path)
-        await running.advance(self.size_bytes(path))
-        return running.digest()
-
-    def running_sha256(self, path: str) -> SimulatedRunningHash:
-        return SimulatedRunningHash(self, path)
-
-    async def hash_for(self, path: str, size_bytes: int) -> None:
-        """Take the time of hashing so many bytes of a file."""
-        self._file(path)
+        """SHA-256 of a file, or what stands for it."""
+        size_bytes = self._file(path).size_bytes
         await self._take_seconds(size_bytes)
-
-    def sha256_now(self, path: str, size_bytes: int) -> bytes:
-        """SHA-256 of a file's first bytes, or what stands for it."""
         if any(isinstance(part, Symbol) for _, part in self._file(path).extents.get(0, size_bytes)):
             return self._mixed_digest(path, 0, size_bytes)
         return hashlib.sha256(self._bytes(path, 0, size_bytes)).digest()

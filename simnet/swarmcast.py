@@ -108,9 +108,7 @@ class Outcome:
     """What became of it; times in virtual seconds since the announcement."""
 
     finished: dict[int, float] = field(default_factory=dict)
-    """By receiver that was there all the time: when its last piece was verified and in place."""
-    usable: dict[int, float] = field(default_factory=dict)
-    """When its files' SHA-256 had been checked and all was synced to disk as well."""
+    """By receiver that was there all the time: when all was verified and in place."""
     progress: list[tuple[float, float]] = field(default_factory=list)
     """(time, bytes a second of all uplinks in use, as a part of what there is)."""
     pieces: int = 0
@@ -138,7 +136,6 @@ class CastPeer:
         self.disk = SimulatedDisk(name, capacity_bytes=1 << 44)
         self.events = Events(self.world, self.identity.peer_id)
         self.events.add_sink(self._hear)
-        self.last_piece_at = 0.0
         self.scope = trio.CancelScope()
         """Its life."""
         self.fetching = trio.CancelScope()
@@ -153,10 +150,7 @@ class CastPeer:
         return self.identity.peer_id
 
     def _hear(self, event: Event) -> None:
-        now = trio.current_time()
-        self.cast.trace.add(now, event.name, self.name, event.fields)
-        if event.name == "shardcast.piece_received":
-            self.last_piece_at = now
+        self.cast.trace.add(trio.current_time(), event.name, self.name, event.fields)
 
     async def live(self, *, task_status: trio.TaskStatus[None]) -> None:
         with self.scope:
@@ -295,8 +289,7 @@ class Cast:
         with peer.fetching:
             await peer.fetcher.fetch(checkpoint, peer.sources, deadline_seconds=DEADLINE_SECONDS)
             if number >= 0:
-                self.outcome.finished[number] = peer.last_piece_at - self.began
-                self.outcome.usable[number] = trio.current_time() - self.began
+                self.outcome.finished[number] = trio.current_time() - self.began
         if number >= 0:
             self._waiting -= 1
             if not self._waiting:
@@ -313,7 +306,7 @@ class Cast:
             await trio.sleep_until(self.began + seconds * (turn + 0.5) / count)
             old = self.receivers[number]
             if number in self.outcome.finished:
-                del self.outcome.finished[number], self.outcome.usable[number]
+                del self.outcome.finished[number]
             old.fetching.cancel()
             old.scope.cancel()
             new = CastPeer(self, f"newcomer {turn}", old.line)

@@ -582,9 +582,6 @@ HAVE_SILENCE_SECONDS = 1.0
 DISK_INLINE_BYTES_MAX = 512 * 1024
 """Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB."""
 
-DISK_BLOCK_BYTES = 4 << 20
-"""Bytes of a file that are hashed in one go while it arrives: a hop to a thread is worth it."""
-
 DISK_BUFFER_BYTES = 1 << 20
 """Read at a time to be hashed, into one buffer: fresh memory costs as much as hashing it."""
 

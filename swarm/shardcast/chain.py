@@ -3,9 +3,9 @@
 The trainer publishes checkpoint k with a delta against k−1 where that pays; its manifest names the
 last few deltas, newest first. A peer that holds one of their bases in full fetches the deltas
 instead of the pieces, and a child makes the pieces from them, each checked like one that came over
-the network. Whatever a delta cannot give (a file whose tensors changed shape, a delta that nobody
-has any more) is fetched as always. So every checkpoint is its own anchor: its full pieces are in
-its manifest, and whoever applied the delta serves them.
+the network, and in the end the SHA-256 of the files. Whatever a delta cannot give (a file whose
+tensors changed shape, a delta that nobody has any more) is fetched as always. So every checkpoint
+is its own anchor: its full pieces are in its manifest, and whoever applied the delta serves them.
 """
 
 from __future__ import annotations
@@ -231,6 +231,7 @@ class Deltas:
         local = self._store.disk.local_path
         pieces, files = held.manifest.pieces, held.manifest.files
         done_bytes = 0
+        held.from_deltas = True
         async with self._compute.child(
             _SERVICE, name="delta", memory_limit_bytes=defaults.DELTA_CHILD_BYTES_MAX
         ) as child:
@@ -258,7 +259,7 @@ class Deltas:
                 )
                 for index in result["made"]:
                     done_bytes += pieces[index].size_bytes
-                    await self._store.landed(held, index)
+                    self._store.landed(held, index)
         return done_bytes
 
 

@@ -111,8 +111,6 @@ class _Job:
         self.attempts: dict[int, list[_Attempt]] = {}
         self.landing: set[int] = set()
         """Pieces that arrived right and are being committed."""
-        self.checking = 0
-        """Files that are being hashed as far as they are here."""
         self.known: dict[str, _Line] = {}
         """Sources as of the last look, by name."""
         self.lines: dict[str, _Line] = {}
@@ -129,7 +127,6 @@ class _Job:
         """Averaged bytes a second of one request, over all sources."""
         self.bytes_by_source: Counter[str] = Counter()
         self.changed = trio.Event()
-        self.nursery: trio.Nursery
         self.scope = trio.CancelScope()
         self.superseded_by: Key | None = None
         self.error: SwarmError | None = None
@@ -292,8 +289,8 @@ class Fetcher:
             held = self._store.held(job.key)
             if held is not None:
                 await self._begun(job, held)
-            async with trio.open_nursery() as job.nursery:
-                await self._hand_out(job, job.nursery)
+            async with trio.open_nursery() as nursery:
+                await self._hand_out(job, nursery)
         if job.error is not None:
             raise job.error
         if job.superseded_by is not None:
@@ -321,7 +318,26 @@ class Fetcher:
         if self._deltas is not None and not held.is_delta:
             await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
         job.held = held
+        self._want_missing(job, held)
+
+    @staticmethod
+    def _want_missing(job: _Job, held: Held) -> None:
         job.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
+
+    async def _are_files_right(self, job: _Job, held: Held) -> bool:
+        """Whether a fetch is over once every piece is here. Pieces prove themselves; for what came
+        by deltas the files' SHA-256 is checked too, and what the disk lost meanwhile wanted again.
+        """
+        if not held.from_deltas:
+            return True
+        try:
+            await self._store.check_files(held)
+        except BadManifest as error:
+            job.error = error
+            return True
+        self._want_missing(job, held)
+        job.changed.set()
+        return not job.missing
 
     async def _fetch_delta(self, job: _Job, delta: Checkpoint, deadline_seconds: float) -> str:
         return await self.fetch(
@@ -336,12 +352,9 @@ class Fetcher:
         while True:
             job.changed = trio.Event()
             wake_at = self._assign(job, nursery)
-            if not (job.held is None or job.missing or job.attempts or job.landing or job.checking):
-                # What the disk lost meanwhile is fetched again.
-                job.missing = bits_of(job.held.pieces) ^ ((1 << len(job.held.pieces)) - 1)
-                if not job.missing:
-                    return
-                continue
+            under_way = job.missing or job.attempts or job.landing
+            if job.held and not under_way and await self._are_files_right(job, job.held):
+                return
             with trio.move_on_at(wake_at):
                 await job.changed.wait()
 
@@ -750,20 +763,7 @@ class Fetcher:
             await self._begun(job, await self._store.begin(job.key, job.digest))
         else:
             assert job.held is not None
-            # Beside the lanes, which go on: a file's hash is one long computation.
-            if self._store.place(job.held, index):
-                job.checking += 1
-                job.nursery.start_soon(self._check, job, job.held, index)
-
-    async def _check(self, job: _Job, held: Held, index: int) -> None:
-        try:
-            await self._store.check(held, index)
-        except BadManifest as error:
-            job.error = error
-            job.scope.cancel()
-        finally:
-            job.checking -= 1
-            job.changed.set()
+            self._store.landed(job.held, index)
 
     def _refused(self, job: _Job, index: int, line: _Line) -> None:
         self._events.emit(

@@ -43,7 +43,7 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.transport import OpenBlob
-from swarm.world import Disk, RunningHash, Sink
+from swarm.world import Disk, Sink
 
 Key = tuple[int, ...]
 """(lineage, step): checkpoints in the order in which they supersede each other. With a third
@@ -83,15 +83,6 @@ Watcher = Callable[[Change, "Held", int], None]
 """Called at once with the checkpoint and the piece's index (-1 for other changes)."""
 
 
-class _FileHash:
-    """A file's SHA-256, which follows its pieces as they arrive in order."""
-
-    def __init__(self, running: RunningHash, first: int) -> None:
-        self.running = running
-        self.next_piece = first
-        self.turn = trio.Lock()
-
-
 @dataclass(eq=False)
 class Held:
     """A checkpoint on disk. To be read by others; only the store writes it."""
@@ -105,10 +96,8 @@ class Held:
     complete: bool = False
     pieces: bytearray = field(default_factory=bytearray)
     """One byte a piece: 1 when it is verified and in place."""
-    checked: set[int] = field(default_factory=set)
-    """Files whose SHA-256 was found right."""
-    hashes: dict[int, _FileHash] = field(default_factory=dict)
-    """By file: how far its SHA-256 is."""
+    from_deltas: bool = False
+    """Whether pieces were made from deltas: then the SHA-256 of its files is to be checked."""
     readers: int = 0
     """Blobs being sent."""
     unsent: int = 0
@@ -406,80 +395,31 @@ class CheckpointStore:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await self.disk.remove(path)
 
-    async def landed(self, held: Held, index: int) -> None:
-        """A verified piece was committed to its `sink`; from now on it is served.
-
-        The file's SHA-256 is checked once its last piece is there. Raises `BadManifest` when every
-        piece of a file is right and the file is not: then the manifest contradicts itself.
-        """
-        if self.place(held, index):
-            await self.check(held, index)
-
-    def place(self, held: Held, index: int) -> bool:
-        """As `landed`, but hashes nothing: whether it is time to `check`."""
+    def landed(self, held: Held, index: int) -> None:
+        """A verified piece was committed to its `sink`; from now on it is served."""
         held.pieces[index] = 1
         self._tell(Change.PIECE, held, index)
-        number = held.manifest.pieces[index].file
-        if number in held.checked:
-            return False
-        hashing = self._hashing(held, number)
-        # Whoever hashes now goes on to what has arrived since.
-        return not hashing.turn.locked() and self._end(held, number, hashing) is not None
 
-    async def check(self, held: Held, index: int) -> None:
-        """Hash the file of a piece as far as it is here; raises as `landed` does."""
-        await self._check_file(held, held.manifest.pieces[index].file)
+    async def check_files(self, held: Held) -> None:
+        """Compare the SHA-256 of every file with the manifest. What the disk lost since it was
+        verified is missing again afterwards.
 
-    async def _check_file(self, held: Held, number: int) -> None:
-        """Hash a file as far as it is there; check it when it is whole and was not checked yet."""
-        if number in held.checked:
-            return
-        span = held.span(number)
-        file = held.manifest.files[number]
-        hashing = self._hashing(held, number)
-        async with hashing.turn:
-            while (end := self._end(held, number, hashing)) is not None:
-                last = held.manifest.pieces[end - 1]
-                await hashing.running.advance(last.offset + last.size_bytes)
-                hashing.next_piece = end
-            if number in held.checked or hashing.running.size_bytes < file.size_bytes:
-                return
-            held.checked.add(number)
-            held.hashes.pop(number, None)
-        if hashing.running.digest() == file.sha256:
-            return
-        # Either the disk lost bytes since they were checked, or the manifest is wrong.
-        held.checked.discard(number)
-        lost = [index for index in span if not await self._piece_is_right(held, index)]
-        for index in lost:
-            held.pieces[index] = 0
-        if not lost:
-            await self._remove(held)
-            raise BadManifest(
-                f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} has not the SHA-256 its "
-                "manifest states although every piece is right"
-            )
-        self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
-
-    def _hashing(self, held: Held, number: int) -> _FileHash:
-        hashing = held.hashes.get(number)
-        if hashing is None:
-            running = self.disk.running_sha256(f"{held.folder}/{held.manifest.files[number].name}")
-            hashing = held.hashes[number] = _FileHash(running, held.span(number).start)
-        return hashing
-
-    @staticmethod
-    def _end(held: Held, number: int, hashing: _FileHash) -> int | None:
-        """The piece up to which a file can be hashed on, if that is worth a call."""
-        stop = held.span(number).stop
-        end = held.pieces.find(0, hashing.next_piece, stop)
-        if end < 0:
-            end = stop
-        if end == hashing.next_piece:
-            return None
-        last = held.manifest.pieces[end - 1]
-        more_bytes = last.offset + last.size_bytes - hashing.running.size_bytes
-        return end if end == stop or more_bytes >= defaults.DISK_BLOCK_BYTES else None
+        Raises `BadManifest` when every piece of a file is right and the file is not: then the
+        manifest contradicts itself.
+        """
+        for number, file in enumerate(held.manifest.files):
+            if await self.disk.sha256(f"{held.folder}/{file.name}") == file.sha256:
+                continue
+            lost = [i for i in held.span(number) if not await self._piece_is_right(held, i)]
+            for index in lost:
+                held.pieces[index] = 0
+            if not lost:
+                await self._remove(held)
+                raise BadManifest(
+                    f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} has not the SHA-256 "
+                    "its manifest states although every piece is right"
+                )
+            self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
     async def copy_known(self, held: Held) -> int:
         """Copy missing pieces that another checkpoint here has (files that did not change).
@@ -498,7 +438,7 @@ class CheckpointStore:
                 piece = sink.finish()
                 if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
                     await sink.commit(piece)
-                    await self.landed(held, index)
+                    self.landed(held, index)
                     copied += piece.size_bytes
             finally:
                 blob.release()
@@ -511,8 +451,6 @@ class CheckpointStore:
         Trims the store afterwards.
         """
         if not held.complete:
-            for number in range(len(held.manifest.files)):
-                await self._check_file(held, number)
             if missing := held.missing():
                 raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
             held.complete = True

@@ -78,21 +78,6 @@ class Sink(Protocol):
         ...
 
 
-class RunningHash(Protocol):
-    """SHA-256 of a file that is still arriving, from its beginning on."""
-
-    size_bytes: int
-    """Hashed so far."""
-
-    async def advance(self, size_bytes: int) -> None:
-        """Hash on until so many bytes are hashed; they must not change any more."""
-        ...
-
-    def digest(self) -> bytes:
-        """SHA-256 of what is hashed so far."""
-        ...
-
-
 class Database(Protocol):
     """One SQLite database (WAL, full sync: a returned transaction survives a power cut)."""
 
@@ -139,10 +124,6 @@ class Disk(Protocol):
 
     async def sha256(self, path: str) -> bytes:
         """SHA-256 of a whole file."""
-        ...
-
-    def running_sha256(self, path: str) -> RunningHash:
-        """For a file that is hashed while it arrives."""
         ...
 
     async def sync(self, path: str) -> None:

@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from swarm import defaults
 from swarm.errors import DiskFullError
-from swarm.world import Database, Piece, RunningHash, Sink
+from swarm.world import Database, Piece, Sink
 
 T = TypeVar("T")
 
@@ -96,28 +96,6 @@ class LocalSink:
 
     def __del__(self) -> None:
         self.abandon()
-
-
-class LocalRunningHash:
-    """Implements `swarm.world.RunningHash`."""
-
-    def __init__(self, local: Path) -> None:
-        self.size_bytes = 0
-        self._local = local
-        self._hasher = hashlib.sha256()
-
-    async def advance(self, size_bytes: int) -> None:
-        def hash_on() -> None:
-            for block in _blocks(self._local, self.size_bytes, size_bytes - self.size_bytes):
-                self._hasher.update(block)
-                self.size_bytes += len(block)
-
-        # To its end even when cancelled: half an update cannot be taken back.
-        with trio.CancelScope(shield=True):
-            await _run(hash_on, 4 * (size_bytes - self.size_bytes))
-
-    def digest(self) -> bytes:
-        return self._hasher.digest()
 
 
 class LocalDatabase:
@@ -267,12 +245,15 @@ class LocalDisk:
         return await _run(digest, 4 * size_bytes)
 
     async def sha256(self, path: str) -> bytes:
-        running = self.running_sha256(path)
-        await running.advance(self.size_bytes(path))
-        return running.digest()
+        local, size_bytes = self.local_path(path), self.size_bytes(path)
 
-    def running_sha256(self, path: str) -> RunningHash:
-        return LocalRunningHash(self.local_path(path))
+        def digest() -> bytes:
+            hasher = hashlib.sha256()
+            for block in _blocks(local, 0, size_bytes):
+                hasher.update(block)
+            return hasher.digest()
+
+        return await _run(digest, 4 * size_bytes)
 
     async def sync(self, path: str) -> None:
         local = self.local_path(path)

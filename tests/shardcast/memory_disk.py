@@ -59,20 +59,6 @@ class MemorySink:
         self._data = bytearray()
 
 
-class MemoryRunningHash:
-    def __init__(self, disk: MemoryDisk, path: str) -> None:
-        self._disk, self._path = disk, path
-        self._hasher = hashlib.sha256()
-        self.size_bytes = 0
-
-    async def advance(self, size_bytes: int) -> None:
-        start, self.size_bytes = self.size_bytes, size_bytes
-        self._hasher.update(await self._disk.read(self._path, start, size_bytes - start))
-
-    def digest(self) -> bytes:
-        return self._hasher.digest()
-
-
 class MemoryDisk:
     """`swarm.world.Disk` over a dictionary. `cut_at` = n stops the n-th changing operation."""
 
@@ -144,9 +130,6 @@ class MemoryDisk:
 
     async def sha256(self, path: str) -> bytes:
         return hashlib.sha256(await self.read(path)).digest()
-
-    def running_sha256(self, path: str) -> MemoryRunningHash:
-        return MemoryRunningHash(self, path)
 
     async def sync(self, path: str) -> None:
         await self.step("sync")

@@ -19,7 +19,7 @@ from swarm.shardcast.manifest import (
     check,
     parse,
 )
-from swarm.shardcast.store import delta_key
+from swarm.shardcast.store import Change, Held, delta_key
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
@@ -198,6 +198,67 @@ def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
             await fetch(worker, announcement(held), trainer)
             assert holds(worker, tmp_path / "2", 2, files[2])
             assert fetched(worker, 2) > held.manifest.total_bytes * 0.9
+
+    trio.run(main)
+
+
+def test_what_the_disk_loses_while_a_delta_is_applied_is_fetched(tmp_path: Path) -> None:
+    files = policies(2)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as worker,
+        ):
+            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+            await fetch(worker, checkpoints[0], trainer)
+            spoilt = 0
+
+            def spoil(change: Change, held: Held, index: int) -> None:
+                nonlocal spoilt
+                if change is Change.PIECE and held.key == (0, 1) and not spoilt:
+                    spoilt = held.manifest.pieces[index].size_bytes
+                    path = tmp_path / "2" / held.piece_path(index)
+                    data = bytearray(path.read_bytes())
+                    data[held.manifest.pieces[index].offset] ^= 1
+                    path.write_bytes(data)
+
+            worker.store.watch(spoil)
+            await fetch(worker, checkpoints[1], trainer)
+            assert holds(worker, tmp_path / "2", 1, files[1])
+            (lost,) = worker.events.named("shardcast.pieces_lost")
+            assert lost.fields["pieces"] == 1
+            assert spoilt and fetched(worker, 1) >= spoilt
+
+    trio.run(main)
+
+
+def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
+    files = policies(2)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as worker,
+        ):
+            first = await publish(trainer, 0, files[0])
+            made = await publish(trainer, 1, files[1])
+            honest = trainer.store.held((0, 1))
+            assert honest is not None and honest.digest == made.manifest_digest
+            *rest, last = honest.manifest.files
+            lying = msgspec.structs.replace(
+                honest.manifest, files=[*rest, msgspec.structs.replace(last, sha256=bytes(32))]
+            )
+            await trainer.store.withdraw((0, 1))
+            for name, data in files[1].items():
+                await trainer.disk.write(f"made/{name}", data)
+            held, _ = await trainer.store.publish("made", 0, 1, manifest=lying)
+            await fetch(worker, first, trainer)
+            with pytest.raises(BadManifest, match="not the SHA-256"):
+                await fetch(worker, announcement(held), trainer)
+            assert worker.store.complete() == [(0, 0)]
 
     trio.run(main)
 

@@ -12,7 +12,7 @@ from swarm.errors import DeadlineError, DiskFullError
 from swarm.identity import PeerId
 from swarm.shardcast.fetch import Superseded
 from swarm.shardcast.manifest import BadManifest, digest_of
-from swarm.shardcast.store import Change, CheckpointConflict, Held
+from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, OpenBlob, Refused, Source, Transport
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece, Sink
@@ -654,30 +654,6 @@ def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
             assert worker.disk.list("checkpoints") == ["0-0"]
             (done,) = worker.events.named("shardcast.checkpoint_complete")
             assert list(done.fields["by_source"]) == [trainer.transport.peer_id]
-
-    run(main)
-
-
-def test_what_the_disk_loses_while_a_checkpoint_arrives_is_fetched_again() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(latency_seconds=0.01)
-        files = some_files(3)
-        async with peer(network, 1) as trainer, peer(network, 2) as worker:
-            checkpoint = await trainer.publish(0, files)
-            spoilt = False
-
-            def spoil(change: Change, held: Held, index: int) -> None:
-                nonlocal spoilt
-                if change is Change.PIECE and not spoilt:
-                    spoilt = True
-                    piece = held.manifest.pieces[index]
-                    worker.disk.files[held.piece_path(index)].data[piece.offset] ^= 1
-
-            worker.store.watch(spoil)
-            folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
-            assert same_files(worker.disk, folder, files)
-            (lost,) = worker.events.named("shardcast.pieces_lost")
-            assert lost.fields["pieces"] == 1
 
     run(main)
 

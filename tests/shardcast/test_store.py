@@ -57,7 +57,7 @@ async def receive(store: CheckpointStore, source: MemoryDisk, wanted: Held, inde
     sink = store.sink(held, index)
     sink.write(await source.read(wanted.piece_path(index), piece.offset, piece.size_bytes))
     await sink.commit(sink.finish())
-    await store.landed(held, index)
+    store.landed(held, index)
 
 
 async def fetch(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> str:
@@ -310,7 +310,7 @@ def test_with_little_disk_fewer_are_kept_and_the_newest_always_is() -> None:
     trio.run(main)
 
 
-def test_a_manifest_that_contradicts_itself_is_refused_at_the_last_piece() -> None:
+def test_a_manifest_that_contradicts_itself_is_refused_with_its_files() -> None:
     async def main() -> None:
         source, wanted = await published(0, files_of(0))
         honest = wanted.manifest
@@ -324,24 +324,29 @@ def test_a_manifest_that_contradicts_itself_is_refused_at_the_last_piece() -> No
         wanted.manifest_bytes = len(lying.encode())
         wanted.digest = digest_of(lying.encode())
         store = await opened(MemoryDisk())
+        await fetch(store, source, wanted)
+        held = store.held(wanted.key)
+        assert held is not None
         with pytest.raises(BadManifest, match="not the SHA-256"):
-            await fetch(store, source, wanted)
+            await store.check_files(held)
         assert store.disk.list("checkpoints") == []
 
     trio.run(main)
 
 
-def test_bytes_the_disk_lost_before_the_end_are_fetched_again() -> None:
+def test_bytes_the_disk_lost_before_files_are_checked_are_fetched_again() -> None:
     async def main() -> None:
         files = files_of(0, pieces=3)
         source, wanted = await published(0, files)
         disk = MemoryDisk()
         store = await opened(disk)
         held = await begin(store, source, wanted)
-        for index in (0, 1, 2):
+        for index in range(4):
             await receive(store, source, wanted, index)
+        await store.check_files(held)
+        assert held.missing() == []
         disk.files["checkpoints/0-0/model.safetensors"].data[3] ^= 1
-        await receive(store, source, wanted, 3)
+        await store.check_files(held)
         assert held.missing() == [1]
         await fetch(store, source, wanted)
         assert same_files(disk, "checkpoints/0-0", files)
