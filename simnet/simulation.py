@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 SUPERVISOR_SECONDS = 5.0
 """After which a peer that ended by itself is started again."""
 
+STATUS_SECONDS = 30.0
+"""Between `peer.status` events while nothing changes: nobody looks on, and a thousand peers."""
+
 LAST_EVENTS = 50
 """Events of each peer kept to show what led to a violation."""
 
@@ -239,6 +242,7 @@ class Peer:
             bootstrap=[known for known in simulation.bootstrap if not known.endswith(self.id)],
             home=f"/simulated/{self.name}",
             resume=resume,
+            status_seconds=STATUS_SECONDS,
             options=plan.options,
         )
         setting = Setting(

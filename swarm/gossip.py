@@ -18,6 +18,7 @@ again (anti-entropy; Demers et al. 1987, eager/lazy as in Plumtree, Leitão et a
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -166,6 +167,8 @@ class Gossip:
         self._neighbours: dict[PeerId, _Neighbour] = {}
         self._refusals: dict[PeerId, _Refusal] = {}
         """Peers that would not talk."""
+        self._open_at = 0.0
+        """When to look for peers to start a conversation with."""
         self._fresh: list[Envelope] = []
         """Accepted since the last tick."""
         self._store: OrderedDict[bytes, Envelope] = OrderedDict()
@@ -221,27 +224,34 @@ class Gossip:
 
     # --- neighbours --------------------------------------------------------------------------
 
-    def _may_open(self, peer: PeerId) -> bool:
-        """Whether a conversation is ours to start, now."""
+    def _opens_at(self, peer: PeerId) -> float:
+        """From when on a conversation is ours to start; inf if it is not, as things are."""
         if (
             self._transport.peer_id > peer
             or peer in self._neighbours
             or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
         ):
-            return False
+            return math.inf
         refusal = self._refusals.get(peer)
         if refusal is None:
-            return True
+            return 0.0
         enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED
         pause = defaults.GOSSIP_FULL_SECONDS if refusal.full and enough else 0.0
-        return self._world.now() >= refusal.retry_at + pause
+        return refusal.retry_at + pause
+
+    def _may_open(self, peer: PeerId) -> bool:
+        return self._opens_at(peer) <= self._world.now()
 
     def _open_more(self, nursery: trio.Nursery) -> None:
         """Start conversations with connected peers while there is room for neighbours."""
-        if len(self._neighbours) < defaults.GOSSIP_NEIGHBOURS_MAX:
-            for peer in self._transport.connected():
-                if self._may_open(peer):
-                    nursery.start_soon(self._open, peer)
+        now = self._world.now()
+        self._open_at = math.inf
+        for peer in self._transport.connected():
+            opens_at = self._opens_at(peer)
+            if opens_at <= now:
+                nursery.start_soon(self._open, peer)
+            else:
+                self._open_at = min(self._open_at, opens_at)
 
     async def _open(self, peer: PeerId) -> None:
         """Start a conversation."""
@@ -251,6 +261,7 @@ class Gossip:
         pause = min(defaults.GOSSIP_BAN_SECONDS, defaults.GOSSIP_TICK_SECONDS * 2**refusal.times)
         refusal.times = min(refusal.times + 1, 10)
         refusal.retry_at = self._world.now() + pause
+        self._open_at = min(self._open_at, refusal.retry_at)
         try:
             with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
                 stream = await self._transport.open_stream(peer, PROTOCOL)
@@ -279,6 +290,7 @@ class Gossip:
             self._events.emit("gossip.neighbour_lost", remote=peer, reason=str(error))
         finally:
             del self._neighbours[peer]
+            self._open_at = 0.0  # there is room again
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
 
@@ -382,7 +394,7 @@ class Gossip:
         topic = TOPICS[type(envelope.message)]
         candidates = [
             neighbour
-            for _, neighbour in sorted(self._neighbours.items())
+            for neighbour in self._neighbours.values()
             if topic in neighbour.topics and envelope.digest not in neighbour.knows
         ]
         if len(candidates) > defaults.GOSSIP_EAGER:
@@ -438,9 +450,10 @@ class Gossip:
         while True:
             await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
             fresh, self._fresh = self._fresh, []
-            for _, neighbour in sorted(self._neighbours.items()):
+            for neighbour in self._neighbours.values():
                 if fresh:
                     self._offer(neighbour, fresh)
                 if neighbour.late:
                     self._ask_again(neighbour)
-            self._open_more(nursery)
+            if self._open_at <= self._world.now():
+                self._open_more(nursery)

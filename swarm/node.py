@@ -69,6 +69,9 @@ SOURCES_MAX = 64
 NEIGHBOUR_SEARCH_SECONDS = 3.0
 """Between attempts to find more gossip neighbours."""
 
+NEIGHBOUR_CHECK_SECONDS = 10.0
+"""After which a peer that had enough looks whether it still has."""
+
 CLAIM_SECONDS = 1.0
 """For neighbours to say that they have a checkpoint, before the DHT is asked who has: a new one
 comes from neighbour to neighbour about as fast as a lookup goes."""
@@ -87,9 +90,6 @@ RELAY_AFTER_SECONDS = 30.0
 """A peer that nobody has reached directly by then asks relays to carry connections to it."""
 
 RELAYS_USED = 2
-
-STATUS_SECONDS = 1.0
-"""Between `peer.status` events."""
 
 
 class StoredSequence:
@@ -356,6 +356,12 @@ class Status:
     step: int = -1
     doing: str = "starting"
     tokens_per_second: float = 0.0
+    changed: Watched[None] = field(default_factory=lambda: Watched(None))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if "changed" in self.__dict__:
+            self.changed.touch()
 
 
 class _Pushes:
@@ -810,7 +816,8 @@ class RunNode:
                 bytes_sent=heartbeat.bytes_sent,
                 bytes_received=heartbeat.bytes_received,
             )
-            await trio.sleep(STATUS_SECONDS)
+            with trio.move_on_after(self.node.settings.status_seconds):
+                await self.status.changed.wait_change()
 
     async def _find_neighbours(self) -> None:
         """Reach the trusted peers once, then keep enough gossip neighbours."""
@@ -832,7 +839,7 @@ class RunNode:
                         self.node.events.emit(
                             "gossip.neighbour_unreachable", remote=peer, reason=str(error)
                         )
-            await trio.sleep(NEIGHBOUR_SEARCH_SECONDS)
+            await trio.sleep(NEIGHBOUR_SEARCH_SECONDS if wanted > 0 else NEIGHBOUR_CHECK_SECONDS)
 
 
 __all__ = [

@@ -34,6 +34,8 @@ class PeerSettings(pydantic.BaseModel):
     resume: bool = False
     verbose: bool = False
     json_logs: bool = False
+    status_seconds: float = pydantic.Field(default=1.0, gt=0)
+    """Between `peer.status` events while nothing but traffic changes."""
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)
     """Most that the home may hold; unset, the disk's free space decides."""
     options: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -96,6 +96,49 @@ class Accepted:
         return (self.verdict.step, self.verdict.number, self.verdict.worker)
 
 
+class Pool:
+    """Accepted submissions that wait to be trained on; how many groups they count for is known at
+    any time, since it is asked after each verdict."""
+
+    def __init__(self, count: Callable[[Accepted], int]) -> None:
+        """`count`: groups of one that count towards a batch."""
+        self._count = count
+        self._entries: dict[bytes, Accepted] = {}
+        self.groups = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, accepted: Accepted) -> None:
+        self.remove(accepted.digest)
+        self._entries[accepted.digest] = accepted
+        self.groups += self._count(accepted)
+
+    def remove(self, digest: bytes) -> None:
+        """Nothing happens if it is not there."""
+        accepted = self._entries.pop(digest, None)
+        if accepted is not None:
+            self.groups -= self._count(accepted)
+
+    def take(self, groups: int) -> list[Accepted]:
+        """Remove the oldest that have so many groups together, or all."""
+        taken: list[Accepted] = []
+        left = self.groups - groups
+        for accepted in self.oldest_first():
+            if self.groups <= left:
+                break
+            taken.append(accepted)
+            self.remove(accepted.digest)
+        return taken
+
+    def oldest_first(self) -> list[Accepted]:
+        return sorted(self._entries.values(), key=lambda accepted: accepted.place)
+
+    def those(self, matches: Callable[[Verdict], bool]) -> list[Accepted]:
+        """Those whose verdict matches."""
+        return [each for each in self._entries.values() if matches(each.verdict)]
+
+
 class TrainerRole:
     """Trains. Must run on a peer whose key the manifest names as a trainer.
 
@@ -129,7 +172,7 @@ class TrainerRole:
         """Policies that stand in the log as published."""
         self._policy = Watched(-1)
         """Newest policy published."""
-        self._pool: dict[bytes, Accepted] = {}
+        self._pool = Pool(self._counted)
         self._announced: dict[tuple[str, bytes], _Announced] = {}
         """Submissions heard of that no validator has judged yet, by worker and digest: nobody
         else's word on a file counts."""
@@ -354,7 +397,7 @@ class TrainerRole:
     def _add_to_pool(self, digest: bytes, verdict: Verdict) -> None:
         groups = judge_groups(verdict, self._filters)
         self._keep_rate.observe(groups)
-        self._pool[digest] = Accepted(digest, verdict, _path(digest), groups)
+        self._pool.add(Accepted(digest, verdict, _path(digest), groups))
 
     # --- collecting --------------------------------------------------------------------------
 
@@ -477,7 +520,7 @@ class TrainerRole:
         """
         batch = self._run.manifest.schedule.groups_per_step
         needed = (step + 1 - self._policy.value) * batch
-        there = self._training_groups + sum(map(self._counted, self._pool.values()))
+        there = self._training_groups + self._pool.groups
         keep_rate = self._keep_rate.value if self._filters.fill == "refill" else 1.0
         return groups_to_ask_for(needed - there, keep_rate, self._coming())
 
@@ -661,17 +704,12 @@ class TrainerRole:
         deadline = self._node.world.now() + patience
         while True:
             await self._drop_stale()
-            batch: list[Accepted] = []
-            groups = 0
-            for accepted in sorted(self._pool.values(), key=lambda entry: entry.place):
-                if groups >= wanted:
-                    break
-                batch.append(accepted)
-                groups += self._counted(accepted)
+            groups = self._pool.groups
             late = self._node.world.now() >= deadline
             if groups >= wanted or (late and groups > 0):
+                batch = self._pool.take(wanted)
+                groups -= self._pool.groups
                 for accepted in batch:
-                    del self._pool[accepted.digest]
                     self._left_out.update(group for group in accepted.groups if group != "kept")
                 self._training_groups = max(wanted, groups)
                 return batch
@@ -720,9 +758,9 @@ class TrainerRole:
                     await self._issue(order.step, missing, order)
 
     async def _drop_stale(self) -> None:
-        stale = [accepted for accepted in self._pool.values() if self._too_old(accepted.verdict)]
+        stale = self._pool.those(self._too_old)
         for accepted in stale:  # at once, so that nobody else finds it there and logs it too
-            del self._pool[accepted.digest]
+            self._pool.remove(accepted.digest)
         if stale:
             await self._log_stale([accepted.verdict for accepted in stale])
             await self._drop_consumed(stale)
@@ -820,7 +858,7 @@ class TrainerRole:
     async def _drop_consumed(self, batch: list[Accepted]) -> None:
         digests = [accepted.digest for accepted in batch]
         for digest in digests:
-            self._pool.pop(digest, None)
+            self._pool.remove(digest)
         await self._database.transact(
             lambda connection: connection.executemany(
                 "DELETE FROM accepted WHERE digest = ?", [(digest,) for digest in digests]
@@ -922,7 +960,7 @@ class TrainerRole:
                         submission=accepted.digest,
                         outcomes=["carried"] * len(accepted.groups),
                     )
-                    for accepted in sorted(self._pool.values(), key=lambda entry: entry.place)
+                    for accepted in self._pool.oldest_first()
                 ]
             )
         final = msgspec.structs.replace(
