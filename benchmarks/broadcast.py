@@ -36,6 +36,7 @@ import trio.lowlevel
 
 from simnet.clock import run_virtual
 from simnet.flows import Flow, Flows, Link
+from simnet.large_pages import use_large_pages
 from simnet.seeded import source
 from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline
 from simnet.timeline import Timeline
@@ -51,6 +52,7 @@ REQUESTS = 8
 
 
 def main() -> None:
+    use_large_pages()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--peers", type=int, default=100, help="receivers")
     parser.add_argument("--mode", choices=["open", "relay-only"], default="open")

@@ -23,6 +23,7 @@ import trio
 from simnet import scenarios
 from simnet.clock import run_virtual
 from simnet.experiments import measure_dht, measure_gossip
+from simnet.large_pages import use_large_pages
 from simnet.simulation import Peer, Simulation
 from swarm.events import Event
 
@@ -108,6 +109,7 @@ def run_experiment(name: str, peers: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    use_large_pages()
     parser = argparse.ArgumentParser(description="What the simulator costs and shows.")
     parser.add_argument("what", choices=("steady", "join", "dht", "gossip"))
     parser.add_argument("--peers", type=int, default=1000)

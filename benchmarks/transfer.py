@@ -310,7 +310,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--repeat", type=int, default=3, help="the best of so many is told")
+    parser.add_argument("--repeat", type=int, default=5, help="the best of so many is told")
     parser.add_argument("--shardcast", type=Path, default=os.environ.get("SHARDCAST_PATH"))
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from simnet.__main__ import command
+from simnet.cli import command
 from simnet.plan import (
     SLACK,
     Network,

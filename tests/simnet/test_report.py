@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from simnet.__main__ import command, simulate
+from simnet.cli import command, simulate
 from simnet.clock import Deadlock, run_virtual
 from simnet.observations import BUCKETS_MAX, Broadcast, Buckets
 from simnet.plot import depths, feeding_tree
@@ -198,7 +198,7 @@ def test_ctrl_c_prints_the_partial_report(tmp_path: Path) -> None:
     path = tmp_path / "partial.json"
     program = (
         "import os, signal, threading\n"
-        "from simnet.__main__ import command\n"
+        "from simnet.cli import command\n"
         "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "command()"
     )

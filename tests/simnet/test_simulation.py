@@ -16,7 +16,7 @@ import trio
 from typer.testing import CliRunner
 
 from simnet import scenarios
-from simnet.__main__ import command, simulate
+from simnet.cli import command, simulate
 from simnet.clock import run_virtual
 from simnet.compute import MODELS, Hardware, Workload
 from simnet.network import Line
@@ -74,7 +74,7 @@ def in_a_process(hash_seed: str, *arguments: str) -> dict[str, Any]:
     program = (
         "import json, sys\n"
         f"ballast = [object() for _ in range({hash_seed}0001)]\n"  # other memory addresses
-        "from simnet.__main__ import simulate\n"
+        "from simnet.cli import simulate\n"
         "print(json.dumps(simulate(sys.argv[1], peers=10, seed=int(sys.argv[2]),"
         " model_bytes=3_000_000)))"
     )
