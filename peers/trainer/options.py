@@ -6,7 +6,7 @@ What concerns the run as a whole (objective, batch, schedule) is in its manifest
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
@@ -14,6 +14,9 @@ from peers.trainer.alarms import Action, Limits
 from swarm.errors import UserError
 
 PREFIX = "trainer."
+
+Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
+"""`peers.trainer.packing.ATTENTIONS`, or the first of them that the device can train with."""
 
 
 class TrainerOptions(pydantic.BaseModel):
@@ -35,6 +38,8 @@ class TrainerOptions(pydantic.BaseModel):
     """Compute in bf16, with fp32 master weights."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again on the way back."""
+    attention: Attention = "fastest"
+    """Which attention to compute with, for a device on which the fastest one fails."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser in main memory."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)

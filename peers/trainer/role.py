@@ -267,6 +267,7 @@ class TrainerRole:
             "seed": options.seed,
             "model": options.model,
             "sharding": options.sharding,
+            "attention": options.attention,
         }
         if states and not self._node.settings.resume:
             raise UserError(

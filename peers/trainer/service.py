@@ -16,9 +16,11 @@ from peers.trainer import metrics
 from peers.trainer.batch import Group, informative
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.packing import why_not
 from peers.trainer.ranks import Ranks, lead
 from peers.trainer.sft import warm_up
 from peers.trainer.sharding import Sharding
+from swarm.errors import UserError
 from swarm.messages import Objective, Sampling, Schedule
 from swarm.submissions import ReadLimits, Rollouts, read
 
@@ -53,6 +55,7 @@ class TrainerService:
         environment_version: str,
         seed: int,
         sharding: Mapping[str, Any] | None = None,
+        attention: str = "fastest",
     ) -> dict[str, Any]:
         """Begin a run with the HF folder `model` as policy 0. Raises `UserError`."""
         self._sampling = Sampling(**sampling)
@@ -66,7 +69,15 @@ class TrainerService:
             seed=seed,
             completion_tokens_max=self._sampling.max_new_tokens,
             sharding=Sharding(**(sharding or {})),
+            attention=None if attention == "fastest" else attention,
         )
+        reason = (
+            ""
+            if settings.attention is None
+            else why_not(settings.attention, self._ranks.device, settings.sharding.mixed_precision)
+        )
+        if reason:
+            raise UserError(f"trainer.attention: {reason}; leave it out for the fastest there is")
         self._learner = Learner(self._base, settings, ranks=self._ranks)
         return {"step": 0}
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
+import torch
 
 from peers.environments import Renderer
 from peers.environments import load as load_environment
@@ -15,8 +16,11 @@ from peers.environments.sort_digits import SortDigits
 from peers.policy.demo import BOS_ID
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
+from peers.trainer.options import Attention
+from peers.trainer.packing import ATTENTIONS
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
 from peers.trainer.sft import Warmup, warm_up
+from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 from swarm.submissions import Header, Rollouts, write
 
@@ -201,3 +205,16 @@ def test_renderer_and_demo_sampling_agree_on_the_stop_token(base: Path) -> None:
     tokens = [*renderer.encode_completion(task.answer), *DEMO_SAMPLING.stop_ids]
     assert renderer.decode_completion(tokens, DEMO_SAMPLING.stop_ids) == (task.answer, True)
     assert len(tokens) < DEMO_SAMPLING.max_new_tokens
+
+
+def test_an_attention_that_the_device_cannot_train_with_is_refused(base: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU has all of them")
+    service = TrainerService()
+    with pytest.raises(UserError, match="flex_attention has no backward pass"):
+        service.start(**run_arguments(base), attention="flex_attention")
+    service.start(**run_arguments(base), attention="eager")
+
+
+def test_the_attentions_of_the_options_are_those_of_the_packer() -> None:
+    assert get_args(Attention) == ("fastest", *ATTENTIONS)
