@@ -321,6 +321,7 @@ class TrainerModel:
         environment_version: str,
         seed: int,
         sharding: Mapping[str, Any] | None = None,
+        attention: str = "fastest",
     ) -> dict[str, Any]:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{model} {seed}"
