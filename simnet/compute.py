@@ -26,6 +26,8 @@ from swarm.world import Child, ChildDied, ChildError
 TOKENIZER = b'{"simulated": "tokenizer"}'
 WEIGHTS = "model.safetensors"
 TOKENIZER_HASH = blake3(TOKENIZER).digest()
+_LEADS_TO = " -> "
+"""Between two names of contents, in the name of the delta from one to the other."""
 PROBE_HASH = digest("simnet/1/probe")
 """What every honest simulated machine renders."""
 
@@ -38,6 +40,8 @@ class Hardware:
     """Generation, all sequences of a batch together."""
     prefill_tokens_per_second: float = 40_000.0
     load_bytes_per_second: float = 2e9
+    delta_bytes_per_second: float = 1e9
+    """Bytes of a checkpoint that a delta is made from, or that are made from deltas."""
     step_seconds: float = 60.0
     """One rollout step of the trainer."""
 
@@ -47,6 +51,9 @@ class Workload:
     """What a run computes."""
 
     model_bytes: int = 2_000_000
+    delta_share: float = 0.0
+    """Size of the delta from one policy to the next, as a part of the checkpoint; 0: everything
+    changes, and no delta pays."""
     completion_tokens_mean: float = 256.0
     """Lengths are exponential around it, up to the manifest's limit: a long tail."""
     target_lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -414,7 +421,62 @@ class TrainerModel:
         return self._setting.workload.model_bytes
 
 
+class DeltaModel:
+    """`swarm.shardcast.delta.DeltaService`, for the weights. A delta is a symbol, too: its name
+    says from what to what it leads."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._disk = setting.disk
+
+    async def encode(
+        self, base: str, new: str, out: str, names: list[str], limit_bytes: int
+    ) -> dict[str, Any]:
+        old, weights = self._weights(base), self._weights(new)
+        await self._work(weights.size_bytes)
+        size = int(weights.size_bytes * self._setting.workload.delta_share)
+        words = weights.size_bytes // 2
+        if not 0 < size <= limit_bytes:
+            return {"size_bytes": 0, "changed_words": words, "words": words}
+        self._disk.put(
+            self._disk.path_of(out), 0, Symbol(f"{old.name}{_LEADS_TO}{weights.name}", 0, size)
+        )
+        return {"size_bytes": size, "changed_words": size // 4, "words": words}
+
+    async def make(
+        self, base: str, target: str, deltas: list[str], pieces: list[Any]
+    ) -> dict[str, Any]:
+        name = self._weights(base).name
+        for delta in deltas:
+            content = self._whole(self._disk.path_of(delta))
+            old, _, new = content.name.partition(_LEADS_TO)
+            if old != name:
+                raise ValueError(f"{delta} changes something else than its base")
+            name = new
+        made = []
+        for index, file, offset, size_bytes, wanted in pieces:
+            content = Symbol(name, offset, size_bytes)
+            await self._work(size_bytes)
+            if file == WEIGHTS and content.digest() == wanted:
+                self._disk.put(f"{self._disk.path_of(target)}/{file}", offset, content)
+                made.append(index)
+        return {"made": made}
+
+    def _weights(self, folder: str) -> Symbol:
+        return self._whole(f"{self._disk.path_of(folder)}/{WEIGHTS}")
+
+    def _whole(self, path: str) -> Symbol:
+        content = self._disk.symbol(path, 0, self._disk.size_bytes(path))
+        if content is None:
+            raise ValueError(f"{path} is not whole")
+        return content
+
+    async def _work(self, size_bytes: int) -> None:
+        await trio.sleep(size_bytes / self._setting.hardware.delta_bytes_per_second)
+
+
 MODELS: dict[str, Callable[..., Any]] = {
+    "swarm.shardcast.delta:DeltaService": DeltaModel,
     "peers.inference.engine_service:EngineService": EngineModel,
     "peers.validator.inspector:InspectorService": InspectorModel,
     "peers.validator.prefill:PrefillService": PrefillModel,

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ KEYS = {
 SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
 
 
-def run(main: Any, *, seed: int = 1) -> Simulation:
+def run(main: Any, *, seed: int = 1, workload: Workload = SMALL) -> Simulation:
     """`main(simulation)` to its end."""
-    simulation = Simulation(seed, workload=SMALL)
+    simulation = Simulation(seed, workload=workload)
 
     async def virtual() -> None:
         async with simulation.running():
@@ -254,6 +255,29 @@ def test_a_cheat_is_evicted() -> None:
     simulation = run(main)
     assert [v for v in simulation.violations if "cheat ended" not in v] == []
     assert "evicted" in (simulation.peers["cheat"].ended or "")
+
+
+def test_policies_travel_as_deltas_where_those_are_small() -> None:
+    weights = 6_000_000
+    applied: list[int] = []
+    fetched: list[int] = []
+
+    async def main(simulation: Simulation) -> None:
+        def hear(_now: float, peer: Peer, event: Event) -> None:
+            if event.name == "shardcast.delta_applied":
+                applied.append(event.fields["bytes_deltas"])
+            elif event.name == "shardcast.checkpoint_complete" and not event.fields["delta"]:
+                fetched.append(event.fields["bytes_fetched"])
+
+        simulation.listeners.append(hear)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        await small_run(simulation, steps=2)
+        assert await simulation.meet(over, 900.0)
+
+    simulation = run(main, workload=replace(SMALL, model_bytes=weights, delta_share=0.02))
+    assert simulation.violations == []
+    assert applied == [weights // 50] * len(applied) and len(applied) >= 4
+    assert sum(size < weights // 50 for size in fetched) == len(applied)
 
 
 # --- the cost models ---
