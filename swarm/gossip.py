@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -354,7 +354,7 @@ class Gossip:
                 continue
             if isinstance(record.message, PeerRecord):
                 self._learn_record(record)
-        self._offer(neighbour, self._current())
+        self._offer(neighbour, _by_topic(self._current()))
 
     # --- envelopes ---------------------------------------------------------------------------
 
@@ -422,13 +422,15 @@ class Gossip:
         ]
         return list({e.digest: e for e in states + events}.values())
 
-    def _offer(self, neighbour: _Neighbour, envelopes: Sequence[Envelope]) -> None:
-        """Tell a neighbour the digests of those it may lack."""
+    def _offer(self, neighbour: _Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:
+        """Tell a neighbour those digests, given by topic, that it may lack."""
+        knows = neighbour.knows
         missing = [
-            envelope.digest
-            for envelope in envelopes
-            if envelope.digest not in neighbour.knows
-            and TOPICS[type(envelope.message)] in neighbour.topics
+            digest
+            for topic, some in digests.items()
+            if topic in neighbour.topics
+            for digest in some
+            if digest not in knows
         ]
         for start in range(0, len(missing), defaults.GOSSIP_DIGESTS_MAX):
             chunk = missing[start : start + defaults.GOSSIP_DIGESTS_MAX]
@@ -449,7 +451,8 @@ class Gossip:
     async def _tick(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
-            fresh, self._fresh = self._fresh, []
+            fresh = _by_topic(self._fresh)
+            self._fresh.clear()
             for neighbour in self._neighbours.values():
                 if fresh:
                     self._offer(neighbour, fresh)
@@ -457,3 +460,11 @@ class Gossip:
                     self._ask_again(neighbour)
             if self._open_at <= self._world.now():
                 self._open_more(nursery)
+
+
+def _by_topic(envelopes: Sequence[Envelope]) -> dict[str, list[bytes]]:
+    """Their digests."""
+    found: dict[str, list[bytes]] = {}
+    for envelope in envelopes:
+        found.setdefault(TOPICS[type(envelope.message)], []).append(envelope.digest)
+    return found

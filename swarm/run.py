@@ -90,6 +90,8 @@ class Run:
         self._envelope = manifest
         self._evictions: dict[str, Envelope] = {}
         self._reinstatements: dict[str, Envelope] = {}
+        self.revision = 0
+        """Grows with every manifest, eviction and reinstatement that is taken."""
 
     @property
     def manifest(self) -> RunManifest:
@@ -105,6 +107,7 @@ class Run:
         assert isinstance(manifest.message, RunManifest)
         if run_id(manifest) == self.id and manifest.message.version > self.manifest.version:
             self._envelope = manifest
+            self.revision += 1
 
     def evict(self, envelope: Envelope) -> None:
         """Take an eviction by a trusted peer; the newest for each peer counts."""
@@ -116,11 +119,11 @@ class Run:
         assert isinstance(envelope.message, Reinstatement)
         self._newest(self._reinstatements, envelope.message.peer, envelope)
 
-    @staticmethod
-    def _newest(held: dict[str, Envelope], peer: str, envelope: Envelope) -> None:
+    def _newest(self, held: dict[str, Envelope], peer: str, envelope: Envelope) -> None:
         old = held.get(peer)
         if old is None or old.body.issued_ms < envelope.body.issued_ms:
             held[peer] = envelope
+            self.revision += 1
 
     def evicted(self, peer: str) -> Eviction | None:
         """The eviction in force against a peer, if any. Trusted peers are never evicted."""

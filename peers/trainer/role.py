@@ -173,6 +173,9 @@ class TrainerRole:
         self._policy = Watched(-1)
         """Newest policy published."""
         self._pool = Pool(self._counted)
+        self._swept: tuple[int, int, int] | None = None
+        """When the pool was last freed of what is too old: as of which policy, lineage and revision
+        of the run. Nothing in it grows too old before one of them changes."""
         self._announced: dict[tuple[str, bytes], _Announced] = {}
         """Submissions heard of that no validator has judged yet, by worker and digest: nobody
         else's word on a file counts."""
@@ -399,6 +402,8 @@ class TrainerRole:
         groups = judge_groups(verdict, self._filters)
         self._keep_rate.observe(groups)
         self._pool.add(Accepted(digest, verdict, _path(digest), groups))
+        if self._too_old(verdict):  # since it was looked at last
+            self._swept = None
 
     # --- collecting --------------------------------------------------------------------------
 
@@ -759,6 +764,10 @@ class TrainerRole:
                     await self._issue(order.step, missing, order)
 
     async def _drop_stale(self) -> None:
+        now = (self._policy.value, self._lineage, self._run.revision)
+        if now == self._swept:
+            return
+        self._swept = now
         stale = self._pool.those(self._too_old)
         for accepted in stale:  # at once, so that nobody else finds it there and logs it too
             self._pool.remove(accepted.digest)
