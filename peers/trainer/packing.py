@@ -35,8 +35,10 @@ ATTENTION_TOKENS = 1024
 """Row length at which attention under an explicit mask costs as much as the rest of a small
 model; with a larger one it matters less. Only a CPU's choice of layout depends on it."""
 
-LOGITS_MAX = 1 << 25
-"""Logits held at once, fp32 (128 MiB): more tokens are taken through the head piece by piece."""
+LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
+"""Logits held at once, fp32 (128 MiB, 1 GiB), by device: more tokens are taken through the head
+piece by piece. On a GPU small pieces do not fill it, and in 16 bits the head's gradient, a sum over
+pieces, is rounded as often as there are pieces."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +357,7 @@ class Scorer(torch.nn.Module):
         ).last_hidden_state
         hidden = hidden.flatten(0, 1)[rows.predictor]
         head = self.model.get_output_embeddings()
-        size = max(1, LOGITS_MAX // head.weight.shape[0])
+        size = max(1, LOGITS_MAX[hidden.device.type] // head.weight.shape[0])
         pieces = []
         for start in range(0, len(hidden), size):
             part, target = hidden[start : start + size], rows.target[start : start + size]

@@ -235,7 +235,7 @@ def test_the_head_in_pieces_changes_nothing(model: Any, monkeypatch: pytest.Monk
     held: list[int] = []
     head = model.get_output_embeddings()
     hook = head.register_forward_hook(lambda *call: held.append(call[2].numel()))
-    monkeypatch.setattr(packing, "LOGITS_MAX", 64 * 7)
+    monkeypatch.setitem(packing.LOGITS_MAX, "cpu", 64 * 7)
     pieces = scores(model, batch, lay_out(batch, "packed"))
     hook.remove()
     assert max(held) == 64 * 7
