@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 RETRANSMISSION_SECONDS = 0.2
 """Least delay of a lost packet: Linux's smallest retransmission timeout."""
 
+SILENCE_SECONDS = defaults.CONNECTION_PING_SECONDS + defaults.CONNECTION_PONG_SECONDS
+"""A connection on which nothing arrives ends after this."""
+
 _MASK = (1 << 64) - 1
 _HEAD_BYTES = 3
 """Type and length before most frames."""
@@ -60,6 +63,7 @@ class Connection:
     __slots__ = (
         "_arrived_at",
         "_held",
+        "_is_stuck",
         "_latency",
         "_line_free_at",
         "_network",
@@ -101,6 +105,8 @@ class Connection:
         self._number = 0
         self._line_free_at = 0.0
         self._arrived_at = 0.0
+        self._is_stuck = False
+        """A packet was lost so often that its next attempt is far away; all else waits for it."""
         self._held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = []
 
     # --- messages ---
@@ -123,6 +129,11 @@ class Connection:
         loss = network.loss(owner.peer_id, self.peer.peer_id)
         latency = travel_seconds(self._latency, network.weather.jitter, loss, draw)
         self._arrived_at = max(self._arrived_at, self._line_free_at + latency)
+        if self._arrived_at - trio.current_time() > SILENCE_SECONDS and not self._is_stuck:
+            self._is_stuck = True  # no ping gets through either
+            for way in (self, self.twin):
+                name = f"{way.owner.peer_id}>{way.peer.peer_id}"
+                network.at(trio.current_time() + SILENCE_SECONDS, name, way.lose)
         network.timeline.at_link(
             self._arrived_at, self.link, network.messages, self._arrive, action, args
         )

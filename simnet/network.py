@@ -20,7 +20,14 @@ import trio
 
 from simnet.bulk import BulkPlane
 from simnet.flows import Flow, Flows
-from simnet.links import Connection, SimulatedStream, link_seed, mix, travel_seconds
+from simnet.links import (
+    SILENCE_SECONDS,
+    Connection,
+    SimulatedStream,
+    link_seed,
+    mix,
+    travel_seconds,
+)
 from simnet.seeded import source
 from simnet.timeline import Timeline
 from swarm import defaults
@@ -44,9 +51,6 @@ PUNCH_ROUND_TRIPS = 3
 
 CONNECT_ROUND_TRIPS = 5
 """TCP, choosing noise, noise, choosing yamux, identify."""
-
-SILENCE_SECONDS = defaults.CONNECTION_PING_SECONDS + defaults.CONNECTION_PONG_SECONDS
-"""A connection on which nothing arrives ends after this."""
 
 PORT = 4001
 

@@ -11,7 +11,8 @@ import trio
 
 from simnet.clock import run_virtual
 from simnet.disk import SimulatedDisk, Symbol
-from simnet.network import CONNECT_SECONDS, SILENCE_SECONDS, Line, SimulatedNetwork, Weather
+from simnet.links import SILENCE_SECONDS
+from simnet.network import CONNECT_SECONDS, Line, SimulatedNetwork, Weather
 from simnet.world import SimulatedWorld
 from swarm import defaults
 from swarm.identity import Identity
@@ -185,6 +186,29 @@ def test_a_cut_link_is_missed_when_a_ping_goes_unanswered() -> None:
             await connect(alice, bob)
         network.heal(alice.id, bob.id)
         await connect(alice, bob)
+
+    run(main)
+
+
+def test_a_connection_whose_packets_are_all_lost_ends_and_a_new_one_is_well() -> None:
+    """Else what comes later would wait, in order, for attempts that are minutes apart."""
+
+    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+        bob.transport.serve(ECHO, echo)
+        await connect(alice, bob)
+        stream = await alice.transport.open_stream(bob.id, ECHO)
+        began = trio.current_time()
+        network.lose(bob.id, 0.9)
+        for _ in range(50):
+            await stream.send(b"lost")
+        network.lose(bob.id, -0.9)
+        with pytest.raises(StreamError, match="the connection was lost"):
+            while True:
+                await stream.receive()
+        assert trio.current_time() == pytest.approx(began + SILENCE_SECONDS)
+        assert alice.transport.connected() == bob.transport.connected() == []
+        await connect(alice, bob)
+        assert await round_trip(await alice.transport.open_stream(bob.id, ECHO)) < 1.0
 
     run(main)
 
