@@ -11,6 +11,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -56,7 +57,7 @@ COLLECTIONS = {
 """Those with a bound of their own: pieces held, and what remembers repetitions."""
 
 SETTLED_SECONDS = 60.0
-"""An accepted submission this old must be in the trainer's hands."""
+"""An accepted submission this old must be in the trainer's hands, so long after the last fault."""
 
 
 class Invariants:
@@ -269,6 +270,9 @@ class Invariants:
             self._broken(
                 "trusted peers come to agree", f"{disagreement} after {AGREEMENT_SECONDS:g} s"
             )
+        with trio.move_on_after(SETTLED_SECONDS):
+            while self._lost(self._read_books(peers)):  # noqa: ASYNC110 (nobody announces it)
+                await trio.sleep(1.0)
         self._check_books(peers)
         self._check_bounds()
 
@@ -301,53 +305,65 @@ class Invariants:
                 return f"{first} holds {evicted[first]} evicted, and {name} {known}"
         return None
 
-    def _check_books(self, peers: list[Peer]) -> None:
-        """Every accepted submission is used, held or stale; each was used once."""
-        now = self._simulation.now()
-        used: Counter[bytes] = Counter()
-        held: dict[bytes, None] = {}
-        judged: dict[bytes, str] = {}
-        trainers = 0
+    def _read_books(self, peers: list[Peer]) -> _Books:
+        """What the trusted peers' ledgers and the trainers' pools say."""
+        books = _Books()
         for peer in peers:
             database = peer.disk.database("ledger.sqlite")
             log = Log(database, peer.id)
             for start in range(0, log.size(), LOG_ENTRIES_READ):
                 for entry in map(decode, log.entries(start, LOG_ENTRIES_READ)):
                     if isinstance(entry, Consumed):
-                        used[entry.submission] += 1
+                        books.used[entry.submission] += 1
                     elif isinstance(entry, Judged) and entry.outcome == "accepted":
-                        judged[entry.submission] = entry.worker
+                        books.judged[entry.submission] = None
             if "trainer" in peer.plan.roles:
-                trainers += 1
+                books.trainers += 1
                 rows = peer.disk.database("trainer.sqlite").read(
                     "SELECT digest FROM accepted ORDER BY digest"
                 )
-                held |= dict.fromkeys(row[0] for row in rows)
-        for submission, times in used.items():
+                books.held |= dict.fromkeys(row[0] for row in rows)
+        return books
+
+    def _lost(self, books: _Books) -> list[tuple[bytes, float]]:
+        """(submission, when) of what was accepted a while ago and is nowhere."""
+        now = self._simulation.now()
+        return [
+            (submission, when)
+            for submission, (when, _) in self._accepted.items()
+            if books.trainers
+            and now - when > SETTLED_SECONDS
+            and submission not in books.used
+            and submission not in books.held
+        ]
+
+    def _check_books(self, peers: list[Peer]) -> None:
+        """Every accepted submission is used, held or stale; each was used once."""
+        books = self._read_books(peers)
+        for submission, times in books.used.items():
             if times > 1:
                 self._broken(
                     "a rollout is trained on once",
                     f"submission {submission.hex()[:12]} stands {times} times in the log",
                 )
-            if submission not in judged:
+            if submission not in books.judged:
                 self._broken(
                     "only accepted rollouts are trained on",
                     f"submission {submission.hex()[:12]} was used and no log says it was accepted",
                 )
         for submission, (when, _) in self._accepted.items():
-            if submission not in judged:
+            if submission not in books.judged:
                 self._broken(
                     "a verdict is never forgotten",
                     f"submission {submission.hex()[:12]} was accepted at {when:.1f} s, and no log "
                     "says so",
                 )
-            late = now - when > SETTLED_SECONDS
-            if trainers and late and submission not in used and submission not in held:
-                self._broken(
-                    "an accepted rollout is never lost",
-                    f"submission {submission.hex()[:12]}, accepted at {when:.1f} s, is neither "
-                    "used nor held nor stale",
-                )
+        for submission, when in self._lost(books):
+            self._broken(
+                "an accepted rollout is never lost",
+                f"submission {submission.hex()[:12]}, accepted at {when:.1f} s, is neither "
+                "used nor held nor stale",
+            )
 
     def _check_bounds(self) -> None:
         """Nothing in a peer has grown beyond its bound."""
@@ -369,6 +385,19 @@ class Invariants:
 
     def _broken(self, invariant: str, how: str) -> None:
         self._simulation.violate(f"{invariant}: {how}")
+
+
+@dataclass
+class _Books:
+    """What is written of submissions, by digest."""
+
+    used: Counter[bytes] = field(default_factory=Counter)
+    """How often each stands in the log as consumed, or stale."""
+    held: dict[bytes, None] = field(default_factory=dict)
+    """Those in a trainer's pool."""
+    judged: dict[bytes, None] = field(default_factory=dict)
+    """Those that a log says were accepted."""
+    trainers: int = 0
 
 
 class _Errors(logging.Handler):

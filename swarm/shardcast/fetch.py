@@ -105,7 +105,10 @@ class _Job:
         self.digest = checkpoint.manifest_digest
         self.manifest_bytes = checkpoint.manifest_bytes
         self.started = started
+        self.found: Held | None = None
+        """Once its manifest is here."""
         self.held: Held | None = None
+        """Once its pieces are wanted."""
         self.missing = 0
         """Pieces that nobody is asked for: bit i is piece i."""
         self.attempts: dict[int, list[_Attempt]] = {}
@@ -286,9 +289,12 @@ class Fetcher:
 
     async def _run(self, job: _Job) -> str:
         with job.scope:
-            held = self._store.held(job.key)
-            if held is not None:
-                await self._begun(job, held)
+            job.found = self._store.held(job.key)
+            if job.found is None:
+                async with trio.open_nursery() as nursery:
+                    await self._hand_out(job, nursery)
+                assert job.found is not None
+            await self._begin(job, job.found)
             async with trio.open_nursery() as nursery:
                 await self._hand_out(job, nursery)
         if job.error is not None:
@@ -312,8 +318,9 @@ class Fetcher:
         )
         return folder
 
-    async def _begun(self, job: _Job, held: Held) -> None:
-        """The manifest is here: from now on its missing pieces are wanted."""
+    async def _begin(self, job: _Job, held: Held) -> None:
+        """Take what can be had without a network, and want the missing pieces. That may take long,
+        so no request waits for it."""
         await self._store.copy_known(held)
         if self._deltas is not None and not held.is_delta:
             await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
@@ -347,11 +354,14 @@ class Fetcher:
     # --- handing out work --------------------------------------------------------------------
 
     async def _hand_out(self, job: _Job, nursery: trio.Nursery) -> None:
-        """Start lanes until nothing is missing and nothing under way."""
+        """Start lanes until the manifest is here, or then until nothing is missing and nothing
+        under way."""
         job.width = self._parallel
         while True:
             job.changed = trio.Event()
             wake_at = self._assign(job, nursery)
+            if job.held is None and job.found is not None:
+                return
             under_way = job.missing or job.attempts or job.landing
             if job.held and not under_way and await self._are_files_right(job, job.held):
                 return
@@ -361,8 +371,7 @@ class Fetcher:
     def _assign(self, job: _Job, nursery: trio.Nursery) -> float:
         """Give every free lane a piece; returns when to look again if nothing changes."""
         now = self._world.now()
-        due = [attempt.hedge_at for attempt in job.all_attempts()]
-        overdue = sum(time <= now for time in due)
+        overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
         if job.look_at <= now or (overdue and not job.missing):
             job.look_at = now + defaults.SOURCES_RECHECK_SECONDS
             self._look(job)
@@ -374,7 +383,8 @@ class Fetcher:
             if run is None:
                 break
             nursery.start_soon(self._lane, job, run)
-        wake_at = min((time for time in due if time > now), default=inf)
+        due = (attempt.hedge_at for attempt in job.all_attempts() if attempt.hedge_at > now)
+        wake_at = min(due, default=inf)
         if job.active < lanes:
             if job.more_at > now:
                 return min(wake_at, job.more_at)
@@ -477,7 +487,7 @@ class Fetcher:
         return self._world.random.choices(lines, weights)[0]
 
     def _next_manifest(self, job: _Job, now: float) -> _Run | None:
-        if _MANIFEST in job.attempts or _MANIFEST in job.landing:
+        if job.found is not None or _MANIFEST in job.attempts or _MANIFEST in job.landing:
             return None
         lines = [
             (line, 1) for line in job.known.values() if self._may_have(job, line, _MANIFEST, now)
@@ -611,7 +621,7 @@ class Fetcher:
     @staticmethod
     def _is_here(job: _Job, index: int) -> bool:
         if index == _MANIFEST:
-            return job.held is not None
+            return job.found is not None
         return job.held is not None and bool(job.held.pieces[index])
 
     async def _sink(self, job: _Job, index: int) -> Sink:
@@ -760,7 +770,7 @@ class Fetcher:
     async def _landed(self, job: _Job, index: int) -> None:
         """A verified piece is in its place."""
         if index == _MANIFEST:
-            await self._begun(job, await self._store.begin(job.key, job.digest))
+            job.found = await self._store.begin(job.key, job.digest)
         else:
             assert job.held is not None
             self._store.landed(job.held, index)

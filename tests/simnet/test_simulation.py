@@ -47,7 +47,13 @@ def run(main: Any, *, seed: int = 1, workload: Workload = SMALL) -> Simulation:
 
 
 async def small_run(
-    simulation: Simulation, *, workers: int = 2, steps: int = 4, relays: int = 0, **run: Any
+    simulation: Simulation,
+    *,
+    workers: int = 2,
+    steps: int = 4,
+    relays: int = 0,
+    hardware: Hardware | None = None,
+    **run: Any,
 ) -> dict[str, Peer]:
     """A bootstrap peer, a trainer, two validators, relays and workers, all started."""
     await start_bootstrap(
@@ -60,7 +66,10 @@ async def small_run(
              options={"trainer.model": "simulated"})
     ]  # fmt: skip
     plans += [Plan(f"r{number}", ["relay"]) for number in range(relays)]
-    plans += [Plan(f"w{number}", ["inference"], Line("asia-east")) for number in range(workers)]
+    plans += [
+        Plan(f"w{number}", ["inference"], Line("asia-east"), hardware or Hardware())
+        for number in range(workers)
+    ]
     peers = {}
     for plan in plans:
         peers[plan.name] = simulation.add(plan)
@@ -258,6 +267,7 @@ def test_a_cheat_is_evicted() -> None:
 
 
 def test_policies_travel_as_deltas_where_those_are_small() -> None:
+    """Also where applying one takes longer than a request may."""
     weights = 6_000_000
     applied: list[int] = []
     fetched: list[int] = []
@@ -271,8 +281,10 @@ def test_policies_travel_as_deltas_where_those_are_small() -> None:
 
         simulation.listeners.append(hear)
         over = simulation.expect("trainer.run_complete", ["trainer"])
-        await small_run(simulation, steps=2)
+        slow = Hardware(delta_bytes_per_second=weights / 25)
+        await small_run(simulation, steps=2, hardware=slow)
         assert await simulation.meet(over, 900.0)
+        await trio.sleep(60.0)
 
     simulation = run(main, workload=replace(SMALL, model_bytes=weights, delta_share=0.02))
     assert simulation.violations == []
