@@ -160,7 +160,7 @@ class Observations:
     def _complete(self, now: float, peer: Peer, fields: Mapping[str, Any]) -> None:
         broadcast = self.broadcasts.get((fields["lineage"], fields["step"]))
         by_source: Mapping[PeerId, int] = fields["by_source"]
-        if broadcast is not None and peer.name not in broadcast.complete:
+        if broadcast is not None and not fields["delta"] and peer.name not in broadcast.complete:
             broadcast.complete[peer.name] = now
             most = sorted(by_source, key=lambda source: -by_source[source])[:FEEDERS_KEPT]
             broadcast.fed_by[peer.name] = [self.name_of(source) for source in most]

@@ -162,6 +162,8 @@ class _Steps:
         if event.name == "trainer.checkpoint_published":
             self._published.setdefault(fields["step"], now)
         elif event.name == "shardcast.checkpoint_complete" and peer.name in self._workers:
+            if fields["delta"]:
+                return  # the way there, not the policy
             self._complete.setdefault(fields["step"], {}).setdefault(peer.name, now)
         elif event.name == "trainer.step_opened":
             self._opened.setdefault(fields["step"], now)
