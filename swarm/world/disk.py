@@ -37,6 +37,18 @@ async def _run(function: Callable[[], T], size_bytes: int) -> T:
     return await trio.to_thread.run_sync(function)
 
 
+async def _hashed(hasher: Any, local: Path, offset: int, size_bytes: int) -> bytes:
+    """What a hasher makes of a range of a file."""
+
+    def digest() -> bytes:
+        for block in _blocks(local, offset, size_bytes):
+            hasher.update(block)
+        result: bytes = hasher.digest()
+        return result
+
+    return await _run(digest, 4 * size_bytes)
+
+
 class LocalPiece:
     """Bytes that arrived, hashed as they came."""
 
@@ -234,26 +246,10 @@ class LocalDisk:
         sink.write(await self.read(path, offset, size_bytes))
 
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
-        local = self.local_path(path)
-
-        def digest() -> bytes:
-            hasher = blake3()
-            for block in _blocks(local, offset, size_bytes):
-                hasher.update(block)
-            return hasher.digest()
-
-        return await _run(digest, 4 * size_bytes)
+        return await _hashed(blake3(), self.local_path(path), offset, size_bytes)
 
     async def sha256(self, path: str) -> bytes:
-        local, size_bytes = self.local_path(path), self.size_bytes(path)
-
-        def digest() -> bytes:
-            hasher = hashlib.sha256()
-            for block in _blocks(local, 0, size_bytes):
-                hasher.update(block)
-            return hasher.digest()
-
-        return await _run(digest, 4 * size_bytes)
+        return await _hashed(hashlib.sha256(), self.local_path(path), 0, self.size_bytes(path))
 
     async def sync(self, path: str) -> None:
         local = self.local_path(path)
