@@ -221,7 +221,7 @@ class SimulatedSink:
             raise ValueError(
                 f"{self._path}: {piece.size_bytes} bytes arrived of {self.size_bytes} announced"
             )
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()
 
     def abandon(self) -> None:
         """Nothing is held."""

@@ -505,6 +505,9 @@ HAVE_GROW_PIECES = 16
 HAVE_GROW_SECONDS = 3.0
 """A peer with fewer neighbours than its uplink can feed takes one more in so long."""
 
+HAVE_SATED_SECONDS = 12.0
+"""A peer with enough neighbours looks after so long whether they still want something."""
+
 HAVE_FRUITLESS_MAX = 12
 """New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
 

@@ -67,13 +67,17 @@ class _Line:
 class _Run:
     """One request to one source: most often for one piece, on a fast line for several."""
 
-    __slots__ = ("attempts", "line", "scope", "started")
+    __slots__ = ("attempts", "line", "scope", "seconds", "size_bytes", "started")
 
-    def __init__(self, line: _Line, started: float) -> None:
+    def __init__(self, line: _Line, started: float, size_bytes: int) -> None:
         self.line = line
         self.started = started
+        self.size_bytes = size_bytes
         self.attempts: list[_Attempt] = []
-        self.scope = trio.CancelScope()
+        self.seconds = defaults.PIECE_DEADLINE_SECONDS
+        self.seconds += size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
+        """How long it may take."""
+        self.scope = trio.CancelScope(deadline=started + self.seconds)
 
 
 class _Attempt:
@@ -549,11 +553,12 @@ class Fetcher:
         return None
 
     def _ask_for(self, job: _Job, indices: list[int], line: _Line, now: float) -> _Run:
-        run = _Run(line, now)
+        sizes = [job.reference(index).size_bytes for index in indices]
+        run = _Run(line, now, sum(sizes))
         bandwidth = self.book.bandwidth(line.name)
         expected = 0.0
-        for index in indices:
-            expected += job.reference(index).size_bytes / bandwidth
+        for index, size_bytes in zip(indices, sizes, strict=True):
+            expected += size_bytes / bandwidth
             hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
             attempts = job.attempts.get(index)
             if attempts is None:
@@ -580,20 +585,15 @@ class Fetcher:
 
     async def _request(self, job: _Job, run: _Run) -> None:
         line = run.line
-        size_bytes = sum(job.reference(attempt.piece).size_bytes for attempt in run.attempts)
-        seconds = defaults.PIECE_DEADLINE_SECONDS
-        seconds += size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
-        deadline = run.started + seconds
         try:
-            run.scope.deadline = deadline
             with run.scope:
                 await self._ask(job, run)
             if run.scope.cancelled_caught:
                 now = self._world.now()
                 # If another source was first, this one can at best have been this fast.
-                self.book.given_up(line.name, size_bytes, now - run.started)
-                if now >= deadline:
-                    line.reason = f"did not send a piece within {seconds:.0f} s"
+                self.book.given_up(line.name, run.size_bytes, now - run.started)
+                if now >= run.started + run.seconds:
+                    line.reason = f"did not send a piece within {run.seconds:.0f} s"
                     self.book.failed(line.name)
                     self._refused(job, run.attempts[0].piece, line)
         except (DiskFullError, BadManifest) as error:

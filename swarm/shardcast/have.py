@@ -273,8 +273,9 @@ class HaveExchange:
             await self._stirred.wait()
             last: PeerId | None = None
             fruitless = 0
+            seconds = defaults.HAVE_GROW_SECONDS
             while fruitless < defaults.HAVE_FRUITLESS_MAX:
-                await trio.sleep(defaults.HAVE_GROW_SECONDS)
+                await trio.sleep(seconds)
                 held = self._newest()
                 if held is None or len(self._neighbours) >= defaults.HAVE_NEIGHBOURS_MAX:
                     break
@@ -283,11 +284,14 @@ class HaveExchange:
                     last = None
                 fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
                 wanting = sum(self._wants(peer, held) for peer in self._neighbours)
-                if wanting < max(fed, defaults.HAVE_NEIGHBOURS):
-                    last = await self._another()
-                    if last is None:
-                        break
-                    self._begin(last)
+                if wanting >= max(fed, defaults.HAVE_NEIGHBOURS):
+                    seconds = defaults.HAVE_SATED_SECONDS
+                    continue
+                seconds = defaults.HAVE_GROW_SECONDS
+                last = await self._another()
+                if last is None:
+                    break
+                self._begin(last)
 
     def _wants(self, peer: PeerId, held: Held) -> bool:
         """Whether a neighbour has not all of a checkpoint, as far as is known."""
@@ -420,9 +424,12 @@ class HaveExchange:
         if change is Change.LEFT:
             self._piece_left(held, index, now)
             return
-        for neighbour in self._neighbours.values():
+        for peer, neighbour in self._neighbours.items():
             if change is Change.PIECE:
                 if digest in neighbour.news:
+                    continue
+                claim = self.claim(peer, digest)
+                if claim is not None and claim.has(index) and digest in neighbour.told:
                     continue
                 due = self._due(neighbour, digest, now)
             else:
