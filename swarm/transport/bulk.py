@@ -1008,8 +1008,7 @@ class BulkClient:
                 if secure:
                     stream = await self._secured(stream, host)
             except (OSError, trio.BrokenResourceError) as error:
-                reason = error.__cause__ or error
-                raise Unreachable(f"{root} cannot be reached: {reason}") from error
+                raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
         if scope.cancelled_caught:
             raise Unreachable(f"{root} cannot be reached: no answer in time")
         wire = _Wire(stream, self._traffic)
@@ -1098,6 +1097,17 @@ def refusal(name: str, status: int, reason: str) -> FetchError:
 
 
 @functools.lru_cache(maxsize=256)
+def _why(error: BaseException) -> str:
+    """What kept a connection from being made; of several attempts, the first."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, OSError) and cause.strerror:
+        # trio puts the address before it, which the caller names already.
+        return cause.strerror.rpartition("): ")[2]
+    return str(cause)
+
+
 def _split_root(root: str) -> tuple[str, int, bool]:
     """(host, port, whether it is https); raises `Unreachable`."""
     try:
