@@ -32,9 +32,10 @@ command = typer.Typer(add_completion=False, no_args_is_help=True, pretty_excepti
 @command.command("list")
 def list_scenarios() -> None:
     """Show the scenarios there are."""
+    width = max(map(len, scenarios.names())) + 2
     for name in scenarios.names():
         scenario = scenarios.load(name)
-        print(f"{name:12}{scenario.about} ({scenario.peers} peers)")
+        print(f"{name:{width}}{scenario.about} ({scenario.peers} peers)")
 
 
 @command.command()
@@ -100,10 +101,22 @@ def plan(
     model_gb: Annotated[float, typer.Option(help="Size of a checkpoint.")] = 62.0,
     inference: Annotated[int, typer.Option(help="How many inference peers.")] = 200,
     relays: Annotated[int, typer.Option(help="How many relays.")] = 4,
-    uplink_mbps: Annotated[float, typer.Option(help="Of an inference peer.")] = 200.0,
-    downlink_mbps: Annotated[float, typer.Option(help="Of the slowest inference peer.")] = 500.0,
-    relay_uplink_mbps: Annotated[float, typer.Option(help="Of a relay.")] = 10_000.0,
-    trainer_uplink_mbps: Annotated[float, typer.Option(help="Of the trainer.")] = 1000.0,
+    uplink_mbps: Annotated[
+        float, typer.Option("--uplink-mbps", "--uplink", help="Of an inference peer, in Mb/s.")
+    ] = 200.0,
+    downlink_mbps: Annotated[
+        float,
+        typer.Option(
+            "--downlink-mbps", "--downlink", help="Of the slowest inference peer, in Mb/s."
+        ),
+    ] = 500.0,
+    relay_uplink_mbps: Annotated[
+        float, typer.Option("--relay-uplink-mbps", "--relay-uplink", help="Of a relay, in Mb/s.")
+    ] = 10_000.0,
+    trainer_uplink_mbps: Annotated[
+        float,
+        typer.Option("--trainer-uplink-mbps", "--trainer-uplink", help="Of the trainer, in Mb/s."),
+    ] = 1000.0,
     step_minutes: Annotated[
         float | None, typer.Option(help="What the trainer needs for a step.")
     ] = None,
@@ -135,6 +148,8 @@ def plan(
         if tokens_per_second is not None:
             tokens = batch_completions * completion_tokens
             batch_minutes = tokens / (inference * tokens_per_second) / 60
+        if simulated:
+            print("simulating (half a minute; --no-simulate leaves it out)…", file=sys.stderr)
         found = planning.make_plan(
             network, step_minutes=step_minutes, batch_minutes=batch_minutes,
             asynchrony=asynchrony, simulated=simulated,

@@ -3,8 +3,9 @@
 The bound is what no broadcast of F bytes to N receivers can beat (docs/simulation.md): the
 source's uplink for one copy, the slowest downlink, and all copies over all uplinks together. In
 relay-only mode workers pass nothing on, so all copies leave the relays. The estimate multiplies
-the bound by what a small simulated broadcast of production peers on such lines needed beyond its
-own bound; the trainer's idle share follows from the slowest of the three overlapping stages.
+the bound by what a simulated broadcast of production peers to few receivers on such lines needed
+beyond its own bound; the trainer's idle share follows from the slowest of the three overlapping
+stages.
 """
 
 from __future__ import annotations
@@ -17,27 +18,26 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from simnet.clock import run_virtual
-from simnet.compute import Workload
 from simnet.network import REGIONS, Line
 from simnet.report import DIM, new_table
-from simnet.scenarios.parts import start_bootstrap, start_over_time
-from simnet.simulation import Plan, Simulation
+from simnet.swarmcast import Case, bound, broadcast
 from simnet.watch import readable_virtual
+from swarm.defaults import PIECE_BYTES_MAX
 from swarm.errors import UserError
 
 MEGABIT = 1e6 / 8
 
 SIMULATED_RECEIVERS_MAX = 10
-"""Receivers in the small simulation: relays and workers in their proportion, at least one each."""
+"""Receivers in the simulations: relays and workers in their proportion, at least one each."""
 
-SIMULATED_BYTES = 512 * 262_144
-"""Checkpoint of the small simulation: 512 pieces of the smallest size, about a quarter of what a
-large checkpoint has."""
+SIMULATED_BYTES_MAX = 2048 * PIECE_BYTES_MAX
+"""A larger checkpoint has more pieces, takes longer to simulate, and comes nearer to its bound."""
 
-SIMULATED_BOUND_SECONDS = 80.0
-"""Lines are slowed, or made faster, until the small simulation's bound is this. Round trips count
-for less the longer it is: 2.0, 1.8 and 1.5 times the bound at 20, 40 and 80 s on one network."""
+SIMULATED_SECONDS_MAX = 5 * 3600.0
+"""Of a bound: what takes more than some hours is not simulated."""
+
+SIMULATED_UPLINK_MBPS_MIN = 1.0
+"""Nor are slower lines, whose pieces would be broken off as too slow."""
 
 SLACK = 1.10
 """Relays are enough when the bound is within this of what the other lines allow."""
@@ -65,6 +65,14 @@ class Network:
     @property
     def receivers(self) -> int:
         return self.inference + self.relays
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a simulated broadcast took."""
+
+    receivers: int
+    times_the_bound: float
 
 
 def check(network: Network, **others: float | None) -> None:
@@ -152,70 +160,37 @@ def idle_share(
     }
 
 
-def simulate_small(network: Network, seed: int = 1) -> dict[str, Any]:
-    """A broadcast of production peers on lines of this network's proportions, slowed and few."""
+def simulate(network: Network, *, relay_only: bool, seed: int = 1) -> Estimate | None:
+    """A broadcast of shardcast's own code to few receivers, on lines of this network; None where
+    that would take too long."""
+    case = _small(network, relay_only, seed)
+    bound_seconds = max(bound(case).values())
+    slowest = min(line.uplink_bytes_per_second for line in case.relays or case.receivers)
+    if bound_seconds > SIMULATED_SECONDS_MAX or slowest < SIMULATED_UPLINK_MBPS_MIN * MEGABIT:
+        return None
+    finished = broadcast(case).finished
+    return Estimate(len(finished), max(finished.values()) / bound_seconds)
+
+
+def _small(network: Network, relay_only: bool, seed: int) -> Case:
     receivers = min(network.receivers, SIMULATED_RECEIVERS_MAX)
     relays = min(network.relays, max(1, round(receivers * network.relays / network.receivers)))
-    relays = min(relays, receivers - 1) if network.inference else receivers
-    small = Network(
-        network.model_gb, receivers - relays, relays, network.uplink_mbps, network.downlink_mbps,
-        # As many relays for a worker as there, or as much of one.
-        network.relay_uplink_mbps * (network.relays / network.inference)
-        * ((receivers - relays) / relays) if relays else network.relay_uplink_mbps,
-        network.trainer_uplink_mbps,
-    )  # fmt: skip
-    full_seconds = binding(bounds(small))[1]
-    slower = SIMULATED_BYTES / small.size_bytes * full_seconds / SIMULATED_BOUND_SECONDS
+    workers = max(1, receivers - relays)
+    # As many relays for a worker as there, or as much of one.
+    share = (network.relays / network.inference) * (workers / relays) if relays else 1.0
+    relay_uplink = network.relay_uplink_mbps * share
+    wide = max(relay_uplink, network.downlink_mbps)
 
-    def line(region: int, up: float, down: float) -> Line:
-        return Line(REGIONS[region % len(REGIONS)], up * MEGABIT * slower, down * MEGABIT * slower)
+    def line(number: int, up: float, down: float) -> Line:
+        return Line(REGIONS[number % len(REGIONS)], up * MEGABIT, down * MEGABIT)
 
-    simulation = Simulation(seed, workload=Workload(model_bytes=SIMULATED_BYTES))
-    took: dict[str, float] = {}
-
-    async def main() -> None:
-        async with simulation.running():
-            await start_bootstrap(simulation, trainers=["trainer"], validators=["validator"])
-            wide = max(small.relay_uplink_mbps, small.downlink_mbps)
-            plans = [
-                Plan(f"relay-{each}", ["relay"], line(each, small.relay_uplink_mbps, wide))
-                for each in range(small.relays)
-            ]
-            plans += [  # no worker generates here, so that only the broadcast is seen
-                Plan(
-                    f"worker-{each}", ["relay"], line(each, small.uplink_mbps, small.downlink_mbps)
-                )
-                for each in range(small.inference)
-            ]
-            names = [plan.name for plan in plans]
-            admitted = simulation.expect("membership.admitted", names)
-            trainer = simulation.add(
-                Plan("trainer", ["trainer"], line(0, small.trainer_uplink_mbps, wide),
-                     options={"trainer.model": "simulated"})
-            )  # fmt: skip
-            published = simulation.expect("trainer.checkpoint_published", ["trainer"])
-            complete = simulation.expect("shardcast.checkpoint_complete", names)
-            validator = simulation.add(Plan("validator", ["observer"]))
-            await validator.start()
-            await start_over_time(simulation, [simulation.add(plan) for plan in plans], 10.0)
-            await simulation.meet(admitted, 60.0)
-            await trainer.start()
-            await simulation.meet(published, 60.0)
-            await simulation.meet(complete, 20 * SIMULATED_BOUND_SECONDS)
-            begun = published.times["trainer"]
-            took.update((name, at - begun) for name, at in complete.times.items())
-
-    run_virtual(main, seed=seed, limit_seconds=3600.0)
-    if len(took) < receivers:
-        raise UserError(
-            "the small simulation's broadcast did not reach everybody; ask for the bound alone "
-            "with --no-simulate"
-        )
-    return {
-        "receivers": receivers,
-        "pieces": SIMULATED_BYTES // 262_144,
-        "times_the_bound": round(max(took.values()) / SIMULATED_BOUND_SECONDS, 3),
-    }
+    source = line(0, network.trainer_uplink_mbps, wide)
+    relaying = [line(each, relay_uplink, wide) for each in range(relays)]
+    working = [line(each, network.uplink_mbps, network.downlink_mbps) for each in range(workers)]
+    size = round(min(network.size_bytes, SIMULATED_BYTES_MAX))
+    if relay_only:
+        return Case(seed, size, source, working, relaying)
+    return Case(seed, size, source, relaying + working)
 
 
 def make_plan(
@@ -246,11 +221,17 @@ def make_plan(
         },
     }
     if simulated:
-        small = simulate_small(network)
-        plan["simulation"] = small
-        plan["swarm"]["estimate_seconds"] = round(seconds * small["times_the_bound"], 1)
+        modes = [("swarm", False)] + [("relay_only", True)] * bool(network.relays)
+        for mode, relay_only in modes:
+            found = simulate(network, relay_only=relay_only)
+            if found is None:
+                continue
+            plan[mode]["simulated_receivers"] = found.receivers
+            plan[mode]["times_the_bound"] = round(found.times_the_bound, 3)
+            estimate = plan[mode]["bound_seconds"] * found.times_the_bound
+            plan[mode]["estimate_seconds"] = round(estimate, 1)
     if step_minutes is not None:
-        broadcast = plan["swarm"].get("estimate_seconds", seconds)
+        broadcast_seconds = plan["swarm"].get("estimate_seconds", seconds)
         plan["trainer"] = {
             "step_seconds": step_minutes * 60,
             "batch_seconds": None if batch_minutes is None else round(batch_minutes * 60, 1),
@@ -258,7 +239,7 @@ def make_plan(
             **idle_share(
                 step_minutes * 60,
                 None if batch_minutes is None else batch_minutes * 60,
-                broadcast,
+                broadcast_seconds,
                 asynchrony,
             ),
         }
@@ -290,16 +271,20 @@ def print_plan(network: Network, plan: dict[str, Any], console: Console | None =
     table.add_row(
         "bound", _time(swarm["bound_seconds"], "bold"), _time(relay["bound_seconds"], "bold")
     )
-    if "estimate_seconds" in swarm:
-        table.add_row("estimate", _time(swarm["estimate_seconds"], "bold green"), "")
+    simulated = [side for side in (swarm, relay) if "times_the_bound" in side]
+    if simulated:
+        estimates = (
+            _time(side["estimate_seconds"], "bold green") if side in simulated else Text("–", DIM)
+            for side in (swarm, relay)
+        )
+        table.add_row("estimate", *estimates)
     console.print(table)
-    if "simulation" in plan:
-        small = plan["simulation"]
+    if simulated:
+        beyond = " and ".join(f"{side['times_the_bound']:.2f}" for side in simulated)
         console.print(
             Text(
-                f"The estimate: production peers, simulated, needed {small['times_the_bound']:.2f} "
-                f"times their bound for {small['pieces']} pieces to {small['receivers']} receivers "
-                "on lines of these proportions.",
+                f"The estimate: production peers, simulated, needed {beyond} times their bound to "
+                f"{simulated[0]['simulated_receivers']} receivers on such lines.",
                 DIM,
             )
         )

@@ -20,7 +20,7 @@ from simnet.plan import (
     idle_share,
     relay_only_bounds,
     relays_needed,
-    simulate_small,
+    simulate,
 )
 
 NETWORK = Network(
@@ -107,11 +107,23 @@ def test_the_table_answers_the_three_questions(tmp_path: Path) -> None:
     assert plan["trainer"]["batch_seconds"] == pytest.approx(4096 * 2500 / 8000, abs=0.1)
 
 
-@pytest.mark.slow
-def test_the_small_simulation_is_near_its_bound() -> None:
-    small = simulate_small(NETWORK)
-    assert small["receivers"] == 10
-    assert 1.0 <= small["times_the_bound"] < 2.0
+SMALL = Network(
+    model_gb=0.05, inference=20, relays=2, uplink_mbps=10, downlink_mbps=50,
+    relay_uplink_mbps=200, trainer_uplink_mbps=50,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("relay_only", [False, True])
+def test_a_simulated_broadcast_is_near_its_bound(relay_only: bool) -> None:
+    found = simulate(SMALL, relay_only=relay_only)
+    assert found is not None
+    assert found.receivers == (9 if relay_only else 10)
+    assert 1.0 <= found.times_the_bound < 2.0
+
+
+def test_what_would_take_too_long_is_not_simulated() -> None:
+    assert simulate(replace(SMALL, uplink_mbps=0.1), relay_only=False) is None
+    assert simulate(replace(SMALL, trainer_uplink_mbps=0.001), relay_only=False) is None
 
 
 @pytest.mark.parametrize(
