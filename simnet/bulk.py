@@ -60,11 +60,16 @@ class BulkPlane(BaseTransport):
         self._transfers: dict[Flow, tuple[PeerId, PeerId]] = {}
         self._admissions: dict[tuple[PeerId | None, PeerId], tuple[bytes, bool]] = {}
         """As a client: (who we said we are, server) → (credential shown, whether admitted)."""
+        self._round_trips: dict[PeerId, float] = {}
+        """To servers: the shortest so far, in seconds."""
 
     def _forget_admission(self, server: PeerId) -> None:
         """The next request to this server opens a connection."""
         for key in [key for key in self._admissions if key[1] == server]:
             del self._admissions[key]
+
+    def round_trip_seconds(self, source: Source) -> float:
+        return self._round_trips.get(source.peer, 0.0) if source.peer else 0.0
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
@@ -206,6 +211,9 @@ class _Transfer:
         client, server = self._client, self._server
         network = client._network
         seconds = network.draw_latency(client, server) + network.draw_latency(server, client)
+        known = client._round_trips.get(server.peer_id)
+        if known is None or seconds < known:
+            client._round_trips[server.peer_id] = seconds
         if (client.peer_id, server.peer_id) not in client._admissions:
             seconds *= 2  # a connection is opened first
         network.at(trio.current_time() + seconds, client._bulk_name, self._begin)

@@ -132,6 +132,8 @@ class _Job:
         self.busy_pause = defaults.FETCH_BUSY_SECONDS
         self.pace = 0.0
         """Averaged bytes a second of one request, over all sources."""
+        self.flowing = 1.0
+        """Averaged part of a request's time in which bytes flow; the rest is its way and back."""
         self.bytes_by_source: Counter[str] = Counter()
         self.changed = trio.Event()
         self.scope = trio.CancelScope()
@@ -424,8 +426,9 @@ class Fetcher:
             return
         pieces = len(job.held.pieces)
         claims = [line.claim for line in job.known.values() if line.claim is not None]
+        usual = self._usual_width(job)
         if not claims:
-            job.width = self._parallel
+            job.width = usual
             return
         theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
         # What they claim is some time ago: they lack less by now.
@@ -433,8 +436,13 @@ class Fetcher:
         late = missing / max(0.9 * theirs, 1.0)
         # Towards the end, when that says little, there is room: others have finished.
         ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
-        least = 2 * self._parallel if ending else max(1, 7 * self._parallel // 8)
-        job.width = max(least, min(round(self._parallel * late * late), self._parallel_max))
+        least = min(2 * usual, self._parallel_max) if ending else 7 * usual // 8
+        job.width = max(least, min(round(usual * late * late), self._parallel_max))
+
+    def _usual_width(self, job: _Job) -> int:
+        """As many that `FETCH_PARALLEL` pieces flow at once, the others' requests being on their
+        way: small pieces on long and fast lines are here as soon as they were asked for."""
+        return min(round(self._parallel / max(job.flowing, 0.01)), self._parallel_max)
 
     def _next(self, job: _Job, last: _Line | None, now: float) -> _Run | None:
         """What nobody is asked for, and whom to ask: the last one again if possible."""
@@ -730,6 +738,9 @@ class Fetcher:
         self.book.succeeded(line.name, reference.size_bytes, seconds)
         pace = reference.size_bytes / max(seconds, 1e-6)
         job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
+        travelled = self._transport.round_trip_seconds(line.source)
+        flowing = max(0.0, 1.0 - travelled / max(seconds, 1e-6))
+        job.flowing += defaults.SOURCE_SMOOTHING * (flowing - job.flowing)
         line.pause = defaults.NOT_YET_SECONDS
         line.busy_pause = defaults.BUSY_SECONDS
         job.busy_pause = max(job.busy_pause / 2, defaults.FETCH_BUSY_SECONDS)

@@ -270,6 +270,9 @@ class MirrorTransport:
                 last = error
         raise last
 
+    def round_trip_seconds(self, source: Source) -> float:
+        return self._client.round_trip_seconds(source.addresses)
+
     async def index(self, root: str) -> Index:
         """A mirror's `checkpoint.json`; raises `FetchError` or `UserError`."""
         raw = await self._client.document(root.rstrip("/"), "/" + INDEX, _INDEX_BYTES_MAX)

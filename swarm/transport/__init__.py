@@ -213,6 +213,10 @@ class BlobTransport(Protocol):
         """See `Transport.fetch_run`."""
         ...
 
+    def round_trip_seconds(self, source: Source) -> float:
+        """See `Transport.round_trip_seconds`."""
+        ...
+
 
 class Transport(Protocol):
     """A peer's own end of the network."""
@@ -284,6 +288,11 @@ class Transport(Protocol):
         the next is received. Raises `FetchError` at the first that fails, which ends the run, and
         whatever `arrived` raises.
         """
+        ...
+
+    def round_trip_seconds(self, source: Source) -> float:
+        """The shortest time so far that a request to a source took there and back; 0 if none was
+        measured."""
         ...
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:

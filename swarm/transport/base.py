@@ -11,7 +11,15 @@ import trio
 from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
-from swarm.transport import BulkBytes, BulkService, ConnectionEvent, Framing, Stream, StreamHandler
+from swarm.transport import (
+    BulkBytes,
+    BulkService,
+    ConnectionEvent,
+    Framing,
+    Source,
+    Stream,
+    StreamHandler,
+)
 from swarm.transport.framing import ByteStream, FramedStream
 from swarm.world import Disk, World
 
@@ -86,6 +94,10 @@ class BaseTransport:
     def bulk_bytes(self) -> BulkBytes:
         """Body bytes of blobs moved so far, pushes included."""
         return BulkBytes(sent=self._traffic.sent, received=self._traffic.received)
+
+    def round_trip_seconds(self, source: Source) -> float:
+        """Not measured."""
+        return 0.0
 
     def set_credential(self, credential: bytes) -> None:
         """The admission envelope shown to bulk servers from now on."""

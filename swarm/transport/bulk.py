@@ -870,6 +870,8 @@ class BulkClient:
         self._idle: dict[tuple[str, PeerId | None, bytes], list[tuple[_Wire, float]]] = {}
         self._looked_at = 0.0
         """When all idle connections were last looked at."""
+        self._round_trips: OrderedDict[str, float] = OrderedDict()
+        """By root: the shortest time that connecting took, in seconds."""
 
     async def fetch(
         self, root: str, peer: PeerId | None, reference: BlobReference, sink: Sink
@@ -1002,9 +1004,11 @@ class BulkClient:
     async def _open(self, root: str, peer: PeerId | None, credential: bytes) -> _Wire:
         host, port, secure = _split_root(root)
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
+        began = trio.current_time()
         with trio.move_on_after(defaults.BULK_CONNECT_SECONDS) as scope:
             try:
                 stream = await trio.open_tcp_stream(host, port)
+                self._note_round_trip(root, trio.current_time() - began)
                 if secure:
                     stream = await self._secured(stream, host)
             except (OSError, trio.BrokenResourceError) as error:
@@ -1023,6 +1027,16 @@ class BulkClient:
                 raise Unreachable(f"{root} speaks no HTTP: {error}") from error
             raise
         return wire
+
+    def _note_round_trip(self, root: str, seconds: float) -> None:
+        self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))
+        if len(self._round_trips) > defaults.SOURCES_KNOWN_MAX:
+            self._round_trips.popitem(last=False)
+
+    def round_trip_seconds(self, roots: Sequence[str]) -> float:
+        """The shortest to any of these; 0 if none was measured."""
+        known = (self._round_trips[root] for root in roots if root in self._round_trips)
+        return min(known, default=0.0)
 
     async def _secured(
         self, stream: trio.SocketStream, host: str

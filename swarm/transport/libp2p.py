@@ -853,6 +853,9 @@ class Libp2pTransport(BaseTransport):
                 log.debug("%s", error)
         await fetch_in_turn(self, source, wanted, arrived)
 
+    def round_trip_seconds(self, source: Source) -> float:
+        return self._bulk.round_trip_seconds(source.addresses)
+
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
         unreachable: FetchError | None = None
         for root in target.addresses[: defaults.DIAL_ADDRESSES_MAX]:

@@ -168,6 +168,9 @@ class _Counting:
         self.asked.append(len(wanted))
         await self._transport.fetch_run(source, wanted, arrived)
 
+    def round_trip_seconds(self, source: Source) -> float:
+        return self._transport.round_trip_seconds(source)
+
 
 def test_several_sources_share_the_work() -> None:
     async def main() -> None:

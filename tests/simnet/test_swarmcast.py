@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simnet.network import Line
-from simnet.swarmcast import Case, bound, bound_of, broadcast, headline
+from simnet.network import REGIONS, Line
+from simnet.swarmcast import GIGABIT, Case, bound, bound_of, broadcast, headline
 
 SIZE = 8_000_000
 
@@ -52,3 +52,12 @@ def test_a_slow_source_is_the_bound() -> None:
     seconds = max(bound(case).values())
     assert seconds == 8.0
     assert seconds < max(outcome.finished.values()) < 3 * seconds + 10
+
+
+def test_small_pieces_on_long_fast_lines_do_not_wait_for_their_requests() -> None:
+    fast = [Line(region, GIGABIT, GIGABIT) for region in (*REGIONS, *REGIONS)][:8]
+    case = Case(1, 300_000_000, Line("us-east", GIGABIT, GIGABIT), fast)
+    finished = broadcast(case).finished
+    assert len(finished) == 8
+    # With eight requests at a time, whatever the distance, it is seven times the bound.
+    assert max(finished.values()) < 5 * max(bound(case).values())
