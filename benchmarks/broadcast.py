@@ -297,7 +297,7 @@ def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5))
     curves = runs[-1]["curves"]
     peers = runs[-1]["peers"]
     names = {
@@ -321,8 +321,8 @@ def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
     left.set_xlabel("minutes since the announcement")
     left.set_ylabel("peers that have all of it")
     left.set_title(f"{peers} peers, seed {runs[-1]['seed']}")
-    left.set_xscale("log")
-    left.legend()
+    _doubling(left.xaxis)
+    _legend(left)
     if len({run["peers"] for run in runs}) > 1:
         counts = [run["peers"] for run in runs]
         right.plot(counts, [run["worst_seconds"] / 60 for run in runs], "o-", label="shardcast")
@@ -331,11 +331,13 @@ def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
                 minutes = [run[name]["worst_seconds"] / 60 for run in runs]
                 right.plot(counts, minutes, "o-", label=names[name])
         right.plot(counts, [run["bound_seconds"] / 60 for run in runs], "k--", label="bound")
-        right.set_xscale("log")
-        right.set_yscale("log")
         right.set_xlabel("peers")
         right.set_ylabel("minutes until the last one has all of it")
-        right.legend()
+        right.set_ylim(0, None)
+        right.set_xscale("log")
+        right.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
+        right.set_xticks([], minor=True)
+        _legend(right)
     else:
         progress = curves["progress"]
         right.plot([at / 60 for at, _ in progress], [100 * part for _, part in progress])
@@ -345,6 +347,20 @@ def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
         right.set_ylim(0, 105)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def _doubling(axis: Any) -> None:
+    """A logarithmic axis with numbers that people read: 10, 20, 40…"""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axis.axes.set_xscale("log", base=2)
+    axis.set_major_locator(LogLocator(2))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2, frameon=False)
 
 
 if __name__ == "__main__":
