@@ -436,7 +436,7 @@ class Fetcher:
         late = missing / max(0.9 * theirs, 1.0)
         # Towards the end, when that says little, there is room: others have finished.
         ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
-        least = min(2 * usual, self._parallel_max) if ending else 7 * usual // 8
+        least = min(2 * usual, self._parallel_max) if ending else max(1, 7 * usual // 8)
         job.width = max(least, min(round(usual * late * late), self._parallel_max))
 
     def _usual_width(self, job: _Job) -> int:
