@@ -410,6 +410,9 @@ that shares evenly."""
 FETCH_PARALLEL_MAX = 32
 """Pieces a peer asks for at once when its neighbours are far ahead."""
 
+FETCH_FLOWING_SHARE = 0.8
+"""More are asked for where a request spends more than the rest of its time on its way and back."""
+
 FETCH_ENDING_SHARE = 1 / 32
 """While no more than this part of the pieces is missing, twice as many are asked for at once."""
 

@@ -440,9 +440,10 @@ class Fetcher:
         job.width = max(least, min(round(usual * late * late), self._parallel_max))
 
     def _usual_width(self, job: _Job) -> int:
-        """As many that `FETCH_PARALLEL` pieces flow at once, the others' requests being on their
-        way: small pieces on long and fast lines are here as soon as they were asked for."""
-        return min(round(self._parallel / max(job.flowing, 0.01)), self._parallel_max)
+        """As many that about `FETCH_PARALLEL` pieces flow at once, the others' requests being on
+        their way: small pieces on long and fast lines are here as soon as they were asked for."""
+        wanted = int(defaults.FETCH_FLOWING_SHARE * self._parallel / max(job.flowing, 0.01))
+        return max(self._parallel, min(wanted, self._parallel_max))
 
     def _next(self, job: _Job, last: _Line | None, now: float) -> _Run | None:
         """What nobody is asked for, and whom to ask: the last one again if possible."""

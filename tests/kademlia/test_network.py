@@ -221,6 +221,7 @@ def test_nobody_can_announce_another_as_provider():
     run(main)
 
 
+@pytest.mark.slow
 def test_a_record_outlives_half_of_the_peers_and_then_all_its_first_holders():
     async def main():
         async with swarm() as net:
@@ -275,6 +276,7 @@ def test_contacts_that_stay_connected_are_known_to_be_there():
     run(main)
 
 
+@pytest.mark.slow
 def test_a_crowd_from_one_network_neither_fills_tables_nor_hides_a_record():
     async def main():
         async with swarm() as net:
@@ -448,6 +450,7 @@ def test_the_same_seed_gives_the_same_trace():
     assert run(main) == run(main)
 
 
+@pytest.mark.slow
 def test_a_record_from_when_the_network_was_small_is_given_to_those_who_come() -> None:
     async def main() -> None:
         async with swarm() as net:
