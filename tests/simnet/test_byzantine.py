@@ -176,7 +176,7 @@ def test_byzantine(seed: int) -> None:
 
 FOUND_BY = {
     "skipped-signature-check": (1, "only signed weights are loaded"),
-    "forgotten-verdict": (1, "a verdict is never forgotten"),
+    "forgotten-verdict": (2, "a verdict is never forgotten"),
     "trained-twice": (7, "a rollout is trained on once"),
 }
 """Which seed of `byzantine` finds a planted bug, and by which invariant."""
