@@ -39,6 +39,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> None:
     """The same lines as without interruption, even if one was cut short."""
     out = tmp_path / "out"

@@ -99,6 +99,7 @@ def test_alone_a_peer_answers_from_its_own_copy():
     run(main)
 
 
+@pytest.mark.slow
 def test_expired_records_vanish_everywhere():
     async def main():
         async with swarm() as net:
@@ -173,6 +174,7 @@ def test_forged_answers_neither_win_nor_count_as_quorum():
     run(main)
 
 
+@pytest.mark.slow
 def test_providers_are_found_once_each_and_expire():
     async def main():
         key = provider_key(bytes(32))
