@@ -22,7 +22,7 @@ from simnet.network import REGIONS, Line
 from simnet.report import DIM, new_table
 from simnet.swarmcast import Case, bound, broadcast
 from simnet.watch import readable_virtual
-from swarm.defaults import PIECE_BYTES_MAX
+from swarm.defaults import PIECE_BYTES_MAX, PIECES_WANTED
 from swarm.errors import UserError
 
 MEGABIT = 1e6 / 8
@@ -30,7 +30,7 @@ MEGABIT = 1e6 / 8
 SIMULATED_RECEIVERS_MAX = 10
 """Receivers in the simulations: relays and workers in their proportion, at least one each."""
 
-SIMULATED_BYTES_MAX = 2048 * PIECE_BYTES_MAX
+SIMULATED_BYTES_MAX = PIECES_WANTED * PIECE_BYTES_MAX
 """A larger checkpoint has more pieces, takes longer to simulate, and comes nearer to its bound."""
 
 SIMULATED_SECONDS_MAX = 5 * 3600.0

@@ -1110,7 +1110,6 @@ def refusal(name: str, status: int, reason: str) -> FetchError:
     )
 
 
-@functools.lru_cache(maxsize=256)
 def _why(error: BaseException) -> str:
     """What kept a connection from being made; of several attempts, the first."""
     cause = error.__cause__ or error
@@ -1122,6 +1121,7 @@ def _why(error: BaseException) -> str:
     return str(cause)
 
 
+@functools.lru_cache(maxsize=256)
 def _split_root(root: str) -> tuple[str, int, bool]:
     """(host, port, whether it is https); raises `Unreachable`."""
     try:
