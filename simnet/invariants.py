@@ -74,6 +74,8 @@ class Invariants:
         self._manifests: dict[tuple[int, int], str] = {}
         self._places: dict[str, tuple[str, int, int, int]] = {}
         """(worker, lineage, step, number) of each submission that was ever trained on, by hex."""
+        self._evicted_at: dict[tuple[str, str], float] = {}
+        """When a peer heard last that another one is put out."""
         self._random = source(simulation.seed, "invariants")
         self._turn = 0
         simulation.listeners.append(self._hear)
@@ -160,7 +162,8 @@ class Invariants:
             digest = fields["submission"]
             if fields["outcome"] == "accepted":
                 self._accepted.setdefault(digest, (now, fields["worker"]))
-                self._check_worker(peer, fields["worker"], digest)
+                decided = now - fields["written_seconds"]
+                self._check_worker(peer, fields["worker"], digest, decided)
             else:
                 self._others[digest] = f"{fields['outcome']} by {fields['failed']}"
         elif event.name == "trainer.checkpoint_published":
@@ -175,6 +178,7 @@ class Invariants:
         elif event.name == "shardcast.checkpoint_complete":
             self._check_pieces(peer, (fields["lineage"], fields["step"]))
         elif event.name == "membership.peer_evicted":
+            self._evicted_at[peer.name, fields["remote"]] = now
             evicted = self._simulation.peers.get(self._name(fields["remote"]))
             if evicted is not None and evicted.plan.acts is None:
                 self._broken(
@@ -184,9 +188,10 @@ class Invariants:
         elif event.name == "ledger.forked":
             self._broken("logs only grow", f"{peer.name}: {fields['reason']}")
 
-    def _check_worker(self, peer: Peer, worker: str, digest: bytes) -> None:
+    def _check_worker(self, peer: Peer, worker: str, digest: bytes, decided: float) -> None:
         part = peer.node.part if peer.node is not None else None
-        if part is not None and part.run.evicted(worker) is not None:
+        known = part is not None and part.run.evicted(worker) is not None
+        if known and self._evicted_at.get((peer.name, worker), 0.0) < decided:
             self._broken(
                 "an evicted peer's rollouts are refused",
                 f"{peer.name} accepts {digest.hex()[:12]} of {worker}, which it knows as evicted",

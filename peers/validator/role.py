@@ -388,6 +388,9 @@ class ValidatorRole:
 
     async def _check(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
         submission, order, manifest = case.submission, case.order, self._run.manifest
+        evicted = self._refused_as_evicted(case.worker)
+        if evicted is not None:
+            return evicted
         newest = self._peer.newest_checkpoint()
         age = newest.step - submission.policy if newest is not None else 0
         if age > manifest.schedule.max_staleness:
@@ -521,13 +524,20 @@ class ValidatorRole:
         """Make the verdict durable, then publish it and tell the worker."""
         worker = announced.sender
         key = (worker, submission.digest)
-        accepted = not outcome.failed
-        word: Literal["accepted", "refused", "quarantined"] = (
-            "accepted" if accepted else "quarantined" if outcome.quarantined else "refused"
-        )
         digest = submission.digest
+        word: Literal["accepted", "refused", "quarantined"] = "refused"
+        decided = 0.0
 
         def verdict_at(log_index: int) -> Verdict:
+            nonlocal word, outcome, decided
+            # It may have been put out while this was judged, or waited for its turn in the log.
+            if not outcome.failed:
+                outcome = self._refused_as_evicted(worker) or outcome
+            decided = self._node.world.now()
+            if outcome.failed:
+                word = "quarantined" if outcome.quarantined else "refused"
+            else:
+                word = "accepted"
             return Verdict(
                 submission=digest,
                 size_bytes=submission.size_bytes,
@@ -552,7 +562,8 @@ class ValidatorRole:
         self._waiting.pop(key, None)
         self._pushed.pop(key, None)
         await self._forget_unjudged(key)
-        if accepted:  # with this hash it is the only one: the file's header names its worker
+        if word == "accepted":
+            # With this hash it is the only one: the file's header names its worker.
             self._peer.blobs.register(digest, _path(key), 0, submission.size_bytes)
             self._record(worker).accepted += 1
         else:
@@ -575,10 +586,22 @@ class ValidatorRole:
             policy=submission.policy,
             number=submission.number,
             seconds=seconds,
+            written_seconds=self._node.world.now() - decided,
         )
         self._nursery.start_soon(self._tell_worker, PeerId(worker), envelope)
         await self._maybe_evict(worker, digest, outcome)
         return envelope
+
+    def _refused_as_evicted(self, worker: str) -> _Outcome | None:
+        """What becomes of a submission whose worker is out of the run; None if he is not."""
+        eviction = self._run.evicted(worker)
+        if eviction is None:
+            return None
+        return _Outcome(
+            [Check(name="admission", figure=0, threshold=1, passed=False)],
+            "admission",
+            f"its worker was evicted: {eviction.reason}",
+        )
 
     async def _tell_worker(self, worker: PeerId, envelope: Envelope) -> None:
         try:

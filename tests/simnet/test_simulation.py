@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,36 @@ def test_a_cheat_is_evicted() -> None:
     simulation = run(main)
     assert [v for v in simulation.violations if "cheat ended" not in v] == []
     assert "evicted" in (simulation.peers["cheat"].ended or "")
+
+
+def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
+    verdicts: list[Mapping[str, Any]] = []
+
+    async def main(simulation: Simulation) -> None:
+        def hear(_now: float, peer: Peer, event: Event) -> None:
+            if event.name == "validator.verdict":
+                verdicts.append(event.fields)
+
+        simulation.listeners.append(hear)
+        delivered = simulation.expect("inference.submission_delivered", ["w0"])
+        peers = await small_run(
+            simulation, workers=1, hardware=Hardware(prefill_tokens_per_second=100.0)
+        )
+        await simulation.meet(delivered, 300)
+        await trio.sleep(2)
+        assert not verdicts
+        # He does not hear of it, or he would leave.
+        for name in set(simulation.peers) - {"w0"}:
+            simulation.network.cut(simulation.peers[name].id, peers["w0"].id)
+        for name in ("v0", "v1"):
+            await peers[name].roles[0]._trusted.evict(peers["w0"].id, "for a test", b"", 1.0, 0.0)
+        await trio.sleep(60)
+
+    run(main)
+    assert verdicts
+    for said in verdicts:
+        assert (said["outcome"], said["failed"]) == ("refused", "admission")
+        assert said["detail"] == "its worker was evicted: for a test"
 
 
 def test_policies_travel_as_deltas_where_those_are_small() -> None:
