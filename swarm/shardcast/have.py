@@ -5,7 +5,7 @@ frame is a msgpack array of tagged entries, each about one checkpoint, named by 
 digest:
 
     ["bitmap", manifest, bytes]    all that is there: bit i % 8 of byte i / 8 is piece i
-    ["pieces", manifest, indices]  more pieces
+    ["pieces", manifest, indices, count]  more pieces, and how many there are in all
     ["complete", manifest]         all of it; sent at once
     ["gone", manifest]             no longer
 
@@ -60,6 +60,8 @@ class _Bitmap(msgspec.Struct, array_like=True, frozen=True, tag="bitmap"):
 class _Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
     manifest: Digest
     indices: Annotated[list[_Index], Meta(max_length=_INDICES_MAX)]
+    count: Annotated[int, Meta(ge=0, le=defaults.CHECKPOINT_PIECES_MAX)]
+    """Of all pieces that are there: those that the neighbour claims himself are never named."""
 
 
 class _Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):
@@ -83,12 +85,14 @@ _encoder = msgspec.msgpack.Encoder()
 class Claim:
     """What one peer says it holds of one checkpoint."""
 
-    __slots__ = ("bits", "complete")
+    __slots__ = ("bits", "complete", "count")
 
     def __init__(self) -> None:
         self.complete = False
         self.bits = 0
-        """Bit i is piece i; 0 once it is complete."""
+        """Bit i is piece i; 0 once it is complete. Pieces that are here too may be left out."""
+        self.count = 0
+        """How many it says to hold, unless it is complete."""
 
     def has(self, index: int) -> bool:
         """Whether it claims this piece; -1, the manifest, only with the whole checkpoint."""
@@ -99,11 +103,8 @@ class Claim:
         return pieces if self.complete else pieces & self.bits
 
     def lacks(self, pieces: int) -> int:
-        """How many of so many pieces it does not claim."""
-        return 0 if self.complete else max(0, pieces - self.bits.bit_count())
-
-    def add(self, index: int) -> None:
-        self.bits |= 1 << index
+        """How many of so many pieces it does not hold."""
+        return 0 if self.complete else max(0, pieces - self.count)
 
 
 class _Mine:
@@ -393,7 +394,7 @@ class HaveExchange:
             return None
         told.bits |= here
         if told.at > -inf and news.bit_count() * 24 < news.bit_length():
-            return _Pieces(digest, _indices(news))
+            return _Pieces(digest, _indices(news), here.bit_count())
         return _bitmap(digest, told.bits)
 
     def _show(self, held: Held, mine: _Mine, told: _Told) -> int:
@@ -546,9 +547,11 @@ class HaveExchange:
         elif isinstance(entry, _Bitmap):
             claim.complete = False
             claim.bits = int.from_bytes(entry.pieces, "little")
+            claim.count = claim.bits.bit_count()
         elif not claim.complete:
             for index in entry.indices:
                 claim.bits |= 1 << index
+            claim.count = entry.count
         self._count(digest, old, claim.bits)
         self._note_progress(peer, digest, claim)
 
@@ -558,7 +561,7 @@ class HaveExchange:
         if neighbour is None or held is None or held.complete:
             return
         told = neighbour.told.get(digest)
-        lacks = len(held.pieces) - claim.bits.bit_count()
+        lacks = claim.lacks(len(held.pieces))
         if told is None or lacks > len(held.pieces) * defaults.HAVE_ENDING_SHARE:
             return
         told.ending = True

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm import defaults
+from swarm.identity import PeerId
 from swarm.shardcast.have import PROTOCOL, Claim, _decoder
+from swarm.transport import OpenBlob, Refused
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 
@@ -30,7 +32,7 @@ def has(listener: Peer, speaker: Peer, manifest: bytes, count: int) -> list[int]
 def test_a_claim_holds_exactly_what_was_added(indices: set[int]) -> None:
     claim = Claim()
     for index in sorted(indices):
-        claim.add(index)
+        claim.bits |= 1 << index
     assert {index for index in range(-1, 520) if claim.has(index)} == indices
 
 
@@ -74,6 +76,57 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
             await relay.transport.disconnect(client.transport.peer_id)
             await trio.sleep(0.1)
             assert not client.have.speaks(relay.transport.peer_id)
+
+    run(main)
+
+
+def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_it() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2, have=True) as relay,
+            peer(network, 3, have=True) as client,
+        ):
+            checkpoint = await trainer.publish(0, files(100))
+            manifest = checkpoint.manifest_digest
+            pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
+            shown = {relay.transport.peer_id: 0, client.transport.peer_id: 0}
+            serve = trainer.service.open
+
+            def open_shown(who: PeerId, digest: bytes) -> OpenBlob | None:
+                if digest in {piece.digest for piece in pieces[shown[who] :]}:
+                    raise Refused(503, "busy")
+                return serve(who, digest)
+
+            trainer.service.open = open_shown  # type: ignore[method-assign]
+
+            async def show(fetching: Peer, count: int) -> None:
+                shown[fetching.transport.peer_id] = count
+                while True:
+                    held = fetching.store.held((0, 0))
+                    if held is not None and sum(held.pieces) == count:
+                        return await trio.sleep(60)
+                    await trio.sleep(1)
+
+            async with trio.open_nursery() as nursery:
+                fetch = client.fetcher.fetch
+                nursery.start_soon(fetch, checkpoint, lambda: [trainer.source])
+                fetch = relay.fetcher.fetch
+                nursery.start_soon(fetch, checkpoint, lambda: [trainer.source, client.source])
+                await show(relay, 90)
+                await show(client, 90)
+                await client.connect(relay)
+                await show(client, 92)
+                await show(relay, 92)  # from the client
+                assert client.have is not None
+                claim = client.have.claim(relay.transport.peer_id, manifest)
+                assert claim is not None
+                assert claim.lacks(100) == 10
+                await show(relay, 93)
+                assert has(client, relay, manifest, 100) == [*range(90), 92]
+                assert claim.lacks(100) == 7
+                nursery.cancel_scope.cancel()
 
     run(main)
 
