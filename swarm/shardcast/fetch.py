@@ -426,12 +426,14 @@ class Fetcher:
             return
         pieces = len(job.held.pieces)
         claims = [line.claim for line in job.known.values() if line.claim is not None]
-        theirs = [claim.lacks(pieces) for claim in claims if not claim.complete]
         usual = self._usual_width(job)
+        if not claims:
+            job.width = usual
+            return
+        theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
+        # What they claim is some time ago: they lack less by now.
         missing = job.missing.bit_count()
-        # Whoever has everything was here first, or only serves: no measure for the others. What
-        # they claim is some time ago: they lack less by now.
-        late = missing * len(theirs) / max(0.9 * sum(theirs), 1.0) if theirs else 1.0
+        late = missing / max(0.9 * theirs, 1.0)
         # Towards the end, when that says little, there is room: others have finished.
         ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
         least = min(2 * usual, self._parallel_max) if ending else max(1, 7 * usual // 8)
