@@ -28,6 +28,7 @@ def held(peer: Peer, key: bytes = KEY) -> bytes | None:
     return record.value if record is not None else None
 
 
+@pytest.mark.slow
 def test_lookups_find_the_nearest_peers_and_everybody():
     async def main():
         async with swarm() as net:
@@ -353,6 +354,7 @@ class InventingKademlia(Kademlia):
         )
 
 
+@pytest.mark.slow
 def test_disjoint_paths_survive_liars():
     async def main():
         async with swarm() as net:

@@ -182,15 +182,15 @@ FOUND_BY = {
 """Which seed of `byzantine` finds a planted bug, and by which invariant."""
 
 
-@pytest.mark.parametrize("bug", ["trained-twice"])
-def test_a_planted_bug_is_found_and_replayed(bug: str) -> None:
-    _find(bug)
+def test_a_planted_bug_is_found_and_replayed() -> None:
+    _find("skipped-signature-check")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", sorted(set(BUGS) - {"trained-twice"}))
+@pytest.mark.parametrize("bug", sorted(BUGS))
 def test_all_planted_bugs_are_found_and_replayed(bug: str) -> None:
     _find(bug)
+    assert simulate("byzantine", seed=FOUND_BY[bug][0])["violations"] == []
 
 
 def _find(bug: str) -> None:
@@ -201,7 +201,6 @@ def _find(bug: str) -> None:
     again = simulate("byzantine", seed=seed, plant=bug)
     assert again["trace_hash"] == report["trace_hash"]
     assert again["violations"] == report["violations"]
-    assert simulate("byzantine", seed=seed)["violations"] == []
 
 
 def test_an_unknown_bug_is_one_sentence() -> None:

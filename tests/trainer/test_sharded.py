@@ -101,6 +101,7 @@ def test_ranks_learn_what_one_process_learns(
     NativeEngine(base).load_weights(tmp_path / "policy")
 
 
+@pytest.mark.slow
 def test_a_state_of_two_ranks_goes_on_with_one_and_the_other_way_round(
     base: Path, tmp_path: Path
 ) -> None:
