@@ -175,11 +175,13 @@ def test_byzantine(seed: int) -> None:
 
 
 FOUND_BY = {
-    "skipped-signature-check": (1, "only signed weights are loaded"),
-    "forgotten-verdict": (2, "a verdict is never forgotten"),
-    "trained-twice": (7, "a rollout is trained on once"),
+    "skipped-signature-check": "only signed weights are loaded",
+    "forgotten-verdict": "a verdict is never forgotten",
+    "trained-twice": "a rollout is trained on once",
 }
-"""Which seed of `byzantine` finds a planted bug, and by which invariant."""
+"""The invariant that finds a planted bug."""
+SEEDS_TRIED = 20
+"""Of `byzantine`, until one finds it: which one does changes with every change of the code."""
 
 
 def test_a_planted_bug_is_found_and_replayed() -> None:
@@ -189,18 +191,23 @@ def test_a_planted_bug_is_found_and_replayed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_all_planted_bugs_are_found_and_replayed(bug: str) -> None:
-    _find(bug)
-    assert simulate("byzantine", seed=FOUND_BY[bug][0])["violations"] == []
+    seed = _find(bug)
+    assert simulate("byzantine", seed=seed)["violations"] == []
 
 
-def _find(bug: str) -> None:
-    seed, invariant = FOUND_BY[bug]
-    report = simulate("byzantine", seed=seed, plant=bug)
-    assert invariant in report["violations"][0]
+def _find(bug: str) -> int:
+    """The first seed that finds it."""
+    seed, report = next(
+        (seed, report)
+        for seed in range(1, SEEDS_TRIED + 1)
+        if (report := simulate("byzantine", seed=seed, plant=bug))["violations"]
+    )
+    assert any(FOUND_BY[bug] in violation for violation in report["violations"])
     assert report["led_there"]
     again = simulate("byzantine", seed=seed, plant=bug)
     assert again["trace_hash"] == report["trace_hash"]
     assert again["violations"] == report["violations"]
+    return seed
 
 
 def test_an_unknown_bug_is_one_sentence() -> None:
