@@ -33,7 +33,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,7 +58,6 @@ _WORD_BYTES = {
 }
 """By the dtype's name in safetensors; all others are taken byte by byte."""
 _UNSIGNED: dict[int, npt.DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-_SIGNED: dict[int, npt.DTypeLike] = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 Words = npt.NDArray[Any]
 """A block as unsigned integers of its word size, shape [words]."""
@@ -97,9 +96,10 @@ def changed_positions(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], wo
     whole = len(old) // 8 * 8
     old_wide, new_wide = old[:whole].view("<u8"), new[:whole].view("<u8")
     wide = np.flatnonzero(old_wide != new_wide)
-    inner = np.flatnonzero((old_wide[wide] ^ new_wide[wide]).view(_UNSIGNED[word]))
+    inner = np.flatnonzero((old_wide[wide] ^ new_wide[wide]).view(_UNSIGNED[word]) != 0)
     per_wide = 8 // word
-    found = wide[inner // per_wide] * per_wide + inner % per_wide
+    shift = per_wide.bit_length() - 1
+    found: Words = wide[inner >> shift] << shift | inner & (per_wide - 1)
     if whole < len(old):
         rest = np.flatnonzero(
             old[whole:].view(_UNSIGNED[word]) != new[whole:].view(_UNSIGNED[word])
@@ -115,43 +115,48 @@ def encode_block(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: i
         return b""
     gaps = positions.copy()
     gaps[1:] -= positions[:-1] + 1
-    wide = gaps[gaps >= _WIDE]
-    bits = 8 * word
-    raised = (new.view(_UNSIGNED[word])[positions] - old.view(_UNSIGNED[word])[positions]).view(
-        _SIGNED[word]
-    )
-    zigzag = (raised << 1) ^ (raised >> (bits - 1))
-    planes = zigzag.view(np.uint8).reshape(-1, word).T
+    is_wide = gaps >= _WIDE
+    wide = gaps[is_wide]
+    gaps[is_wide] = _WIDE
+    unsigned, bits = _UNSIGNED[word], 8 * word
+    raised = new.view(unsigned)[positions] - old.view(unsigned)[positions]
+    zigzag = (raised << 1) ^ np.negative(raised >> (bits - 1))
     return b"".join(
         (
             struct.pack("<II", len(positions), len(wide)),
-            np.minimum(gaps, _WIDE).astype(np.uint8).tobytes(),
+            gaps.astype(np.uint8).tobytes(),
             wide.astype("<u4").tobytes(),
-            planes.tobytes(),
+            *((zigzag >> place).astype(np.uint8).tobytes() for place in range(0, bits, 8)),
         )
     )
 
 
 def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None:
     """Change `block` in place; raises `BadDelta` for anything that `encode_block` cannot make."""
-    words = block.view(_UNSIGNED[word])
+    unsigned = _UNSIGNED[word]
+    words = block.view(unsigned)
     if len(payload) < 8:
         raise BadDelta("a block of the delta is cut short")
     count, wide_count = struct.unpack_from("<II", payload)
     if not 0 < count <= len(words) or len(payload) != 8 + count + 4 * wide_count + count * word:
         raise BadDelta(f"a block of the delta states {count} changes, which do not fit it")
-    data = np.frombuffer(payload, np.uint8)
-    gaps = data[8 : 8 + count].astype(np.int64)
-    is_wide = gaps == _WIDE
-    start = 8 + count + 4 * wide_count
-    if np.count_nonzero(is_wide) != wide_count:
+    gaps = np.frombuffer(payload, np.uint8, count, 8)
+    is_wide = np.flatnonzero(gaps == _WIDE)
+    if len(is_wide) != wide_count:
         raise BadDelta("a block of the delta contradicts itself on its wide gaps")
-    gaps[is_wide] = np.frombuffer(payload, "<u4", wide_count, 8 + count)
-    positions: Positions = np.cumsum(gaps + 1) - 1
+    positions: Positions = gaps.astype(np.int64)
+    positions[is_wide] = np.frombuffer(payload, "<u4", wide_count, 8 + count)
+    positions[1:] += 1
+    np.cumsum(positions, out=positions)
     if positions[-1] >= len(words):
         raise BadDelta("a block of the delta changes words behind its end")
-    zigzag = np.ascontiguousarray(data[start:].reshape(word, count).T).view(_UNSIGNED[word])[:, 0]
-    words[positions] += (zigzag >> 1) ^ (0 - (zigzag & 1))
+    planes = np.frombuffer(payload, np.uint8, offset=8 + count + 4 * wide_count)
+    zigzag = planes[:count].astype(unsigned)
+    for place in range(1, word):
+        plane = planes[place * count : (place + 1) * count]
+        if plane.any():  # seldom: most words move by one
+            zigzag |= plane.astype(unsigned) << 8 * place
+    words[positions] += (zigzag >> 1) ^ np.negative(zigzag & 1)
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -238,7 +243,10 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
     with out.open("wb") as target:
         target.seek(done_bytes)
         for file in files:
-            with (base / file.name).open("rb") as old_file, (new / file.name).open("rb") as source:
+            with (
+                (base / file.name).open("rb", buffering=0) as old_file,
+                (new / file.name).open("rb", buffering=0) as source,
+            ):
                 for old, fresh in _pairs(old_file, source, block_bytes):
                     payload = encode_block(old, fresh, file.word_bytes)
                     if payload:
@@ -263,7 +271,7 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
 
 
 def _pairs(
-    old: BinaryIO, new: BinaryIO, block_bytes: int
+    old: FileIO, new: FileIO, block_bytes: int
 ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
     """Blocks of two equally long files, in two buffers that are used again and again."""
     buffers = np.empty(block_bytes, np.uint8), np.empty(block_bytes, np.uint8)
@@ -279,10 +287,10 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[count:], offset + count
 
 
-def _fill(file: BinaryIO | FileIO, buffer: npt.NDArray[np.uint8]) -> int:
+def _fill(file: FileIO, buffer: npt.NDArray[np.uint8]) -> int:
     """Read until the buffer is full or the file ends; bytes read."""
     view, done = buffer.data, 0
-    while done < len(view) and (count := file.readinto(view[done:]) or 0):  # type: ignore[union-attr]
+    while done < len(view) and (count := file.readinto(view[done:]) or 0):
         done += count
     return done
 
