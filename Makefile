@@ -6,6 +6,7 @@
 PYTHON ?=
 ARGS ?=
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .PHONY: install demo test test-slow lint clean
 
@@ -18,10 +19,10 @@ demo: .venv/installed
 	@$(BIN)/swarm demo $(ARGS)
 
 test: .venv/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check
