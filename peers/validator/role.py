@@ -98,6 +98,13 @@ class _Outcome:
     task_means: list[float] = field(default_factory=list)
     task_spreads: list[float] = field(default_factory=list)
 
+    @property
+    def word(self) -> Literal["accepted", "refused", "quarantined"]:
+        """As the verdict states it."""
+        if not self.failed:
+            return "accepted"
+        return "quarantined" if self.quarantined else "refused"
+
 
 class ValidatorRole:
     """Judges submissions. Must run on a peer whose key the manifest names as a validator."""
@@ -525,19 +532,15 @@ class ValidatorRole:
         worker = announced.sender
         key = (worker, submission.digest)
         digest = submission.digest
-        word: Literal["accepted", "refused", "quarantined"] = "refused"
         decided = 0.0
 
         def verdict_at(log_index: int) -> Verdict:
-            nonlocal word, outcome, decided
+            nonlocal outcome, decided
             # It may have been put out while this was judged, or waited for its turn in the log.
             if not outcome.failed:
                 outcome = self._refused_as_evicted(worker) or outcome
             decided = self._node.world.now()
-            if outcome.failed:
-                word = "quarantined" if outcome.quarantined else "refused"
-            else:
-                word = "accepted"
+            refused = outcome.word == "refused"
             return Verdict(
                 submission=digest,
                 size_bytes=submission.size_bytes,
@@ -546,15 +549,15 @@ class ValidatorRole:
                 step=submission.step,
                 policy=submission.policy,
                 number=submission.number,
-                outcome=word,
+                outcome=outcome.word,
                 failed=outcome.failed,
                 detail=outcome.detail[:500],
                 proven_fault=outcome.proven_fault,
                 checks=outcome.checks,
-                rewards=[] if word == "refused" else outcome.rewards or [],
+                rewards=[] if refused else outcome.rewards or [],
                 log_index=log_index,
-                task_means=[] if word == "refused" else outcome.task_means,
-                task_spreads=[] if word == "refused" else outcome.task_spreads,
+                task_means=[] if refused else outcome.task_means,
+                task_spreads=[] if refused else outcome.task_spreads,
             )
 
         envelope = await self._trusted.append_verdict(verdict_at)
@@ -562,7 +565,7 @@ class ValidatorRole:
         self._waiting.pop(key, None)
         self._pushed.pop(key, None)
         await self._forget_unjudged(key)
-        if word == "accepted":
+        if outcome.word == "accepted":
             # With this hash it is the only one: the file's header names its worker.
             self._peer.blobs.register(digest, _path(key), 0, submission.size_bytes)
             self._record(worker).accepted += 1
@@ -577,7 +580,7 @@ class ValidatorRole:
             "validator.verdict",
             submission=digest,
             worker=worker,
-            outcome=word,
+            outcome=outcome.word,
             failed=outcome.failed,
             figure=failed.figure if failed else 0.0,
             threshold=failed.threshold if failed else 0.0,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator, Callable, Container
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -11,7 +13,6 @@ from hypothesis import strategies as st
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.shardcast.have import PROTOCOL, Claim, _decoder
-from swarm.transport import OpenBlob, Refused
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 
@@ -28,6 +29,26 @@ def has(listener: Peer, speaker: Peer, manifest: bytes, count: int) -> list[int]
     return [] if claim is None else [index for index in range(count) if claim.has(index)]
 
 
+@asynccontextmanager
+async def trainer_relay_client() -> AsyncIterator[tuple[Peer, Peer, Peer]]:
+    """Three peers that are not connected; two of them speak of their pieces."""
+    network = MemoryNetwork()
+    async with (
+        peer(network, 1) as trainer,
+        peer(network, 2, have=True) as relay,
+        peer(network, 3, have=True) as client,
+    ):
+        yield trainer, relay, client
+
+
+def hide(trainer: Peer, hidden: Callable[[PeerId], Container[bytes]]) -> None:
+    """From now on the trainer knows nothing of the pieces with these digests when a peer asks."""
+    serve = trainer.service.open
+    trainer.service.open = lambda who, digest: serve(  # type: ignore[method-assign]
+        who, b"unknown" if digest in hidden(who) else digest
+    )
+
+
 @given(st.sets(st.integers(0, 500)))
 def test_a_claim_holds_exactly_what_was_added(indices: set[int]) -> None:
     claim = Claim()
@@ -38,21 +59,13 @@ def test_a_claim_holds_exactly_what_was_added(indices: set[int]) -> None:
 
 def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
     async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            peer(network, 1) as trainer,
-            peer(network, 2, have=True) as relay,
-            peer(network, 3, have=True) as client,
-        ):
+        async with trainer_relay_client() as (trainer, relay, client):
             checkpoint = await trainer.publish(0, files(6))
             manifest = checkpoint.manifest_digest
             assert client.have is not None
             pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
             hidden = {piece.digest for piece in pieces[2:]}
-            serve = trainer.service.open
-            trainer.service.open = lambda who, digest: serve(  # type: ignore[method-assign]
-                who, b"unknown" if digest in hidden else digest
-            )
+            hide(trainer, lambda _: hidden)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
                 await trio.sleep(2)
@@ -82,24 +95,12 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
 
 def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_it() -> None:
     async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            peer(network, 1) as trainer,
-            peer(network, 2, have=True) as relay,
-            peer(network, 3, have=True) as client,
-        ):
+        async with trainer_relay_client() as (trainer, relay, client):
             checkpoint = await trainer.publish(0, files(100))
             manifest = checkpoint.manifest_digest
             pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
             shown = {relay.transport.peer_id: 0, client.transport.peer_id: 0}
-            serve = trainer.service.open
-
-            def open_shown(who: PeerId, digest: bytes) -> OpenBlob | None:
-                if digest in {piece.digest for piece in pieces[shown[who] :]}:
-                    raise Refused(503, "busy")
-                return serve(who, digest)
-
-            trainer.service.open = open_shown  # type: ignore[method-assign]
+            hide(trainer, lambda who: {piece.digest for piece in pieces[shown[who] :]})
 
             async def show(fetching: Peer, count: int) -> None:
                 shown[fetching.transport.peer_id] = count
