@@ -130,6 +130,7 @@ def figures(case: Case, outcome: Outcome) -> dict[str, Any]:
             "last": round(own[-1], 4),
         },
         "pieces_received": outcome.pieces,
+        "announcements_share_of_bytes": round(outcome.sent_in_messages / outcome.sent_in_pieces, 6),
         "events": outcome.events,
         "trace_hash": outcome.trace_hash,
         "cpu_seconds": round(outcome.cpu_seconds, 1),

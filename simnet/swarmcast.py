@@ -35,6 +35,8 @@ from swarm.transport import ConnectError, Source
 RUN = "owner/broadcast"
 CONNECTIONS = 6
 """Connections that each peer opens to random others; as many again are opened to it."""
+FRAME_OVERHEAD_BYTES = 100
+"""Of a message on a connection, at most: headers of TCP and IP, Noise, yamux."""
 RELAYS_KNOWN = 12
 """Relays that a receiver connects to in relay-only mode."""
 SOURCE_CONNECTIONS = 24
@@ -114,6 +116,10 @@ class Outcome:
     pieces: int = 0
     sent_by_receivers: int = 0
     """Bytes of pieces that receivers passed on."""
+    sent_in_pieces: int = 0
+    """Bytes of pieces, by all that are there in the end."""
+    sent_in_messages: int = 0
+    """Bytes on connections with their overhead: who has what."""
     events: int = 0
     trace_hash: str = ""
     wall_seconds: float = 0.0
@@ -245,8 +251,11 @@ class Cast:
                 nursery.start_soon(self._fetch, peer, checkpoint, number)
             nursery.start_soon(self._churn, checkpoint, nursery)
             await self._over.wait()
-            sent = (peer.transport.bulk_bytes().sent for peer in self.receivers)
-            self.outcome.sent_by_receivers = sum(sent)
+            sent = {peer: peer.transport.bulk_bytes().sent for peer in self.peers}
+            self.outcome.sent_by_receivers = sum(sent[peer] for peer in self.receivers)
+            self.outcome.sent_in_pieces = sum(sent.values())
+            overhead = FRAME_OVERHEAD_BYTES * self.network.messages
+            self.outcome.sent_in_messages = self.network.bytes_sent + overhead
             nursery.cancel_scope.cancel()
 
     def _acquaintances(self, peer: CastPeer) -> list[CastPeer]:
