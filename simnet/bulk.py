@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import outcome
 import trio
 
 from simnet.disk import SimulatedDisk, SimulatedSink
@@ -203,7 +204,6 @@ class _Transfer:
         self._receiver = receiver
         self._ask = ask
         self._flow: Flow | None = None
-        self._error: FetchError | None = None
         self._task: trio.lowlevel.Task | None = None
 
     async def through(self) -> None:
@@ -225,8 +225,6 @@ class _Transfer:
             if flow is not None:
                 del self._sender._transfers[flow], self._receiver._transfers[flow]
                 network.flows.fail(flow, "given up")
-        if self._error is not None:
-            raise self._error
 
     def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None
@@ -263,8 +261,9 @@ class _Transfer:
     def _end(self, error: FetchError | None) -> None:
         task, self._task = self._task, None
         if task is not None:
-            self._error = error
-            trio.lowlevel.reschedule(task)
+            trio.lowlevel.reschedule(
+                task, outcome.Value(None) if error is None else outcome.Error(error)
+            )
 
 
 async def _copy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -424,6 +426,27 @@ def test_a_source_that_dies_breaks_off_its_transfers(power: bool) -> None:
             await fetch(bob, alice.source(), reference)
 
     run(main)
+
+
+def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
+    """It is off while a broadcast is simulated, and there are millions of refusals in one."""
+
+    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+        await serve(alice)
+        refused = None
+        try:
+            await fetch(bob, alice.source(), BlobReference(b"of nothing there", SIZE))
+        except FetchError as error:
+            refused = weakref.ref(error)
+        assert refused is not None
+        await trio.lowlevel.checkpoint()  # trio keeps what it sent to a task until its next one
+        assert refused() is None
+
+    gc.disable()
+    try:
+        run(main)
+    finally:
+        gc.enable()
 
 
 def test_a_forged_piece_does_not_verify() -> None:
