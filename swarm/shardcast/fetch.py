@@ -520,11 +520,11 @@ class Fetcher:
 
     def _offer(self, job: _Job, line: _Line, now: float) -> int:
         """Pieces that nobody is asked for, and that a source may have and can be asked for now."""
+        if not self._is_able(line, now):
+            return 0
         if line.claim is not None:
-            able = line.claim.of(job.missing)
-        else:
-            able = job.missing if self._is_asked_blindly(job, line, now) else 0
-        return able if able and self._is_able(line, now) else 0
+            return line.claim.of(job.missing)
+        return job.missing if self._is_asked_blindly(job, line, now) else 0
 
     def _may_have(self, job: _Job, line: _Line, index: int, now: float) -> bool:
         if not self._is_able(line, now):
