@@ -416,6 +416,10 @@ FETCH_FLOWING_SHARE = 0.8
 FETCH_ENDING_SHARE = 1 / 32
 """While no more than this part of the pieces is missing, twice as many are asked for at once."""
 
+FETCH_LATE = 1.2
+"""Whoever lacks so many times the pieces that its neighbours lack (a tenth less than they said some
+time ago) is late, and looks for more neighbours."""
+
 FETCH_BUSY_SECONDS = 2.0
 """After a busy source a fetch tries no further lane for so long, doubling up to
 `BUSY_SECONDS_MAX`; sooner while it has few."""
@@ -494,6 +498,9 @@ HAVE_ENDING_SHARE = 1 / 128
 
 HAVE_NEIGHBOURS = 8
 """Neighbours that a peer looks for, to exchange with them what each has."""
+
+HAVE_NEIGHBOURS_LATE = 16
+"""The same for a peer that is late: most of its neighbours may be on slow lines."""
 
 HAVE_NEIGHBOURS_MAX = 64
 """Neighbours that a peer announces to, those counted that chose it."""

@@ -260,6 +260,8 @@ class Fetcher:
                     return await self._run(job)
                 finally:
                     waiting_for = job.waiting_for()
+                    if self._have is not None:
+                        self._have.late = False
                     self._store.unpin(key)
                     del self._jobs[key]
                     job.done.set()
@@ -434,6 +436,8 @@ class Fetcher:
         # What they claim is some time ago: they lack less by now.
         missing = job.missing.bit_count()
         late = missing / max(0.9 * theirs, 1.0)
+        if self._have is not None:
+            self._have.late = late >= defaults.FETCH_LATE
         # Towards the end, when that says little, there is room: others have finished.
         ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
         least = min(2 * usual, self._parallel_max) if ending else max(1, 7 * usual // 8)

@@ -191,6 +191,8 @@ class HaveExchange:
         self._uploads = uploads
         self._meet = meet
         self._tells = tells
+        self.late = False
+        """Whether the newest fetch is behind those of the neighbours: set by the fetcher."""
         self._stirred = trio.Event()
         """A checkpoint has changed since growing was given up."""
         self._heard = trio.Event()
@@ -268,7 +270,8 @@ class HaveExchange:
         self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
 
     async def _grow(self, uploads: Uploads) -> None:
-        """Announce to more peers while fewer than the uplink can feed want something."""
+        """Announce to more peers while fewer than the uplink can feed want something, or while
+        this peer is late: they will announce to it too."""
         while True:
             self._stirred = trio.Event()
             await self._stirred.wait()
@@ -285,7 +288,8 @@ class HaveExchange:
                     last = None
                 fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
                 wanting = sum(self._wants(peer, held) for peer in self._neighbours)
-                if wanting >= max(fed, defaults.HAVE_NEIGHBOURS):
+                least = defaults.HAVE_NEIGHBOURS_LATE if self.late else defaults.HAVE_NEIGHBOURS
+                if wanting >= max(fed, least):
                     seconds = defaults.HAVE_SATED_SECONDS
                     continue
                 seconds = defaults.HAVE_GROW_SECONDS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Container
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm import defaults
+from swarm.events import Events
 from swarm.identity import PeerId
-from swarm.shardcast.have import PROTOCOL, Claim, _decoder
+from swarm.shardcast.have import PROTOCOL, Claim, HaveExchange, _decoder
+from swarm.shardcast.uploads import Uploads
+from swarm.transport import Stream
 from swarm.transport.memory import MemoryNetwork
-from tests.shardcast.harness import Peer, peer, run
+from tests.shardcast.harness import Peer, VirtualWorld, peer, run
 
 SIZE = defaults.PIECE_BYTES_MIN
 
@@ -101,6 +104,7 @@ def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_
             pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
             shown = {relay.transport.peer_id: 0, client.transport.peer_id: 0}
             hide(trainer, lambda who: {piece.digest for piece in pieces[shown[who] :]})
+            hide(relay, lambda who: {piece.digest for piece in pieces})
 
             async def show(fetching: Peer, count: int) -> None:
                 shown[fetching.transport.peer_id] = count
@@ -112,7 +116,7 @@ def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_
 
             async with trio.open_nursery() as nursery:
                 fetch = client.fetcher.fetch
-                nursery.start_soon(fetch, checkpoint, lambda: [trainer.source])
+                nursery.start_soon(fetch, checkpoint, lambda: [trainer.source, relay.source])
                 fetch = relay.fetcher.fetch
                 nursery.start_soon(fetch, checkpoint, lambda: [trainer.source, client.source])
                 await show(relay, 90)
@@ -124,9 +128,11 @@ def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_
                 claim = client.have.claim(relay.transport.peer_id, manifest)
                 assert claim is not None
                 assert claim.lacks(100) == 10
+                assert not client.have.late
                 await show(relay, 93)
                 assert has(client, relay, manifest, 100) == [*range(90), 92]
                 assert claim.lacks(100) == 7
+                assert client.have.late, "the client lacks 8"
                 nursery.cancel_scope.cancel()
 
     run(main)
@@ -210,6 +216,41 @@ def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
             assert len(told()) == defaults.HAVE_NEIGHBOURS
             assert first[0] not in told()
             leave.set()
+
+    run(main)
+
+
+def test_a_late_peer_looks_for_more_neighbours() -> None:
+    async def main() -> None:
+        network, world = MemoryNetwork(), VirtualWorld(1)
+        told: set[PeerId] = set()
+        async with AsyncExitStack() as stack:
+            hub = await stack.enter_async_context(peer(network, 1))
+            for number in range(2, 2 + 2 * defaults.HAVE_NEIGHBOURS_LATE):
+                other = await stack.enter_async_context(peer(network, number))
+
+                async def listen(stream: Stream, peer_id: PeerId = other.transport.peer_id) -> None:
+                    while await stream.receive() is not None:
+                        told.add(peer_id)
+
+                other.transport.serve(PROTOCOL, listen)
+                await hub.connect(other)
+            have = HaveExchange(
+                world,
+                hub.transport,
+                hub.store,
+                Events(world, hub.transport.peer_id),
+                uploads=Uploads(world, hub.transport, hub.store),
+            )
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            await nursery.start(have.run)
+            await hub.publish(0, files(defaults.HAVE_GROW_PIECES))
+            await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
+            assert len(told) == defaults.HAVE_NEIGHBOURS
+            have.late = True
+            await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
+            assert len(told) == defaults.HAVE_NEIGHBOURS_LATE
+            nursery.cancel_scope.cancel()
 
     run(main)
 
