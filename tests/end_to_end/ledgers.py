@@ -21,7 +21,8 @@ IN_FLIGHT_SECONDS = 3.0
 class Accounts:
     records: list[Record]
     state: LedgerState
-    accepted: set[bytes]
+    accepted: dict[bytes, int]
+    """Groups of each submission that some validator accepted."""
     trained: set[bytes]
     """Submissions that stand in the log as consumed or zero-advantage."""
     stale: set[bytes]
@@ -58,7 +59,7 @@ def read_accounts(swarm: Swarm) -> Accounts:
         records=records,
         state=state,
         accepted={
-            record.entry.submission
+            record.entry.submission: record.entry.groups
             for record in records
             if isinstance(record.entry, Judged) and record.entry.outcome == "accepted"
         },
@@ -89,13 +90,13 @@ def check_accounts(swarm: Swarm) -> Accounts:
     # Each once; only what was accepted; each group of it.
     times = Counter(entry.submission for entry in consumed)
     assert set(times.values()) == {1}, "a submission stands in the trainer's log twice"
-    assert times.keys() <= accounts.accepted, "a submission was used that nobody accepted"
+    assert times.keys() <= accounts.accepted.keys(), "a submission was used that nobody accepted"
     for submission, outcomes in accounts.state.consumed.items():
-        assert len(outcomes) == accounts.state.verdicts[submission].groups
+        assert len(outcomes) == accounts.accepted[submission]
         assert not set(outcomes) - {"consumed", "zero-advantage", "stale", "carried"}
 
     # Nothing lost, but for verdicts that came when nothing more was wanted.
-    missing = accounts.accepted - accounts.trained - accounts.stale - accounts.pool
+    missing = accounts.accepted.keys() - accounts.trained - accounts.stale - accounts.pool
     late = _judged_late(swarm)
     lost = {_place(accounts.state.verdicts[submission]) for submission in missing} - late
     assert not lost, f"accepted, and neither used nor held: {sorted(lost)}"

@@ -63,7 +63,7 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
             own = [r.entry for r in accounts.records if r.owner == trainer.identity.peer_id]
             consumed = Counter(entry.submission for entry in own if isinstance(entry, Consumed))
             assert set(consumed.values()) == {1}, "trained on twice, or stale and trained on"
-            assert consumed.keys() <= accounts.accepted
+            assert consumed.keys() <= accounts.accepted.keys()
             published = [(e.lineage, e.step) for e in own if isinstance(e, CheckpointPublished)]
             assert published == [
                 *((0, step) for step in range(alarm["step"] + 2)),
