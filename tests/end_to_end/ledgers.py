@@ -93,6 +93,8 @@ def check_accounts(swarm: Swarm) -> Accounts:
     assert times.keys() <= accounts.accepted.keys(), "a submission was used that nobody accepted"
     for submission, outcomes in accounts.state.consumed.items():
         assert len(outcomes) == accounts.accepted[submission]
+        if submission not in accounts.stale:  # those another validator may refuse later
+            assert len(outcomes) == accounts.state.verdicts[submission].groups
         assert not set(outcomes) - {"consumed", "zero-advantage", "stale", "carried"}
 
     # Nothing lost, but for verdicts that came when nothing more was wanted.

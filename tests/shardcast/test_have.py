@@ -44,10 +44,10 @@ async def trainer_relay_client() -> AsyncIterator[tuple[Peer, Peer, Peer]]:
         yield trainer, relay, client
 
 
-def hide(trainer: Peer, hidden: Callable[[PeerId], Container[bytes]]) -> None:
-    """From now on the trainer knows nothing of the pieces with these digests when a peer asks."""
-    serve = trainer.service.open
-    trainer.service.open = lambda who, digest: serve(  # type: ignore[method-assign]
+def hide(server: Peer, hidden: Callable[[PeerId], Container[bytes]]) -> None:
+    """From now on a peer knows nothing of the pieces with these digests when another asks."""
+    serve = server.service.open
+    server.service.open = lambda who, digest: serve(  # type: ignore[method-assign]
         who, b"unknown" if digest in hidden(who) else digest
     )
 
