@@ -332,10 +332,16 @@ def main() -> None:
         kinds = ["bare", "checked", "swarm", *(["shardcast"] if library is not None else [])]
         for clients in (1, 4):
             # The kinds in turn, so that a busy moment of the machine hits all.
-            rounds = [
-                {kind: measure(kind, clients, Path(name) / "run", data, library) for kind in kinds}
-                for _ in range(arguments.repeat)
-            ]
+            rounds = []
+            for number in range(arguments.repeat):
+                figures = {
+                    kind: measure(kind, clients, Path(name) / "run", data, library)
+                    for kind in kinds
+                }
+                rounds.append(figures)
+                seconds = ", ".join(f"{kind} {figures[kind]['seconds']} s" for kind in kinds)
+                of = f"round {number + 1} of {arguments.repeat}"
+                print(f"clients: {clients}, {of}: {seconds}", file=sys.stderr, flush=True)
             told[f"clients_{clients}"] = {
                 kind: min((each[kind] for each in rounds), key=lambda found: found["seconds"])
                 for kind in kinds
