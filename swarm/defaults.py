@@ -448,6 +448,10 @@ UPLOAD_SECONDS = 12.0
 at 1 Gb/s, so that each upload goes at about 20 Mb/s when all are in use, and there are a few more
 than `FETCH_PARALLEL` for each peer of an average uplink of 200 Mb/s."""
 
+UPLOAD_COUNTED_SECONDS = 4 * UPLOAD_SECONDS
+"""An upload that takes longer no longer counts as one that keeps the uplink busy: three readers of
+a byte now and then would else keep everybody else from an uplink of 50 Mb/s."""
+
 UPLOAD_MEASURED_SECONDS_MIN = 1.0
 """The uplink is measured over no less."""
 

@@ -3,8 +3,9 @@
 The number of uploads follows the uplink: no more is begun while what is being sent would keep the
 uplink busy for `UPLOAD_SECONDS`. The others are told to come back later ("busy"), and meanwhile
 ask somebody else. So a fast line feeds many and a slow one few, every upload goes about equally
-fast, and nobody waits long for a piece. The uplink is measured: bytes sent over the time in which
-anything was being sent.
+fast, and nobody waits long for a piece. An upload that takes several times as long does not count
+any more: its reader is slow, or means to keep others out. The uplink is measured: bytes sent over
+the time in which anything was being sent.
 
 Whoever published a checkpoint sends no piece twice before each has left it once: its line is the
 only way for new pieces into the network.
@@ -13,6 +14,7 @@ only way for new pieces into the network.
 from __future__ import annotations
 
 import functools
+import itertools
 
 from swarm import defaults
 from swarm.shardcast.store import CheckpointStore
@@ -29,7 +31,11 @@ class Uploads:
         self._store = store
         self.bytes_per_second = defaults.SOURCE_BANDWIDTH_INITIAL
         """The uplink, as measured so far."""
+        self._counted: dict[int, tuple[float, int]] = {}
+        """What is being sent and counts, oldest first: when it began, and its bytes."""
+        self._numbers = itertools.count()
         self._active_bytes = 0
+        """Of what counts."""
         # A measurement: since when, sent by then, and sent at its end.
         self._since = 0.0
         self._sent = 0
@@ -40,6 +46,8 @@ class Uploads:
     def open(self, digest: bytes) -> OpenBlob | None:
         """A piece or manifest to send, None if it is not here; raises `Refused` 503 when busy."""
         store = self._store
+        now = self._world.now()
+        self._leave_out_the_slow(now)
         busy = self._active_bytes >= defaults.UPLOAD_SECONDS * self.bytes_per_second
         if busy and store.has(digest):
             raise Refused(503, "busy")
@@ -49,11 +57,24 @@ class Uploads:
         if blob is None:
             return None
         if not self._active_bytes:
-            self._measure_from(self._world.now(), blob.size_bytes)
+            self._measure_from(now, blob.size_bytes)
+        number = next(self._numbers)
+        self._counted[number] = (now, blob.size_bytes)
         self._active_bytes += blob.size_bytes
         return OpenBlob(
-            blob.path, blob.offset, blob.size_bytes, functools.partial(self._release, blob)
+            blob.path, blob.offset, blob.size_bytes, functools.partial(self._release, number, blob)
         )
+
+    def _leave_out_the_slow(self, now: float) -> None:
+        while self._counted:
+            oldest = next(iter(self._counted))
+            if now - self._counted[oldest][0] < defaults.UPLOAD_COUNTED_SECONDS:
+                return
+            self._stop_counting(oldest)
+
+    def _stop_counting(self, number: int) -> None:
+        _, size_bytes = self._counted.pop(number, (0.0, 0))
+        self._active_bytes -= size_bytes
 
     def _may_leave(self, digest: bytes) -> bool:
         """Whether each piece of the checkpoint has left once, or this one has not."""
@@ -67,9 +88,9 @@ class Uploads:
         self._store.end_seeding(digest)
         return True
 
-    def _release(self, blob: OpenBlob) -> None:
+    def _release(self, number: int, blob: OpenBlob) -> None:
         blob.release()
-        self._active_bytes -= blob.size_bytes
+        self._stop_counting(number)
         sent = self._transport.bulk_bytes().sent
         if sent < self._until_sent:
             return

@@ -43,6 +43,40 @@ def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
     run(main)
 
 
+def test_slow_readers_do_not_keep_others_out() -> None:
+    async def main() -> None:
+        async with peer(MemoryNetwork(), 1) as one:
+            await one.publish(0, files(8))
+            held = one.store.held((0, 0))
+            assert held is not None and one.service._uploads is not None
+            one.service._uploads.bytes_per_second = 2.5 * SIZE / defaults.UPLOAD_SECONDS
+            pieces = [piece.digest for piece in held.manifest.pieces]
+            slow = [one.service.open(None, digest) for digest in pieces[:2]]
+            await trio.sleep(defaults.UPLOAD_COUNTED_SECONDS - 1)
+            slow.append(one.service.open(None, pieces[2]))
+            with pytest.raises(Refused, match="busy"):
+                one.service.open(None, pieces[3])
+            await trio.sleep(1)
+            blobs = [one.service.open(None, digest) for digest in pieces[3:5]]
+            with pytest.raises(Refused, match="busy"):
+                one.service.open(None, pieces[5])
+            # Those that counted no longer make no room when they end, those that count do.
+            for blob in slow[:2]:
+                blob.release()
+            with pytest.raises(Refused, match="busy"):
+                one.service.open(None, pieces[5])
+            for blob in [slow[2], *blobs]:
+                blob.release()
+            blobs = [one.service.open(None, digest) for digest in pieces[:3]]
+            with pytest.raises(Refused, match="busy"):
+                one.service.open(None, pieces[3])
+            for blob in blobs:
+                blob.release()
+            assert held.readers == 0
+
+    run(main)
+
+
 def test_a_busy_source_is_not_blamed_and_the_fetch_goes_on() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.05)
