@@ -155,7 +155,14 @@ BULK_BYTES_PER_SECOND_MIN = 16 * 1024
 """A body slower than this on the whole is broken off, so that nobody holds a connection cheaply."""
 
 BULK_CONNECT_SECONDS = 5.0
-"""Opening a TCP connection to a source."""
+"""Connecting to a source and proving who one is, at all its addresses together: half of
+`PIECE_DEADLINE_SECONDS`, so that a stream can be tried after them."""
+
+BULK_CONNECT_SECONDS_MIN = 1.0
+"""One of several addresses has at least so long: a few round trips."""
+
+BULK_UNREACHABLE_SECONDS = 60.0
+"""An address where nobody answered is left out for so long, where there is another way."""
 
 BULK_HEAD_SECONDS = 10.0
 """From the first byte of a request or answer to the end of its head; also for small bodies."""

@@ -872,12 +872,20 @@ class BulkClient:
         """When all idle connections were last looked at."""
         self._round_trips: OrderedDict[str, float] = OrderedDict()
         """By root: the shortest time that connecting took, in seconds."""
+        self._unreachable: OrderedDict[tuple[str, PeerId | None], float] = OrderedDict()
+        """Roots where nobody answered, and since when."""
 
     async def fetch(
-        self, root: str, peer: PeerId | None, reference: BlobReference, sink: Sink
+        self,
+        root: str,
+        peer: PeerId | None,
+        reference: BlobReference,
+        sink: Sink,
+        *,
+        connect_seconds: float = defaults.BULK_CONNECT_SECONDS,
     ) -> Piece:
         """GET a blob from the `http://host:port` root; raises `FetchError`, `Unreachable`."""
-        async with self._wire(root, peer) as wire:
+        async with self._wire(root, peer, connect_seconds) as wire:
             await self._request(wire, root, b"GET", reference.digest, [])
             return await self._receive_blob(wire, root, reference, sink)
 
@@ -887,11 +895,13 @@ class BulkClient:
         peer: PeerId | None,
         wanted: Sequence[tuple[BlobReference, Sink]],
         arrived: Arrived,
+        *,
+        connect_seconds: float = defaults.BULK_CONNECT_SECONDS,
     ) -> None:
         """GET several blobs on one connection, one after the other: asked of a peer at once, of a
         mirror in turn (some do not understand that). Raises as `fetch` does, `Unreachable` only
         before the first."""
-        async with self._wire(root, peer) as wire:
+        async with self._wire(root, peer, connect_seconds) as wire:
             if peer is not None:
                 heads = [_blob_request(root, reference.digest) for reference, _ in wanted]
                 await wire.send(b"".join(heads))
@@ -916,7 +926,7 @@ class BulkClient:
 
     async def document(self, root: str, path: str, bytes_max: int) -> bytes:
         """GET a small document of a mirror; raises `FetchError`, `Unreachable`."""
-        async with self._wire(root, None) as wire:
+        async with self._wire(root, None, defaults.BULK_CONNECT_SECONDS) as wire:
             await wire.send(_request_head(root, b"GET", path, []))
             status, size = await self._response(wire, root)
             if status != 200:
@@ -931,13 +941,19 @@ class BulkClient:
             raise FetchError(f"{root} offers {size} bytes of a blob of {reference.size_bytes}")
 
     async def push(
-        self, root: str, peer: PeerId | None, reference: BlobReference, path: str
+        self,
+        root: str,
+        peer: PeerId | None,
+        reference: BlobReference,
+        path: str,
+        *,
+        connect_seconds: float = defaults.BULK_CONNECT_SECONDS,
     ) -> None:
         """PUT the local file `path`; raises `FetchError`, `Unreachable`."""
         size = self._disk.size_bytes(path)
         if size != reference.size_bytes:
             raise FetchError(f"{path} has {size} bytes, not {reference.size_bytes}")
-        async with self._wire(root, peer) as wire:
+        async with self._wire(root, peer, connect_seconds) as wire:
             headers = [(b"content-length", b"%d" % size), (b"expect", b"100-continue")]
             await self._request(wire, root, b"PUT", reference.digest, headers)
             status, length = await self._response(wire, root)
@@ -960,11 +976,23 @@ class BulkClient:
                 wire.close()
         self._idle.clear()
 
+    def may_reach(self, root: str, peer: PeerId | None) -> bool:
+        """False for a minute after nobody answered there."""
+        since = self._unreachable.get((root, peer))
+        return since is None or trio.current_time() - since > defaults.BULK_UNREACHABLE_SECONDS
+
+    def forget(self, peer: PeerId) -> None:
+        """A peer has come back: all its roots may be reached."""
+        for key in [key for key in self._unreachable if key[1] == peer]:
+            del self._unreachable[key]
+
     @asynccontextmanager
-    async def _wire(self, root: str, peer: PeerId | None) -> AsyncIterator[_Wire]:
+    async def _wire(
+        self, root: str, peer: PeerId | None, connect_seconds: float
+    ) -> AsyncIterator[_Wire]:
         """A proved connection, given back to the pool when the block ends well."""
         key = (root, peer, self._credential() if peer else b"")
-        wire = self._reuse(key) or await self._open(root, peer, key[2])
+        wire = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
         good = False
         try:
             try:
@@ -974,6 +1002,7 @@ class BulkClient:
             except h11.RemoteProtocolError as error:
                 raise FetchError(f"{root} speaks no HTTP: {error}") from error
             good = True
+            self._unreachable.pop((root, peer), None)
         finally:
             if good and len(self._idle.get(key, ())) < defaults.BULK_POOL_PER_SOURCE:
                 self._idle.setdefault(key, []).append((wire, trio.current_time()))
@@ -1001,32 +1030,45 @@ class BulkClient:
             wire.close()
         return None
 
-    async def _open(self, root: str, peer: PeerId | None, credential: bytes) -> _Wire:
-        host, port, secure = _split_root(root)
-        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
-        began = trio.current_time()
-        with trio.move_on_after(defaults.BULK_CONNECT_SECONDS) as scope:
+    async def _open(
+        self, root: str, peer: PeerId | None, credential: bytes, connect_seconds: float
+    ) -> _Wire:
+        """Connect and prove, within `connect_seconds`; raises `Unreachable`, `FetchError`."""
+        with trio.move_on_after(connect_seconds):
+            stream = await self._connect(root, peer)
+            wire = _Wire(stream, self._traffic)
             try:
-                stream = await trio.open_tcp_stream(host, port)
-                self._note_round_trip(root, trio.current_time() - began)
-                if secure:
-                    stream = await self._secured(stream, host)
-            except (OSError, trio.BrokenResourceError) as error:
-                raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
-        if scope.cancelled_caught:
-            raise Unreachable(f"{root} cannot be reached: no answer in time")
-        wire = _Wire(stream, self._traffic)
+                if peer is not None:
+                    await self._prove(wire, root, peer, credential)
+            except BaseException as error:
+                wire.close()
+                if isinstance(error, _Broken):
+                    raise Unreachable(f"{root} {error}") from error
+                if isinstance(error, h11.RemoteProtocolError):
+                    raise Unreachable(f"{root} speaks no HTTP: {error}") from error
+                raise
+            return wire
+        self._note_unreachable(root, peer)
+        raise Unreachable(f"{root} cannot be reached: no answer in time")
+
+    async def _connect(
+        self, root: str, peer: PeerId | None
+    ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        host, port, secure = _split_root(root)
+        began = trio.current_time()
         try:
-            if peer is not None:
-                await self._prove(wire, root, peer, credential)
-        except BaseException as error:
-            wire.close()
-            if isinstance(error, _Broken):
-                raise Unreachable(f"{root} {error}") from error
-            if isinstance(error, h11.RemoteProtocolError):
-                raise Unreachable(f"{root} speaks no HTTP: {error}") from error
-            raise
-        return wire
+            stream = await trio.open_tcp_stream(host, port)
+            self._note_round_trip(root, trio.current_time() - began)
+            return await self._secured(stream, host) if secure else stream
+        except (OSError, trio.BrokenResourceError) as error:
+            self._note_unreachable(root, peer)
+            raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
+
+    def _note_unreachable(self, root: str, peer: PeerId | None) -> None:
+        self._unreachable.pop((root, peer), None)
+        self._unreachable[root, peer] = trio.current_time()
+        if len(self._unreachable) > defaults.SOURCES_KNOWN_MAX:
+            self._unreachable.popitem(last=False)
 
     def _note_round_trip(self, root: str, seconds: float) -> None:
         self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))

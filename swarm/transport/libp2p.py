@@ -18,9 +18,9 @@ import struct
 import time
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from libp2p.abc import INetConn, INetStream, INotifee
@@ -69,7 +69,6 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
-    fetch_in_turn,
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.bulk import (
@@ -84,6 +83,8 @@ from swarm.transport.bulk import (
 from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 _BROKEN = (
     BaseLibp2pError,
@@ -630,6 +631,8 @@ class Libp2pTransport(BaseTransport):
         was_direct = any(not _is_relayed(other) for other in held)
         first = not held
         held.append(connection)
+        if first:
+            self._bulk.forget(peer)
         relayed = _is_relayed(connection)
         inbound = not connection.muxed_conn.is_initiator
         if inbound and not relayed:
@@ -833,47 +836,79 @@ class Libp2pTransport(BaseTransport):
         self._bulk_roots = list(announced) or roots
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        unreachable: FetchError | None = None
-        for root in source.addresses[: defaults.DIAL_ADDRESSES_MAX]:
-            try:
-                return await self._bulk.fetch(root, source.peer, reference, sink)
-            except Unreachable as error:
-                unreachable = error
-        stream = await self._blob_stream(source, unreachable)
-        return await fetch_over_stream(stream, reference, sink, self._credential, self._traffic)
+        async def ask(root: str, seconds: float) -> Piece:
+            return await self._bulk.fetch(
+                root, source.peer, reference, sink, connect_seconds=seconds
+            )
+
+        try:
+            return await self._by_http(source, ask)
+        except Unreachable as unreachable:
+            return await self._fetch_over_stream(source, reference, sink, unreachable)
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:
-        for root in source.addresses[: defaults.DIAL_ADDRESSES_MAX]:
-            try:
-                await self._bulk.fetch_run(root, source.peer, wanted, arrived)
-                return
-            except Unreachable as error:
-                log.debug("%s", error)
-        await fetch_in_turn(self, source, wanted, arrived)
+        async def ask(root: str, seconds: float) -> None:
+            await self._bulk.fetch_run(root, source.peer, wanted, arrived, connect_seconds=seconds)
+
+        try:
+            await self._by_http(source, ask)
+        except Unreachable as unreachable:
+            for reference, sink in wanted:
+                await arrived(await self._fetch_over_stream(source, reference, sink, unreachable))
 
     def round_trip_seconds(self, source: Source) -> float:
         return self._bulk.round_trip_seconds(source.addresses)
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
-        unreachable: FetchError | None = None
-        for root in target.addresses[: defaults.DIAL_ADDRESSES_MAX]:
+        async def ask(root: str, seconds: float) -> None:
+            await self._bulk.push(root, target.peer, reference, path, connect_seconds=seconds)
+
+        try:
+            await self._by_http(target, ask)
+        except Unreachable as unreachable:
+            stream = await self._blob_stream(target, unreachable)
+            await push_over_stream(
+                stream, reference, self._disk, path, self._credential, self._traffic
+            )
+
+    async def _by_http(
+        self, source: Source, ask: Callable[[str, float], Awaitable[_Result]]
+    ) -> _Result:
+        """`ask(root, seconds to connect)` at the first root of a source that can be reached.
+
+        Raises `Unreachable` when none can, soon enough for another way to be tried. A root where
+        nobody answered lately is left out while there is another, or a connection to the peer.
+        """
+        roots = source.addresses[: defaults.DIAL_ADDRESSES_MAX]
+        likely = [root for root in roots if self._bulk.may_reach(root, source.peer)]
+        if likely or source.peer in self._connections:
+            roots = tuple(likely)
+        name = source.peer or "a source"
+        unreachable = Unreachable(f"{name} has no bulk address and is not connected")
+        deadline = trio.current_time() + defaults.BULK_CONNECT_SECONDS
+        for index, root in enumerate(roots):
+            left = deadline - trio.current_time()
+            if left <= 0:
+                break  # the others have their turn in the next request
+            share = max(left / (len(roots) - index), defaults.BULK_CONNECT_SECONDS_MIN)
             try:
-                return await self._bulk.push(root, target.peer, reference, path)
+                return await ask(root, min(left, share))
             except Unreachable as error:
                 unreachable = error
-        stream = await self._blob_stream(target, unreachable)
-        return await push_over_stream(
-            stream, reference, self._disk, path, self._credential, self._traffic
-        )
+        raise unreachable
 
-    async def _blob_stream(self, source: Source, unreachable: FetchError | None) -> Stream:
+    async def _fetch_over_stream(
+        self, source: Source, reference: BlobReference, sink: Sink, unreachable: Unreachable
+    ) -> Piece:
+        stream = await self._blob_stream(source, unreachable)
+        return await fetch_over_stream(stream, reference, sink, self._credential, self._traffic)
+
+    async def _blob_stream(self, source: Source, unreachable: Unreachable) -> Stream:
         """The way to a source that has no HTTP address, or none that works."""
         if source.peer is None or source.peer not in self._connections:
-            raise unreachable or FetchError(
-                f"{source.peer or 'a source'} has no bulk address and is not connected"
-            )
+            raise unreachable
         try:
             return await self.open_stream(source.peer, BLOB_PROTOCOL)
         except StreamError as error:
