@@ -151,7 +151,7 @@ that a hundred transfers fit in memory."""
 BULK_BUFFER_BYTES = 520 * 1024
 """Received before it is hashed and written: a head and a piece of 512 KiB."""
 
-BULK_BYTES_PER_SECOND_MIN = 16 * 1024
+BULK_BYTES_PER_SECOND_MIN = 64 * 1024
 """A body slower than this on the whole is broken off, so that nobody holds a connection cheaply."""
 
 BULK_CONNECT_SECONDS = 5.0
@@ -485,8 +485,9 @@ than this."""
 PIECE_DEADLINE_SECONDS = 10.0
 """A piece's deadline without its transfer time."""
 
-PIECE_BYTES_PER_SECOND_MIN = 128 * 1024
-"""A source slower than this misses the deadline."""
+PIECE_BYTES_PER_SECOND_MIN = 2 * BULK_BYTES_PER_SECOND_MIN
+"""A source slower than this misses the deadline: so much before the source breaks off that who
+fetches honestly gives up first."""
 
 SOURCES_RECHECK_SECONDS = 1.0
 """How often a fetch with nothing to do asks its caller for new sources."""
