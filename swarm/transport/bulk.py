@@ -34,6 +34,7 @@ import urllib.parse
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
 
 import h11
 import msgspec
@@ -347,8 +348,7 @@ class _Wire:
             with pace.scope:
                 while done < size_bytes:
                     wanted = min(size_bytes - done, uplink.portion_bytes)
-                    if await uplink.take(wanted):
-                        pace.waited()
+                    await uplink.take(wanted, pace)
                     try:
                         count = os.sendfile(self.socket.fileno(), file, offset + done, wanted)
                     except BlockingIOError:
@@ -408,11 +408,11 @@ class _Pace:
             self._moved = now
             self._set()
 
-    def waited(self) -> None:
-        """This side's own limit held the body up: not the other's fault."""
-        now = trio.current_time()
-        self._end += now - self._moved
-        self.moved()
+    def wait(self, seconds: float) -> None:
+        """This side's own limit holds the body up for so long from now: not the other's fault."""
+        self._end += seconds
+        self._moved += seconds
+        self._set()
 
     def complaint(self) -> str:
         seconds = trio.current_time() - self._began
@@ -432,19 +432,23 @@ class Uplink:
             portion = int(bytes_per_second * defaults.BULK_PORTION_SECONDS)
             self.portion_bytes = max(1500, min(defaults.BULK_READ_BYTES, portion))
 
-    async def take(self, size_bytes: int) -> bool:
-        """Wait for the turn of so many bytes, first come first served; whether it was long."""
+    async def take(self, size_bytes: int, pace: _Pace) -> None:
+        """Wait for the turn of so many bytes of a body, first come first served."""
         if self._rate is None:
-            return False
+            return
         now = trio.current_time()
         # What was not used in time is lost, but for a little: the system wakes late.
         self._free_at = max(self._free_at, now - defaults.BULK_UPLINK_BURST_SECONDS)
         due = self._free_at
         self._free_at += size_bytes / self._rate
         if due <= now:
-            return False
-        await trio.sleep_until(due)
-        return True
+            return
+        pace.wait(due - now)
+        try:
+            await trio.sleep_until(due)
+        except trio.Cancelled:
+            self.give_back(size_bytes)
+            raise
 
     def give_back(self, size_bytes: int) -> None:
         """So many bytes were taken and not sent."""
@@ -483,6 +487,14 @@ class _Reply(Exception):
         self.close = close
 
 
+class _StreamAdmission(NamedTuple):
+    """What was last found about a peer that asks over streams."""
+
+    credential: bytes
+    asked_at: float
+    admitted: bool
+
+
 class BulkServer:
     """Answers the HTTP plane for one peer."""
 
@@ -508,7 +520,7 @@ class BulkServer:
         """Connections that proved to be a peer's."""
         self._by_host: Counter[str] = Counter()
         self._connections = 0
-        self._stream_admissions: dict[PeerId, tuple[bytes, bool]] = {}
+        self._stream_admissions: dict[PeerId, _StreamAdmission] = {}
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         """Accept until cancelled."""
@@ -562,14 +574,13 @@ class BulkServer:
 
     async def serve_stream(self, stream: Stream) -> None:
         """The handler of `BLOB_PROTOCOL`."""
-        first = await stream.receive()
+        first = None
+        with trio.move_on_after(defaults.BULK_HEAD_SECONDS) as scope:
+            first = await stream.receive()
+        if scope.cancelled_caught:
+            raise StreamError(f"{stream.peer} asked for nothing in time")
         try:
-            ask = _decode_ask(first or b"")
-            if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= defaults.BULK_BLOB_BYTES_MAX:
-                raise _Reply(400, "bad digest or size")
-        except DECODE_ERRORS as error:
-            raise StreamError(f"{stream.peer} asked for no blob: {error}") from error
-        try:
+            ask = _ask_of(first)
             service = self.service()
             self._admit_stream(service, stream.peer, ask.credential)
             if ask.push:
@@ -582,33 +593,45 @@ class BulkServer:
             await stream.send(_encode(Answer(refused.status, refused.reason, 0)))
         except DiskFullError:
             await stream.send(_encode(Answer(507, "no space left", 0)))
+        except _Broken as broken:
+            raise StreamError(f"{stream.peer} {broken}") from broken
 
     def forget(self, peer: PeerId) -> None:
         """A peer's connection ended: its admission is asked again on the next."""
         self._stream_admissions.pop(peer, None)
 
     def _admit_stream(self, service: BulkService, peer: PeerId, credential: bytes) -> None:
+        now = trio.current_time()
         held = self._stream_admissions.get(peer)
-        if held is None or held[0] != credential:
-            held = (credential, service.admits(peer, credential))
+        if (
+            held is None
+            or held.credential != credential
+            or now - held.asked_at > defaults.BULK_ADMITTED_SECONDS
+        ):
+            held = _StreamAdmission(credential, now, service.admits(peer, credential))
             self._stream_admissions[peer] = held
-        if not held[1]:
+        if not held.admitted:
             raise _Reply(403, "this peer is not admitted")
 
     async def _send_over_stream(self, service: BulkService, stream: Stream, ask: Ask) -> None:
         blob = service.open(stream.peer, ask.digest)
+        still = functools.partial(service.admits, stream.peer, ask.credential)
+        pace = _Pace(blob.size_bytes, still)
         try:
-            await stream.send(_encode(Answer(200, "", blob.size_bytes)))
-            done = 0
-            while done < blob.size_bytes:
-                size = min(defaults.BULK_STREAM_FRAME_BYTES, blob.size_bytes - done)
-                await self.uplink.take(size)
-                data = await self._disk.read(blob.path, blob.offset + done, size)
-                if len(data) != size:
-                    raise StreamError(f"{blob.path} is shorter than its blob")
-                await stream.send(data)
-                self._traffic.sent += size
-                done += size
+            with pace.scope:
+                await stream.send(_encode(Answer(200, "", blob.size_bytes)))
+                while pace.done < blob.size_bytes:
+                    size = min(defaults.BULK_STREAM_FRAME_BYTES, blob.size_bytes - pace.done)
+                    await self.uplink.take(size, pace)
+                    data = await self._disk.read(blob.path, blob.offset + pace.done, size)
+                    if len(data) != size:
+                        raise StreamError(f"{blob.path} is shorter than its blob")
+                    await stream.send(data)
+                    pace.moved()
+                    self._traffic.sent += size
+                    pace.done += size
+            if pace.scope.cancelled_caught:
+                raise _Broken(pace.complaint())
         finally:
             blob.release()
 
@@ -617,12 +640,23 @@ class BulkServer:
         sink = service.accept(stream.peer, reference)
         try:
             await stream.send(_encode(Answer(100, "", 0)))
-            await _drain_into(stream, sink, ask.size_bytes, self._traffic)
+            still = functools.partial(service.admits, stream.peer, ask.credential)
+            await _drain_into(stream, sink, ask.size_bytes, self._traffic, still)
             await _finish_push(service, stream.peer, reference, sink)
         except BaseException:
             sink.abandon()
             raise
         await stream.send(_encode(Answer(204, "", 0)))
+
+
+def _ask_of(frame: bytes | None) -> Ask:
+    try:
+        ask = _decode_ask(frame or b"")
+    except DECODE_ERRORS as error:
+        raise _Reply(400, "that asks for no blob") from error
+    if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= defaults.BULK_BLOB_BYTES_MAX:
+        raise _Reply(400, "bad digest or size")
+    return ask
 
 
 class _Session:
@@ -1270,9 +1304,15 @@ async def _receive_answer(stream: Stream) -> Answer:
     raise FetchError(f"{stream.peer} has sent nothing for {defaults.BULK_STALL_SECONDS:g} s")
 
 
-async def _drain_into(stream: Stream, sink: Sink, size_bytes: int, traffic: Traffic) -> None:
-    """Exactly `size_bytes` in DATA frames."""
-    pace = _Pace(size_bytes)
+async def _drain_into(
+    stream: Stream,
+    sink: Sink,
+    size_bytes: int,
+    traffic: Traffic,
+    still: Callable[[], bool] = lambda: True,
+) -> None:
+    """Exactly `size_bytes` in DATA frames, as long as `still()`."""
+    pace = _Pace(size_bytes, still)
     done = 0
     with pace.scope:
         while done < size_bytes:

@@ -1,0 +1,242 @@
+"""Blobs over a stream, asked for by peers that lie, stall and trickle; in memory, virtual time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from swarm import defaults
+from swarm.transport import FetchError, Stream, StreamError
+from swarm.transport.base import Traffic
+from swarm.transport.bulk import (
+    BLOB_PROTOCOL,
+    Answer,
+    Ask,
+    BulkServer,
+    Uplink,
+    _Pace,
+    fetch_over_stream,
+)
+from swarm.transport.memory import MemoryNetwork
+
+from .harness import ALICE, BOB, FolderDisk, Service, Sink, World
+
+DATA = bytes(4 << 20)
+
+
+def virtually(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(3600):
+            await main()
+
+    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def asked_by_alice(
+    folder: Path,
+    main: Callable[[Callable[[], Awaitable[Stream]], Service, FolderDisk], Awaitable[None]],
+    uplink: Uplink | None = None,
+) -> None:
+    """Run `main` with what opens a blob stream to Bob, Bob's service and his disk."""
+
+    async def connected() -> None:
+        network = MemoryNetwork()
+        disk = FolderDisk(folder)
+        service = Service()
+        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic(), uplink=uplink)
+        async with (
+            network.transport(ALICE, world=World(), disk=disk) as alice,
+            network.transport(BOB, world=World(), disk=disk) as bob,
+        ):
+            bob.serve(BLOB_PROTOCOL, server.serve_stream)
+            await alice.connect(bob.peer_id, bob.addresses())
+
+            async def open_stream() -> Stream:
+                return await alice.open_stream(bob.peer_id, BLOB_PROTOCOL)
+
+            await main(open_stream, service, disk)
+
+    virtually(connected)
+
+
+async def ask(stream: Stream, *, push: bool, digest: bytes, size_bytes: int) -> Answer:
+    await stream.send(msgspec.msgpack.encode(Ask(push, digest, size_bytes, b"lease")))
+    return msgspec.msgpack.decode(await stream.receive() or b"", type=Answer)
+
+
+def longest_seconds(size_bytes: int) -> float:
+    return defaults.BULK_STALL_SECONDS + size_bytes / defaults.BULK_BYTES_PER_SECOND_MIN
+
+
+def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
+    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+        reference = service.offer(disk, DATA)
+        stream = await open_stream()
+        began = trio.current_time()
+        await ask(stream, push=False, digest=reference.digest, size_bytes=len(DATA))
+        seconds_a_frame = 2 * longest_seconds(len(DATA)) * defaults.BULK_STREAM_FRAME_BYTES
+        received = 0
+        with pytest.raises(StreamError):
+            while received < len(DATA):
+                received += len(await stream.receive() or b"")
+                await trio.sleep(seconds_a_frame / len(DATA))
+        limit = longest_seconds(len(DATA))
+        assert trio.current_time() - began == pytest.approx(limit, abs=10)
+        assert service.released == 1
+
+    asked_by_alice(tmp_path, main)
+
+
+def test_the_servers_own_uplink_limit_is_not_the_readers_fault(tmp_path) -> None:
+    seconds = 2 * longest_seconds(len(DATA))
+
+    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+        reference = service.offer(disk, DATA)
+        began = trio.current_time()
+        sink = Sink(len(DATA))
+        await fetch_slowly(await open_stream(), reference, sink)
+        assert trio.current_time() - began == pytest.approx(seconds, rel=0.05)
+        assert service.released == 1
+
+    async def fetch_slowly(stream: Stream, reference, sink: Sink) -> None:
+        """A client with more patience than ours."""
+        await ask(stream, push=False, digest=reference.digest, size_bytes=len(DATA))
+        while len(sink.data) < len(DATA):
+            sink.write(await stream.receive() or b"")
+
+    asked_by_alice(tmp_path, main, Uplink(len(DATA) / seconds))
+
+
+def test_only_what_the_uplink_limit_takes_is_added_to_a_bodys_time() -> None:
+    """Not the pauses of a client that trickles."""
+
+    async def main() -> None:
+        uplink = Uplink(1e6)
+        began = trio.current_time()
+        own_seconds = 0.0
+        pace = _Pace(1 << 20)
+        with pace.scope:
+            while True:
+                await trio.sleep(5.0)  # the client takes nothing
+                pace.moved()
+                await uplink.take(500_000, pace)  # another's turn
+                before = trio.current_time()
+                await uplink.take(1000, pace)
+                own_seconds += trio.current_time() - before
+                pace.moved()
+        assert own_seconds > 1
+        seconds = trio.current_time() - began
+        assert seconds == pytest.approx(longest_seconds(1 << 20) + own_seconds, abs=0.5)
+
+    virtually(main)
+
+
+def test_a_turn_that_was_waited_for_in_vain_is_given_back() -> None:
+    async def main() -> None:
+        uplink = Uplink(1e6)
+        pace = _Pace(1 << 20)
+        await uplink.take(1_000_000, pace)
+        with trio.move_on_after(0.1) as scope:
+            await uplink.take(5_000_000, pace)
+        assert scope.cancelled_caught
+        began = trio.current_time()
+        await uplink.take(1, pace)
+        assert trio.current_time() - began < 1.0
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_who_is_evicted_is_cut_off_in_the_middle(tmp_path, push: bool) -> None:
+    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+        reference = service.offer(disk, DATA)
+        stream = await open_stream()
+        await ask(stream, push=push, digest=reference.digest, size_bytes=len(DATA))
+        began = trio.current_time()
+        with pytest.raises(StreamError):
+            for number in range(len(DATA) // defaults.BULK_STREAM_FRAME_BYTES):
+                if number == 5:
+                    service.admitted.clear()
+                if push:
+                    await stream.send(bytes(defaults.BULK_STREAM_FRAME_BYTES))
+                else:
+                    await stream.receive()
+                await trio.sleep(0.2)
+        assert trio.current_time() - began < 5
+        if push:
+            assert service.sinks[-1].abandoned
+        else:
+            assert service.released == 1
+
+    asked_by_alice(tmp_path, main)
+
+
+def test_an_admission_and_a_refusal_are_asked_for_again(tmp_path) -> None:
+    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+        reference = service.offer(disk, DATA)
+
+        async def fetch() -> None:
+            sink = Sink(len(DATA))
+            await fetch_over_stream(await open_stream(), reference, sink, b"lease", Traffic())
+
+        await fetch()
+        await fetch()
+        assert len(service.asked) == 1
+        for _ in range(2):
+            service.admitted.clear()
+            await trio.sleep(2 * defaults.BULK_ADMITTED_SECONDS)
+            with pytest.raises(FetchError, match="403 this peer is not admitted"):
+                await fetch()
+            service.admitted.add(ALICE.peer_id)
+            await trio.sleep(2 * defaults.BULK_ADMITTED_SECONDS)
+            await fetch()
+
+    asked_by_alice(tmp_path, main)
+
+
+def test_who_asks_for_nothing_is_left_in_time(tmp_path) -> None:
+    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+        stream = await open_stream()
+        began = trio.current_time()
+        with pytest.raises(StreamError):
+            await stream.receive()
+        assert trio.current_time() - began <= defaults.BULK_HEAD_SECONDS + 1
+
+    asked_by_alice(tmp_path, main)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"rubbish",
+        msgspec.msgpack.encode(Ask(False, b"short", 1, b"")),
+        msgspec.msgpack.encode(Ask(False, bytes(33), 1, b"")),
+        msgspec.msgpack.encode(Ask(True, bytes(32), -1, b"")),
+        msgspec.msgpack.encode(Ask(True, bytes(32), defaults.BULK_BLOB_BYTES_MAX + 1, b"")),
+    ],
+)
+def test_a_bad_request_gets_a_status_and_is_no_defect_here(tmp_path, caplog, first: bytes) -> None:
+    async def main(open_stream, service: Service, disk: FolderDisk) -> None:
+        stream = await open_stream()
+        await stream.send(first)
+        answer = msgspec.msgpack.decode(await stream.receive() or b"", type=Answer)
+        assert answer.status == 400
+        assert answer.reason
+        assert not service.asked
+
+    asked_by_alice(tmp_path, main)
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_a_source_has_more_patience_than_who_fetches_a_piece() -> None:
+    """Who fetches honestly is never the one that is broken off."""
+    size_bytes = defaults.PIECE_BYTES_MAX
+    patience = defaults.PIECE_DEADLINE_SECONDS + size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
+    assert longest_seconds(defaults.PIECE_BYTES_MIN) > defaults.PIECE_DEADLINE_SECONDS
+    assert patience < longest_seconds(size_bytes) <= 2 * patience
