@@ -376,7 +376,6 @@ async def open_libp2p(
     relays: Sequence[str] = (),
     announce: Sequence[str] = (),
     bulk_port: int = 0,
-    announce_bulk: Sequence[str] = (),
     uplink_bytes_per_second: float | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """A peer on the real network, until the block ends.
@@ -384,9 +383,8 @@ async def open_libp2p(
     `listen`: TCP multiaddrs; none for a peer that only dials. `relay`: carry connections for
     peers behind NAT. `relays`: multiaddrs of relays that shall carry connections for this peer.
     `announce`: addresses to give out instead of those listened on (a forwarded port).
-    `bulk_port`: where HTTP is served, on the same interfaces (0: any); `announce_bulk`: its
-    `http://host:port` roots as others see them. `uplink_bytes_per_second`: most that blobs are
-    sent at, all together.
+    `bulk_port`: where HTTP is served, on the same interfaces (0: any).
+    `uplink_bytes_per_second`: most that blobs are sent at, all together.
     Raises `UserError` for a malformed address or a port that is taken.
     """
     addresses = []
@@ -463,7 +461,7 @@ async def open_libp2p(
                 uplink=Uplink(uplink_bytes_per_second),
             )
             try:
-                await transport._listen_bulk(addresses, bulk_port, announce_bulk)
+                await transport._listen_bulk(addresses, bulk_port)
                 for text in relays:
                     nursery.start_soon(transport._keep_reservation, text)
                 yield transport
@@ -820,11 +818,8 @@ class Libp2pTransport(BaseTransport):
 
     # --- the bulk plane ---
 
-    async def _listen_bulk(
-        self, addresses: Sequence[Multiaddr], port: int, announced: Sequence[str]
-    ) -> None:
+    async def _listen_bulk(self, addresses: Sequence[Multiaddr], port: int) -> None:
         """Serve HTTP on the interfaces that libp2p listens on."""
-        roots: list[str] = []
         for host in dict.fromkeys(_host_and_port(address)[0] for address in addresses):
             listeners = await trio.open_tcp_listeners(port, host=host)
             bound = listeners[0].socket.getsockname()[1]
@@ -832,8 +827,8 @@ class Libp2pTransport(BaseTransport):
             name = "ip6" if ":" in host else "ip4"
             for address in _expanded([Multiaddr(f"/{name}/{host}/tcp/{bound}")]):
                 own = _host_and_port(address)[0]
-                roots.append(f"http://[{own}]:{bound}" if ":" in own else f"http://{own}:{bound}")
-        self._bulk_roots = list(announced) or roots
+                own = f"[{own}]" if ":" in own else own
+                self._bulk_roots.append(f"http://{own}:{bound}")
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
         async def ask(root: str, seconds: float) -> Piece:

@@ -308,7 +308,9 @@ def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
             # One who asks for 32 MiB and reads nothing: the blob is released all the same.
             async with await dial(root) as stream:
                 await stream.send_all(get)
-                await trio.sleep(1.0)
+                with trio.fail_after(10):
+                    while not service.released:
+                        await trio.sleep(0.01)
                 assert service.released == 1
 
     run(main)
