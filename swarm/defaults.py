@@ -173,6 +173,9 @@ BULK_IDLE_SECONDS = 60.0
 BULK_HEAD_BYTES_MAX = 16 * 1024
 """Request line and headers."""
 
+BULK_REASON_BYTES_MAX = 200
+"""Read of a refusal's reason. After a longer one the connection is not used again."""
+
 BULK_BLOB_BYTES_MAX = 1 << 30
 """Largest blob pushed or served: pieces end at 32 MiB, rollout files stay far below this."""
 

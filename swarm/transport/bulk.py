@@ -149,6 +149,15 @@ class _Wire:
         self._raw.settimeout(0.0)
         self._traffic = traffic
         self._ahead = b""  # received beyond the last head
+        self.unanswered = 0
+        """Requests whose answers have not been received whole."""
+        self.ends = False
+        """The server closes it, or nobody knows where its next answer would begin."""
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether another request may be sent: nothing of the last ones is under way."""
+        return not (self.unanswered or self.ends or self._ahead)
 
     def close(self) -> None:
         self._raw.detach()
@@ -920,7 +929,7 @@ class BulkClient:
     ) -> Piece:
         """GET a blob from the `http://host:port` root; raises `FetchError`, `Unreachable`."""
         async with self._wire(root, peer, connect_seconds) as wire:
-            await self._request(wire, root, b"GET", reference.digest, [])
+            await self._request(wire, _blob_request(root, reference.digest))
             return await self._receive_blob(wire, root, reference, sink)
 
     async def fetch_run(
@@ -938,10 +947,10 @@ class BulkClient:
         async with self._wire(root, peer, connect_seconds) as wire:
             if peer is not None:
                 heads = [_blob_request(root, reference.digest) for reference, _ in wanted]
-                await wire.send(b"".join(heads))
+                await self._request(wire, b"".join(heads), len(heads))
             for reference, sink in wanted:
                 if peer is None:
-                    await wire.send(_blob_request(root, reference.digest))
+                    await self._request(wire, _blob_request(root, reference.digest))
                 await arrived(await self._receive_blob(wire, root, reference, sink))
 
     async def _receive_blob(
@@ -950,24 +959,26 @@ class BulkClient:
         size = await wire.plain_blob(reference.size_bytes, sink.write)
         if size >= 0:
             self._check_size(root, size, reference)
+            wire.unanswered -= 1
             return sink.finish()
         status, size = await self._response(wire, root)
         if status != 200:
             raise await self._refusal(wire, root, status, size)
         self._check_size(root, size, reference)
         await wire.body(size, sink.write)
+        wire.unanswered -= 1
         return sink.finish()
 
     async def document(self, root: str, path: str, bytes_max: int) -> bytes:
         """GET a small document of a mirror; raises `FetchError`, `Unreachable`."""
         async with self._wire(root, None, defaults.BULK_CONNECT_SECONDS) as wire:
-            await wire.send(_request_head(root, b"GET", path, []))
+            await self._request(wire, _request_head(root, b"GET", path, []))
             status, size = await self._response(wire, root)
             if status != 200:
                 raise await self._refusal(wire, root, status, size)
             if size > bytes_max:
                 raise FetchError(f"{root}{path} has {size} bytes, more than {bytes_max}")
-            return await wire.small_body(size)
+            return await self._small_answer(wire, size, bytes_max)
 
     @staticmethod
     def _check_size(root: str, size: int, reference: BlobReference) -> None:
@@ -989,7 +1000,8 @@ class BulkClient:
             raise FetchError(f"{path} has {size} bytes, not {reference.size_bytes}")
         async with self._wire(root, peer, connect_seconds) as wire:
             headers = [(b"content-length", b"%d" % size), (b"expect", b"100-continue")]
-            await self._request(wire, root, b"PUT", reference.digest, headers)
+            path_there = f"/blob/{reference.digest.hex()}"
+            await self._request(wire, _request_head(root, b"PUT", path_there, headers))
             status, length = await self._response(wire, root)
             if status == 100:
                 try:
@@ -997,11 +1009,13 @@ class BulkClient:
                 except _Broken as broken:
                     # It may have said why before it closed; if not, that raises in turn.
                     log.debug("%s %s", root, broken)
+                    wire.ends = True
                 status, length = await self._response(wire, root)
+            else:
+                wire.ends = True  # the server may still wait for the body
             if status not in (200, 201, 204):
                 raise await self._refusal(wire, root, status, length)
-            if length:
-                await wire.small_body(min(length, defaults.BULK_HEAD_BYTES_MAX))
+            await self._small_answer(wire, length, defaults.BULK_HEAD_BYTES_MAX)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -1024,21 +1038,21 @@ class BulkClient:
     async def _wire(
         self, root: str, peer: PeerId | None, connect_seconds: float
     ) -> AsyncIterator[_Wire]:
-        """A proved connection, given back to the pool when the block ends well."""
+        """A proved connection; kept when every request made on it was answered whole, also if
+        that was a refusal."""
         key = (root, peer, self._credential() if peer else b"")
         wire = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
-        good = False
         try:
-            try:
-                yield wire
-            except _Broken as error:
-                raise FetchError(f"{root} {error}") from error
-            except h11.RemoteProtocolError as error:
-                raise FetchError(f"{root} speaks no HTTP: {error}") from error
-            good = True
-            self._unreachable.pop((root, peer), None)
+            yield wire
+        except _Broken as error:
+            raise FetchError(f"{root} {error}") from error
+        except h11.RemoteProtocolError as error:
+            raise FetchError(f"{root} speaks no HTTP: {error}") from error
         finally:
-            if good and len(self._idle.get(key, ())) < defaults.BULK_POOL_PER_SOURCE:
+            idle = len(self._idle.get(key, ()))
+            if wire.can_be_kept:
+                self._unreachable.pop((root, peer), None)
+            if wire.can_be_kept and idle < defaults.BULK_POOL_PER_SOURCE:
                 self._idle.setdefault(key, []).append((wire, trio.current_time()))
             else:
                 wire.close()
@@ -1128,9 +1142,9 @@ class BulkClient:
         return secured
 
     async def _prove(self, wire: _Wire, root: str, peer: PeerId, credential: bytes) -> None:
-        await wire.send(_request_head(root, b"GET", "/challenge", []))
+        await self._request(wire, _request_head(root, b"GET", "/challenge", []))
         status, size = await self._response(wire, root)
-        body = await wire.small_body(min(size, defaults.BULK_HEAD_BYTES_MAX))
+        body = await self._small_answer(wire, size, defaults.BULK_HEAD_BYTES_MAX)
         if status != 200 or len(body) != CHALLENGE_BYTES:
             return  # a plain web server in front: it will do without a proof, or refuse
         proof = Proof(
@@ -1138,20 +1152,23 @@ class BulkClient:
         )
         encoded = _encode(proof)
         headers = [(b"content-length", b"%d" % len(encoded))]
-        await wire.send(_request_head(root, b"POST", "/admission", headers) + encoded)
+        await self._request(wire, _request_head(root, b"POST", "/admission", headers) + encoded)
         status, size = await self._response(wire, root)
         if status != 204:
             raise await self._refusal(wire, root, status, size)
+        await self._small_answer(wire, size, 0)
 
-    async def _request(
-        self,
-        wire: _Wire,
-        root: str,
-        method: bytes,
-        digest: bytes,
-        headers: list[tuple[bytes, bytes]],
-    ) -> None:
-        await wire.send(_request_head(root, method, f"/blob/{digest.hex()}", headers))
+    async def _request(self, wire: _Wire, data: bytes, count: int = 1) -> None:
+        """Send so many requests."""
+        wire.unanswered += count
+        await wire.send(data)
+
+    async def _small_answer(self, wire: _Wire, size: int, bytes_max: int) -> bytes:
+        """A body of `size` bytes, or its first `bytes_max`: the connection is of no use then."""
+        body = await wire.small_body(min(size, bytes_max))
+        if size <= bytes_max:
+            wire.unanswered -= 1
+        return body
 
     async def _response(self, wire: _Wire, root: str) -> tuple[int, int]:
         """Status and Content-Length of the next head (100 included)."""
@@ -1162,17 +1179,22 @@ class BulkClient:
         if isinstance(head, h11.InformationalResponse):
             return head.status_code, 0
         assert isinstance(head, h11.Response)
+        headers = {bytes(name): bytes(value) for name, value in head.headers}
+        closes = b"close" in headers.get(b"connection", b"").lower()
+        if closes or head.http_version < b"1.1" or b"transfer-encoding" in headers:
+            wire.ends = True
         if head.status_code == 204:
             return 204, 0
-        for name, value in head.headers:
-            if name == b"content-length" and value.isdigit() and len(value) < 16:
-                return head.status_code, int(value)
+        size = headers.get(b"content-length", b"")
+        if size.isdigit() and len(size) < 16:
+            return head.status_code, int(size)
         if head.status_code == 200:
             raise FetchError(f"{root} does not say how many bytes it sends")
+        wire.ends = True
         return head.status_code, 0
 
     async def _refusal(self, wire: _Wire, root: str, status: int, size: int) -> FetchError:
-        body = await wire.small_body(min(size, 200))
+        body = await self._small_answer(wire, size, defaults.BULK_REASON_BYTES_MAX)
         reason = body.decode("utf-8", "replace").splitlines()[:1] or [""]
         return refusal(root, status, reason[0])
 

@@ -210,6 +210,43 @@ def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None
     run(main)
 
 
+def test_a_refusal_costs_no_new_connection(disk, monkeypatch) -> None:
+    """To be told "busy" or "not yet" is usual while a checkpoint spreads."""
+    monkeypatch.setattr(defaults, "BULK_ADMITTED_SECONDS", 3600.0)
+
+    async def main() -> None:
+        service = Service()
+        reference = service.offer(disk, DATA)
+        unknown = BlobReference(b"?" * 32, 5)
+
+        async def fails(client: BulkClient, wanted: list[BlobReference]) -> None:
+            async def arrived(piece) -> None:
+                assert piece.verify(reference.digest)
+
+            with pytest.raises(FetchError, match="404 no such blob here"):
+                sinks = [(one, Sink(one.size_bytes)) for one in wanted]
+                await client.fetch_run(root, BOB.peer_id, sinks, arrived)
+
+        async with serving(service, disk) as root, client_of(disk) as client:
+            for _ in range(5):
+                await fails(client, [unknown])
+            await fails(client, [reference, unknown])
+            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            assert len(service.asked) == 1, "all on one connection"
+            await fails(client, [unknown, reference])  # an answer is still on its way
+            sink = Sink(len(DATA))
+            await client.fetch(root, BOB.peer_id, reference, sink)
+            assert sink.data == DATA
+            assert len(service.asked) == 2
+            service.quota = 5
+            with pytest.raises(FetchError, match="413 over the quota"):
+                await client.push(root, BOB.peer_id, reference, "blob")
+            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            assert len(service.asked) == 3, "after a push that was refused the server closes"
+
+    run(main)
+
+
 def test_a_server_that_restarted_is_found_again(disk) -> None:
     """The kept connection is dead; the next fetch must not fail for that."""
 
@@ -307,11 +344,11 @@ def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
             assert service.sinks[-1].abandoned
             # One who asks for 32 MiB and reads nothing: the blob is released all the same.
             async with await dial(root) as stream:
+                released = trio.Event()
+                service.blobs[reference.digest].release = released.set
                 await stream.send_all(get)
                 with trio.fail_after(10):
-                    while not service.released:
-                        await trio.sleep(0.01)
-                assert service.released == 1
+                    await released.wait()
 
     run(main)
 
@@ -667,6 +704,36 @@ def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) ->
             with pytest.raises(FetchError, match=reason) as caught:
                 await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
             assert root in str(caught.value)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("script", "kept"),
+    [
+        (answer("503 Busy\r\ncontent-length: 4", b"busy"), True),
+        (answer("404 Not Found\r\ncontent-length: 0"), True),
+        (answer("503 Busy\r\ncontent-length: 4\r\nconnection: close", b"busy"), False),
+        (answer("404 Not Found\r\ncontent-length: 300", b"x" * 300), False),
+        (answer("404 Not Found", b"gone"), False),
+        (answer("404 Not Found\r\ncontent-length: 4", b"gone and more"), False),
+        (answer("404 Not Found\r\ntransfer-encoding: chunked", b"1\r\nx\r\n0\r\n\r\n"), False),
+    ],
+)
+def test_a_connection_is_kept_after_a_refusal_that_was_read_whole(disk, script, kept: bool) -> None:
+    connections = 0
+
+    async def counted(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        await script(stream)
+
+    async def main() -> None:
+        async with scripted(counted) as root, client_of(disk) as client:
+            for _ in range(3):
+                with pytest.raises(FetchError, match="refused"):
+                    await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
+            assert connections == (1 if kept else 3)
 
     run(main)
 
