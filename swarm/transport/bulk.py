@@ -1194,6 +1194,8 @@ class BulkClient:
         return head.status_code, 0
 
     async def _refusal(self, wire: _Wire, root: str, status: int, size: int) -> FetchError:
+        if status < 200:
+            wire.ends = True  # the answer itself is still to come
         body = await self._small_answer(wire, size, defaults.BULK_REASON_BYTES_MAX)
         reason = body.decode("utf-8", "replace").splitlines()[:1] or [""]
         return refusal(root, status, reason[0])

@@ -716,6 +716,7 @@ def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) ->
         (answer("503 Busy\r\ncontent-length: 4\r\nconnection: close", b"busy"), False),
         (answer("404 Not Found\r\ncontent-length: 300", b"x" * 300), False),
         (answer("404 Not Found", b"gone"), False),
+        (answer("103 Early Hints"), False),
         (answer("404 Not Found\r\ncontent-length: 4", b"gone and more"), False),
         (answer("404 Not Found\r\ntransfer-encoding: chunked", b"1\r\nx\r\n0\r\n\r\n"), False),
     ],
