@@ -367,8 +367,12 @@ DELTA_CHAIN_MAX = 8
 """Deltas a manifest names: how old a policy may be from which a peer still catches up. Whoever is
 further behind fetches in full, as every checkpoint can be, so no chain hangs on older ones."""
 
-DELTA_STALL_SECONDS = 30.0
-"""A delta's deadline without its transfer time; after it the checkpoint is fetched in full."""
+DELTA_STALL_SECONDS = 60.0
+"""A delta of which nothing arrives for so long is given up, and the checkpoint fetched in full."""
+
+DELTA_TIME_SHARE = 0.25
+"""Of the time that a fetch has left: a chain of deltas that takes longer to arrive is given up, and
+the full pieces have the rest."""
 
 DELTA_BYTES_PER_CALL = 256 * 1024 * 1024
 """Bytes of pieces that a child makes from deltas in one call, so that they are served meanwhile."""

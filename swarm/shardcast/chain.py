@@ -17,11 +17,11 @@ import msgspec
 import trio
 
 from swarm import defaults
-from swarm.errors import SwarmError
+from swarm.errors import DeadlineError, SwarmError
 from swarm.events import Events
 from swarm.messages import Checkpoint
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
-from swarm.shardcast.store import ENCODING_NAME, CheckpointStore, Held, Key, delta_key
+from swarm.shardcast.store import ENCODING_NAME, Change, CheckpointStore, Held, Key, delta_key
 from swarm.world import Compute
 
 DELTA_FILE = "delta"
@@ -42,6 +42,9 @@ class Deltas:
         self._store = store
         self._compute = compute
         self._events = events
+        self._waiting: list[tuple[Key, trio.CancelScope]] = []
+        """Deltas that are being fetched, each with what ends that when nothing of it arrives."""
+        store.watch(self._changed)
 
     # --- publishing --------------------------------------------------------------------------
 
@@ -199,31 +202,52 @@ class Deltas:
     async def _fetch_chain(
         self, held: Held, links: Sequence[DeltaLink], fetch: FetchDelta
     ) -> list[str]:
-        """Folders of all deltas, fetched where they are not here."""
-        folders: dict[Key, str] = {}
+        """Folders of all deltas, fetched where they are not here.
 
-        async def one(link: DeltaLink) -> None:
-            key = self._key(held, link)
-            checkpoint = Checkpoint(
-                lineage=key[0],
-                step=key[1],
-                manifest_digest=link.manifest,
-                manifest_bytes=link.manifest_bytes,
-                total_bytes=link.total_bytes,
-            )
-            seconds = (
-                defaults.DELTA_STALL_SECONDS
-                + link.total_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
-            )
-            folders[key] = await fetch(checkpoint, seconds)
-            found = self._store.held(key)
-            if found is None or [file.name for file in found.manifest.files] != [DELTA_FILE]:
-                raise BadManifest(f"what is named as the delta to step {key[1]} is none")
-
+        The chain may use only a part of the time that this fetch has left: the full pieces need
+        the rest when it breaks.
+        """
+        now = trio.current_time()
+        ends_at = now + defaults.DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
         # One after the other: each is fetched from many sources at once already.
-        for link in links:
-            await one(link)
-        return [folders[self._key(held, link)] for link in links]
+        return [
+            await self._fetch_one(self._key(held, link), link, fetch, ends_at) for link in links
+        ]
+
+    async def _fetch_one(self, key: Key, link: DeltaLink, fetch: FetchDelta, ends_at: float) -> str:
+        """The folder of a delta. Raises `DeadlineError` when nothing of it arrives for
+        `DELTA_STALL_SECONDS`: perhaps nobody has it any more."""
+        checkpoint = Checkpoint(
+            lineage=key[0],
+            step=key[1],
+            manifest_digest=link.manifest,
+            manifest_bytes=link.manifest_bytes,
+            total_bytes=link.total_bytes,
+        )
+        now = trio.current_time()
+        with trio.CancelScope(deadline=now + defaults.DELTA_STALL_SECONDS) as scope:
+            self._waiting.append((key, scope))
+            try:
+                folder = await fetch(checkpoint, max(0.0, ends_at - now))
+            finally:
+                self._waiting.remove((key, scope))
+        found = self._store.held(key)
+        if scope.cancelled_caught:
+            here = f"{sum(found.pieces)} of {len(found.pieces)} pieces" if found else "no manifest"
+            raise DeadlineError(
+                f"nothing of the delta to step {key[1]} arrived for "
+                f"{defaults.DELTA_STALL_SECONDS:g} s ({here} here)"
+            )
+        if found is None or [file.name for file in found.manifest.files] != [DELTA_FILE]:
+            raise BadManifest(f"what is named as the delta to step {key[1]} is none")
+        return folder
+
+    def _changed(self, change: Change, held: Held, index: int) -> None:
+        """Something of a delta arrived: whoever waits for it may wait on."""
+        if change in (Change.BEGUN, Change.PIECE):
+            for key, scope in self._waiting:
+                if key == held.key:
+                    scope.deadline = trio.current_time() + defaults.DELTA_STALL_SECONDS
 
     async def _make(self, held: Held, base: Held, folders: Sequence[str]) -> int:
         """Have a child make the missing pieces; those that come out right count as arrived.

@@ -267,8 +267,8 @@ class Fetcher:
                     job.done.set()
         except trio.TooSlowError as error:
             raise DeadlineError(
-                f"checkpoint {key[0]}/{key[1]} was not fetched within {deadline_seconds:g} s "
-                f"({waiting_for})"
+                f"{'the delta to ' if is_delta else ''}checkpoint {key[0]}/{key[1]} was not "
+                f"fetched within {deadline_seconds:g} s ({waiting_for})"
             ) from error
 
     async def _already(self, key: Key, checkpoint: Checkpoint) -> str | None:

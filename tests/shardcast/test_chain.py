@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 import trio
 
 from swarm import defaults
+from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint
 from swarm.shardcast.manifest import (
     BadManifest,
@@ -19,11 +22,13 @@ from swarm.shardcast.manifest import (
     check,
     parse,
 )
+from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import Change, Held, delta_key
+from swarm.transport import OpenBlob, Refused, Source
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
-from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer
+from tests.shardcast.harness import RUN, InPlace, Peer, VirtualWorld, announcement, delta_peer, run
 from tests.shardcast.test_delta import changed, safetensors
 from tests.shardcast.test_manifest import parsed, raw_manifest
 
@@ -166,6 +171,97 @@ def test_a_broken_chain_falls_back_to_the_full_pieces(tmp_path: Path, how: str) 
         patch.setattr(defaults, "DELTA_STALL_SECONDS", 0.5)
         patch.setattr(defaults, "SOURCE_CORRUPT_SECONDS", 0.1)
         trio.run(main)
+
+
+class PacedDelta(BlobService):
+    """Sends a delta's pieces no faster than so many seconds for all of them; everything else as it
+    is asked for. Tells `left` how many have not gone yet."""
+
+    def __init__(self, peer: Peer, delta: Held, seconds: float, left: Callable[[int], None]):
+        super().__init__(lambda peer, credential: True, store=peer.store)
+        self._unsent = {piece.digest for piece in delta.manifest.pieces}
+        self._between_seconds = seconds / len(self._unsent)
+        self._next_at = 0.0
+        self._tell_left = left
+
+    def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
+        if digest in self._unsent:
+            if trio.current_time() < self._next_at:
+                raise Refused(404, "not yet")
+            self._next_at = trio.current_time() + self._between_seconds
+            self._unsent.discard(digest)
+            self._tell_left(len(self._unsent))
+        return super().open(client, digest)
+
+
+@pytest.mark.parametrize(
+    ("how", "delta_seconds", "seconds_max", "reason"),
+    [
+        ("nobody has it", 0, 61, r"nothing of the delta to step 1 .* 60 s \(no manifest here\)"),
+        ("it stops in the middle", 400, 280, r"nothing of the .* 60 s \(\d+ of \d+ pieces here\)"),
+        ("it trickles", 4000, 905, r"the delta to checkpoint 0/1 was not fetched within 9\d\d s"),
+        ("it is slow but steady", 800, 900, None),
+    ],
+    ids=["nobody has it", "it stops", "it trickles", "it is slow but steady"],
+)
+def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    delta_seconds: float,
+    seconds_max: float,
+    reason: str | None,
+) -> None:
+    """With the times of 62 GB and a delta of a 96th, and the deadline of a whole fetch."""
+    files = policies(2, share=0.05)
+    # Enough pieces for a trickle; and nothing that a clock that jumps would not wait for.
+    monkeypatch.setattr(defaults, "PIECE_BYTES_MIN", 1024)
+    monkeypatch.setattr(defaults, "DELTA_BLOCK_BYTES", 1024)
+    monkeypatch.setattr(defaults, "DISK_INLINE_BYTES_MAX", 1 << 30)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as keeper,
+            delta_peer(network, 3, tmp_path / "3") as worker,
+            network.transport(
+                Identity(bytes(31) + b"4"), world=VirtualWorld(), disk=keeper.disk
+            ) as slow,
+        ):
+            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+            for checkpoint in checkpoints:
+                await fetch(keeper, checkpoint, trainer)
+            await fetch(worker, checkpoints[0], trainer)
+            await trainer.store.withdraw(delta_key((0, 1)))
+            delta = keeper.store.held(delta_key((0, 1)))
+            assert delta is not None and delta.complete and len(delta.pieces) > 100
+            share = delta.manifest.total_bytes / (62e9 / 96)
+            slowest = defaults.PIECE_BYTES_PER_SECOND_MIN * share
+            monkeypatch.setattr(defaults, "PIECE_BYTES_PER_SECOND_MIN", slowest)
+            half = len(delta.pieces) // 2
+
+            def stop(left: int) -> None:
+                if how == "it stops in the middle" and left == half:
+                    network.stall(worker.transport.peer_id, slow.peer_id)
+
+            slow.serve_bulk(PacedDelta(keeper, delta, delta_seconds, stop))
+            sources = [trainer.source]
+            if how != "nobody has it":
+                sources.append(Source(slow.peer_id))
+            began = trio.current_time()
+            await worker.fetcher.fetch(checkpoints[1], lambda: sources)
+            assert trio.current_time() - began < seconds_max
+            assert holds(worker, tmp_path / "3", 1, files[1])
+            failed = worker.events.named("shardcast.delta_failed")
+            if reason is None:
+                assert not failed and worker.events.named("shardcast.delta_applied")
+                assert fetched(worker, 1) < checkpoints[1].total_bytes / 20
+            else:
+                assert re.search(reason, failed[0].fields["reason"])
+                assert fetched(worker, 1) > checkpoints[1].total_bytes * 0.9
+
+    run(main)
 
 
 def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
