@@ -150,7 +150,7 @@ class _Job:
 
     def sources(self) -> Iterable[Source]:
         """Those that the caller knows, and the mirrors that the manifest names."""
-        mirrors = self.held.manifest.mirrors if self.held is not None else ()
+        mirrors = self.found.manifest.mirrors if self.found is not None else ()
         return itertools.chain(
             self.caller_sources(), (Source(addresses=(mirror,)) for mirror in mirrors)
         )
@@ -356,7 +356,7 @@ class Fetcher:
 
     async def _fetch_delta(self, job: _Job, delta: Checkpoint, deadline_seconds: float) -> str:
         return await self.fetch(
-            delta, job.caller_sources, deadline_seconds=deadline_seconds, is_delta=True
+            delta, job.sources, deadline_seconds=deadline_seconds, is_delta=True
         )
 
     # --- handing out work --------------------------------------------------------------------

@@ -18,10 +18,12 @@ from typer.testing import CliRunner, Result
 
 from swarm import defaults
 from swarm.cli import app
-from swarm.shardcast.mirror import fetch, serve
+from swarm.shardcast.mirror import export, fetch, serve
+from swarm.shardcast.store import delta_key
 from swarm.transport.memory import MemoryNetwork
-from tests.shardcast.harness import delta_peer
-from tests.shardcast.test_chain import policies, publish
+from tests.shardcast.harness import InPlace, delta_peer, real_peer
+from tests.shardcast.test_chain import fetch as fetch_from
+from tests.shardcast.test_chain import fetched, holds, policies, publish
 
 
 def swarm(*arguments: object) -> Result:
@@ -179,6 +181,35 @@ def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
     assert (told["run"], told["step"]) == ("owner/run", 1)
     delta = (tmp_path / "peer/checkpoints/0-1.delta/delta").stat().st_size
     assert delta in {path.stat().st_size for path in (tmp_path / "m/blob").iterdir()}
+
+
+def test_a_mirror_has_the_delta_when_no_peer_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    monkeypatch.setattr(defaults, "DELTA_STALL_SECONDS", 5.0)
+    files = policies(2)
+    site = tmp_path / "site"
+    site.mkdir()
+
+    async def main(root: str) -> None:
+        async with (
+            real_peer(1, tmp_path / "1", compute=InPlace()) as trainer,
+            real_peer(2, tmp_path / "2", compute=InPlace()) as worker,
+        ):
+            checkpoints = [
+                await publish(trainer, step, files[step], mirrors=[root]) for step in range(2)
+            ]
+            await export(tmp_path / "1/checkpoints/0-1", site, run="", lineage=0, step=0)
+            await trainer.store.withdraw(delta_key((0, 1)))
+            for checkpoint in checkpoints:
+                await fetch_from(worker, checkpoint, trainer)
+            assert holds(worker, tmp_path / "2", 1, files[1])
+            assert not worker.events.named("shardcast.delta_failed")
+            assert fetched(worker, 1) < checkpoints[1].total_bytes / 20
+
+    with static(site) as root:
+        trio.run(main, root)
 
 
 @pytest.mark.parametrize(

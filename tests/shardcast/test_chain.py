@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,11 +54,13 @@ def policies(count: int, share: float = 0.01, megabytes: float = 1.5) -> list[Fi
     return result
 
 
-async def publish(peer: Peer, step: int, files: Files) -> Checkpoint:
+async def publish(
+    peer: Peer, step: int, files: Files, *, mirrors: Sequence[str] = ()
+) -> Checkpoint:
     for name, data in files.items():
         await peer.disk.write(f"made/{name}", data)
     assert peer.deltas is not None
-    return announcement(await peer.deltas.publish("made", 0, step))
+    return announcement(await peer.deltas.publish("made", 0, step, mirrors=mirrors))
 
 
 async def fetch(peer: Peer, checkpoint: Checkpoint, *sources: Peer) -> None:
