@@ -22,10 +22,11 @@ app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", n
 
 Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
 RunName = Annotated[
-    str, typer.Option("--run", help="Run id in a new manifest; a folder of a peer has its own.")
+    str | None,
+    typer.Option("--run", help="Run id in a new manifest; a folder of a peer has its own."),
 ]
-Lineage = Annotated[int, typer.Option(min=0, help="Lineage in a new manifest.")]
-Step = Annotated[int, typer.Option(min=0, help="Step in a new manifest.")]
+Lineage = Annotated[int | None, typer.Option(min=0, help="Lineage in a new manifest (0).")]
+Step = Annotated[int | None, typer.Option(min=0, help="Step in a new manifest (0).")]
 Mirrors = Annotated[
     list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
 ]
@@ -64,9 +65,9 @@ def _bar(what: str) -> Iterator[Progress]:
 def export_command(
     folder: Folder,
     out: Annotated[Path, typer.Option(help="Where the mirror's files go.")],
-    run: RunName = "nobody/exported",
-    lineage: Lineage = 0,
-    step: Step = 0,
+    run: RunName = None,
+    lineage: Lineage = None,
+    step: Step = None,
     mirror: Mirrors = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,9 +114,9 @@ def publish_command(
     uplink_mbps: Annotated[
         float | None, typer.Option(min=0.001, help="Most to send, in megabits a second.")
     ] = None,
-    run: RunName = "nobody/published",
-    lineage: Lineage = 0,
-    step: Step = 0,
+    run: RunName = None,
+    lineage: Lineage = None,
+    step: Step = None,
 ) -> None:
     """Be a mirror of a checkpoint, for everybody, until Ctrl-C. Nothing is copied."""
     from swarm.cli import finish

@@ -44,6 +44,8 @@ from swarm.world.machine import Machine
 
 INDEX = "checkpoint.json"
 _INDEX_BYTES_MAX = 64 * 1024
+_NO_RUN = "nobody/published"
+"""Whose checkpoint it is when nobody says."""
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
@@ -94,11 +96,18 @@ def index_of(manifest: CheckpointManifest, blob: bytes) -> Index:
 
 
 async def describe(
-    folder: Path, *, run: str, lineage: int, step: int, mirrors: Sequence[str] = ()
+    folder: Path,
+    *,
+    run: str | None = None,
+    lineage: int | None = None,
+    step: int | None = None,
+    mirrors: Sequence[str] = (),
 ) -> tuple[CheckpointManifest, bytes]:
-    """The manifest of a folder, and its blob: the one it came with, or a new one.
+    """The manifest of a folder, and its blob: the one it came with, or a new one, which says what
+    is given here.
 
-    Raises `UserError` where the folder, or a mirror's address, is no good.
+    Raises `UserError` where the folder, or a mirror's address, is no good, or the manifest it came
+    with says something else.
     """
     for mirror in mirrors:
         if not is_mirror(mirror):
@@ -106,15 +115,45 @@ async def describe(
     try:
         folder, blob = _own_manifest(folder)
         if blob is not None:
-            return parse(blob), blob
+            own = parse(blob)
+            _refuse_other(folder, own, run, lineage, step, mirrors)
+            return own, blob
         disk = LocalDisk(folder.parent)
-        manifest = await build(disk, folder.name, run=run, lineage=lineage, step=step)
+        manifest = await build(
+            disk,
+            folder.name,
+            run=_NO_RUN if run is None else run,
+            lineage=lineage or 0,
+            step=step or 0,
+        )
     except BadManifest as error:
         raise UserError(f"{folder} cannot be published: {error}") from error
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error.strerror})") from error
     manifest = msgspec.structs.replace(manifest, mirrors=list(mirrors))
     return manifest, manifest.encode()
+
+
+def _refuse_other(
+    folder: Path,
+    own: CheckpointManifest,
+    run: str | None,
+    lineage: int | None,
+    step: int | None,
+    mirrors: Sequence[str],
+) -> None:
+    """Refuse what a person says of a folder whose own manifest says something else."""
+    for flag, given, there in (
+        ("--run", run, own.run),
+        ("--lineage", lineage, own.lineage),
+        ("--step", step, own.step),
+        ("--mirror", list(mirrors) or None, own.mirrors),
+    ):
+        if given is not None and given != there:
+            raise UserError(
+                f"{folder} has a manifest of its own (policy {own.step} of {own.run}), which "
+                f"{flag} cannot change; leave it out"
+            )
 
 
 def _own_manifest(folder: Path) -> tuple[Path, bytes | None]:
@@ -137,9 +176,9 @@ async def export(
     folder: Path,
     out: Path,
     *,
-    run: str,
-    lineage: int,
-    step: int,
+    run: str | None = None,
+    lineage: int | None = None,
+    step: int | None = None,
     mirrors: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Index:
@@ -201,9 +240,9 @@ async def serve(
     *,
     host: str,
     port: int,
-    run: str,
-    lineage: int,
-    step: int,
+    run: str | None = None,
+    lineage: int | None = None,
+    step: int | None = None,
     uplink_bytes_per_second: float | None = None,
     ready: Callable[[int, Index], None] = lambda port, index: None,
 ) -> None:

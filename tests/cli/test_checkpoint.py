@@ -183,6 +183,22 @@ def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
     assert delta in {path.stat().st_size for path in (tmp_path / "m/blob").iterdir()}
 
 
+def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_path: Path) -> None:
+    made = swarm("export", model, "--out", tmp_path / "m", "--run", "me/run", "--step", 3, "--json")
+    own = model / ".manifest"
+    shutil.copy(tmp_path / "m/blob" / json.loads(made.stdout)["manifest"], own)
+    for flag, value in (("run", "me/other"), ("lineage", 1), ("step", 0), ("mirror", "http://x")):
+        for command in ("export", "publish"):
+            if (flag, command) == ("mirror", "publish"):
+                continue  # has no such flag
+            out = ["--out", tmp_path / "n"] if command == "export" else []
+            refused = swarm(command, model, *out, f"--{flag}", value)
+            assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+            assert f"(policy 3 of me/run), which --{flag} cannot change" in refused.stderr
+    same_again = ["--run", "me/run", "--step", 3, "--lineage", 0]
+    assert swarm("export", model, "--out", tmp_path / "n", *same_again).exit_code == 0
+
+
 def test_a_mirror_has_the_delta_when_no_peer_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +216,7 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
             checkpoints = [
                 await publish(trainer, step, files[step], mirrors=[root]) for step in range(2)
             ]
-            await export(tmp_path / "1/checkpoints/0-1", site, run="", lineage=0, step=0)
+            await export(tmp_path / "1/checkpoints/0-1", site)
             await trainer.store.withdraw(delta_key((0, 1)))
             for checkpoint in checkpoints:
                 await fetch_from(worker, checkpoint, trainer)
