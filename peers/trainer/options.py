@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from peers.trainer.alarms import Action, Limits
+from swarm import defaults
 from swarm.errors import UserError
+from swarm.shardcast.manifest import is_mirror
 
 PREFIX = "trainer."
 
@@ -47,6 +50,9 @@ class TrainerOptions(pydantic.BaseModel):
     states_every: int = pydantic.Field(default=0, ge=0)
     """Beside those, the last three states of steps that this number divides: what a rollback can
     go back to. 0: none, or 10 where `alarm_action` is rollback."""
+    mirrors: list[str] = pydantic.Field(default=[], max_length=defaults.MIRRORS_MAX)
+    """Addresses of web servers or buckets that each published manifest names as sources of the
+    policy and its deltas; somebody has to put there what `swarm checkpoint export` writes."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
     """Without a new accepted rollout for so long, the trainer says whom it waits for, and again
     after each further time."""
@@ -64,6 +70,16 @@ class TrainerOptions(pydantic.BaseModel):
     """Project of Weights & Biases that metrics go to; empty: none."""
     peak_flops: float = pydantic.Field(default=0.0, ge=0)
     """Of one rank's device, in bf16, for the share of it that is used; 0: as its name says."""
+
+    @pydantic.field_validator("mirrors")
+    @classmethod
+    def _are_mirrors(cls, mirrors: list[str]) -> list[str]:
+        if not all(is_mirror(mirror) for mirror in mirrors):
+            raise PydanticCustomError(
+                "mirror",
+                "each must be an http:// or https:// address without user, query or fragment",
+            )
+        return mirrors
 
     @property
     def limits(self) -> Limits:

@@ -837,7 +837,9 @@ class TrainerRole:
         held = self._peer.store.held((self._lineage, step))
         if held is None or not held.complete:
             folder = await self._export(learner, step)
-            held = await self._peer.deltas.publish(folder, self._lineage, step)
+            held = await self._peer.deltas.publish(
+                folder, self._lineage, step, mirrors=self._options.mirrors
+            )
         if step not in self._logged_policies:
             await self._trusted.append(
                 [CheckpointPublished(lineage=self._lineage, step=step, manifest=held.digest)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from peers.trainer.options import PREFIX, TrainerOptions, trainer_options
 from tests.docs.pages import code_blocks, section, table, text
@@ -20,6 +20,8 @@ def option_rows() -> list[tuple[str, str, str]]:
 
 
 def _words(annotation: Any) -> str:
+    if get_origin(annotation) is list:
+        return f"list of {_words(*get_args(annotation))}"
     if choices := get_args(annotation):
         return " or ".join(f"`{choice}`" for choice in choices)
     return {str: "text", bool: "bool", int: "int", float: "float"}[annotation]
@@ -28,7 +30,7 @@ def _words(annotation: Any) -> str:
 def _default(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str):
+    if isinstance(value, str | list):
         return f"`{value}`" if value else ""
     return f"{value:g}"
 

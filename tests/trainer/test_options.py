@@ -21,6 +21,18 @@ from swarm.errors import UserError
             "trainer.alarm_action is 'cry': in",
         ),
         ({"trainer.model": "x", "trainer.replicas": 0}, "trainer.replicas is 0"),
+        (
+            {"trainer.model": "x", "trainer.mirrors": ["https://a.b", "ftp://c"]},
+            r"trainer.mirrors is \['https://a.b', 'ftp://c'\]: each must be an http:// or https://",
+        ),
+        (
+            {"trainer.model": "x", "trainer.mirrors": ["http://a"] * 9},
+            "trainer.mirrors is .*: list should have at most 8 items",
+        ),
+        (
+            {"trainer.model": "x", "trainer.mirrors": "http://a"},
+            "trainer.mirrors is 'http://a': input should be a valid list",
+        ),
         ({}, "the trainer needs a base policy"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -31,16 +32,22 @@ def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
     return said
 
 
-async def start_run(simulation: Simulation, *names: str) -> dict[str, Peer]:
+async def start_run(
+    simulation: Simulation, *names: str, mirrors: Sequence[str] = ()
+) -> dict[str, Peer]:
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=["validator"], steps=3,
         groups_per_step=8, max_new_tokens=256,
     )  # fmt: skip
     peers = {}
     for name in names:
-        options = {}
+        options: dict[str, Any] = {}
         if name == "trainer":
-            options = {"trainer.model": "simulated", "trainer.starved_seconds": 60.0}
+            options = {
+                "trainer.model": "simulated",
+                "trainer.starved_seconds": 60.0,
+                "trainer.mirrors": list(mirrors),
+            }
         peers[name] = simulation.add(Plan(name, [name.partition("-")[0]], options=options))
         await peers[name].start()
     return peers
@@ -88,6 +95,25 @@ def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
         assert fields["idle_seconds"] == waited
         assert fields["step_seconds"] >= waited + fields["seconds"] - 1e-6
         assert fields["seconds"] >= fields["train_seconds"] + fields["idle_weights_seconds"] - 1e-6
+
+
+def test_its_manifests_name_its_mirrors() -> None:
+    mirrors = ["https://mirror.example/policies", "http://192.0.2.7:8080"]
+    held: list[tuple[int, list[str]]] = []
+
+    async def main(simulation: Simulation) -> None:
+        loaded = simulation.expect("inference.policy_loaded", ["inference-one"])
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", mirrors=mirrors
+        )
+        # It fetched from the trainer although nobody answers at the mirrors.
+        assert await simulation.meet(loaded, 600)
+        node = peers["inference-one"].node
+        assert node is not None and node.part is not None
+        held.extend((one.key[1], one.manifest.mirrors) for one in node.part.store.all())
+
+    simulate(main)
+    assert held and all(named == mirrors for _, named in held)
 
 
 def test_nobody_writes_over_a_submission_that_a_validator_holds() -> None:
