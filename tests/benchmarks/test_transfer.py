@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.transfer import FILE, NO_SHARDCAST, compare, cpu_seconds, started
+
+
+def test_shares_are_of_one_client_and_null_where_nothing_was_measured() -> None:
+    figures = {"bare": {"seconds": 0.5}, "checked": {"seconds": 1.0}, "swarm": {"seconds": 2.0}}
+    shares = {"share_of_bare": 0.25, "share_of_checked": 0.5}
+    assert compare(figures) == {"speedup_over_shardcast": None, **shares}
+    figures["shardcast"] = {"seconds": 11.0}
+    assert compare(figures) == {"speedup_over_shardcast": 5.5, **shares}
+
+
+def test_what_a_server_costs_is_seen_while_it_lives(tmp_path: Path) -> None:
+    size = 256 << 20
+    with (tmp_path / FILE).open("wb") as file:
+        file.truncate(size)  # takes no room on the disk
+    with started(["--be", "bare-server"], tmp_path) as server:
+        before = cpu_seconds(server)
+        buffer, left = bytearray(1 << 20), size
+        with socket.create_connection(("127.0.0.1", server.told["port"])) as connection:
+            while count := connection.recv_into(buffer):
+                left -= count
+        assert left == 0
+        assert cpu_seconds(server) - before >= 0.03
+
+
+@pytest.mark.slow
+def test_it_says_how_to_get_the_speedup_that_it_did_not_measure() -> None:
+    environment = {name: text for name, text in os.environ.items() if name != "SHARDCAST_PATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.transfer", "--mib", "1", "--repeat", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report = json.loads(done.stdout)
+    assert report["speedup_over_shardcast"] is None
+    assert done.stderr.splitlines()[0] == NO_SHARDCAST
+    assert report["mib"] == 1
+    for clients in ("clients_1", "clients_4"):
+        assert set(report[clients]) == {"bare", "checked", "swarm"}
+        for figures in report[clients].values():
+            assert figures["seconds"] > 0
+            assert figures["cpu_seconds_per_gb"] >= 0
+    for kind in ("bare", "checked"):
+        assert report[f"share_of_{kind}"] > 0
