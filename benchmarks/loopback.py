@@ -5,9 +5,11 @@
 
 Prints one JSON object. One source, two relays and six peers, each a process with libp2p and the
 HTTP piece plane, whose uplink is limited as by `--uplink-mbps`; every process may fetch from every
-other. The bound for N receivers of F bytes is max(F / u_source, N·F / Σu): nobody can have it
-before the source has sent it once, nor before all uplinks together have sent it N times. `ratio` is
-the time of the last receiver over the bound; `ratio_median` that of the median one.
+other. Each has what moves checkpoints in a peer, put together as in `swarm.node`: it measures its
+uplink and says "busy" when that has enough to do. The bound for N receivers of F bytes is
+max(F / u_source, N·F / Σu): nobody can have it before the source has sent it once, nor before all
+uplinks together have sent it N times. `ratio` is the time of the last receiver over the bound;
+`ratio_median` that of the median one.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
+from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source
 from swarm.transport.libp2p import open_libp2p
 from swarm.world.disk import LocalDisk
@@ -55,9 +58,13 @@ async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
     ) as transport:
         events = Events(world, identity.peer_id)
         store = CheckpointStore(disk, RUN, events)
-        have = HaveExchange(world, transport, store, events)
+        uploads = Uploads(world, transport, store)
+        # Without `meet`: everybody is connected to everybody.
+        have = HaveExchange(world, transport, store, events, uploads=uploads)
         fetcher = Fetcher(world, transport, store, events, have=have)
-        transport.serve_bulk(BlobService(lambda peer, credential: True, store=store))
+        transport.serve_bulk(
+            BlobService(lambda peer, credential: True, store=store, uploads=uploads)
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(have.run)
             say(
