@@ -13,17 +13,22 @@ uplink, if that is more; source 1 Gb/s. Bounds: docs/shardcast.md.
 Compared with, on the same lines and seeds (fluid transfers only, no control messages, so that both
 are shown at their best):
 
-- `published`: fixed relays, the fastest peers, as many as suit this design best (√N); everybody
-  polls each 30 s, relays take the files from the source in order, and the others take them in order
-  from a relay drawn for each shard, as far as it has come.
+- `published`: fixed relays, the fastest peers, as many as suit this design best (√N), in relay-only
+  mode the same relays; everybody polls each 30 s, relays take the files from the source in order,
+  and the others take them in order from a relay drawn for each shard, as far as it has come.
 - `random_mesh`: each peer with 8 neighbours of its choice and those that chose it; knows at once
-  what they have; 8 requests at a time for random pieces from random neighbours.
+  what they have; 8 requests at a time for random pieces from random neighbours. Not in relay-only
+  mode: there receivers pass nothing on, and a mesh is nothing else.
+
+With churn there is no comparison: in these models nobody leaves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -38,7 +43,7 @@ from simnet.clock import run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
 from simnet.seeded import source
-from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline
+from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
 from simnet.timeline import Timeline
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw
@@ -50,27 +55,91 @@ shard is passed on when it is complete."""
 NEIGHBOURS = 8
 REQUESTS = 8
 
+GB_MIN = 0.001
+GB_MAX = 2000.0
+"""A checkpoint has at most 65,536 pieces of 32 MiB."""
+RELAY_ONLY_PEERS_MIN = 6
+"""With fewer receivers the profile has no relay."""
+PICTURES = (".png", ".svg", ".pdf")
+
 
 def main() -> None:
+    options = parse(sys.argv[1:])
     use_large_pages()
+    print(json.dumps(measure(options)))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options; ends the program with one error before any work if they make no sense."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--peers", type=int, default=100, help="receivers")
+    parser.add_argument("--peers", type=_count, default=100, help="receivers")
     parser.add_argument("--mode", choices=["open", "relay-only"], default="open")
-    parser.add_argument("--churn", type=float, default=0.0, help="part of the receivers")
-    parser.add_argument("--gb", type=float, default=62.0, help="checkpoint, 10^9 bytes")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--churn", type=_churn, default=0.0, help="part of the receivers, below 1")
+    parser.add_argument("--gb", type=_gigabytes, default=62.0, help="checkpoint, 10^9 bytes")
+    parser.add_argument("--seeds", type=_count, default=5)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--no-baselines", action="store_true")
-    parser.add_argument("--growth", help="numbers of receivers, with commas: how the time grows")
-    parser.add_argument("--plot", type=Path, help="where to draw it")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--growth",
+        type=lambda text: [_count(each) for each in text.split(",")],
+        help="numbers of receivers, with commas, in place of --peers: how the time grows",
+    )
+    parser.add_argument("--plot", type=_picture, help="where to draw it")
+    options = parser.parse_args(arguments)
+    option = "--growth" if options.growth else "--peers"
+    for peers in options.growth or [options.peers]:
+        case = _case(options, peers, options.first_seed)
+        if options.mode == "relay-only" and not case.relays:
+            parser.error(
+                f"{option} {peers}: relay-only mode takes at least {RELAY_ONLY_PEERS_MIN} receivers"
+            )
+        if leavers(case) == peers:
+            parser.error(f"--churn {options.churn:g}: of {peers} receivers at least one must stay")
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _churn(text: str) -> float:
+    return _number(text, lambda part: 0 <= part < 1, "from 0 to below 1")
+
+
+def _gigabytes(text: str) -> float:
+    return _number(text, lambda gb: GB_MIN <= gb <= GB_MAX, f"from {GB_MIN:g} to {GB_MAX:g}")
+
+
+def _number(text: str, allowed: Callable[[float], bool], range_: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not allowed(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {range_}")
+    return number
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in one of {', '.join(PICTURES)}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is in no folder that can be written to")
+    return path
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """What is printed."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    counts = [int(n) for n in options.growth.split(",")] if options.growth else [options.peers]
+    counts = options.growth or [options.peers]
     runs = [run_one(options, peers, seed) for peers in counts for seed in seeds]
     ratios = [run["ratio_to_bound"] for run in runs]
     report = {
         "benchmark": "broadcast",
-        "peers": counts if options.growth else options.peers,
+        "peers": options.growth or options.peers,
         "mode": options.mode,
         "churn": options.churn,
         "checkpoint_bytes": round(options.gb * 1e9),
@@ -83,23 +152,30 @@ def main() -> None:
         draw_plot(runs, options.plot)
     for run in runs:
         del run["curves"]
-    print(json.dumps(report))
+    return report
 
 
-def run_one(options: argparse.Namespace, peers: int, seed: int) -> dict[str, Any]:
-    case = headline(
+def _case(options: argparse.Namespace, peers: int, seed: int) -> Case:
+    return headline(
         peers,
         seed,
         size_bytes=round(options.gb * 1e9),
         relay_only=options.mode == "relay-only",
         churn=options.churn,
     )
+
+
+def run_one(options: argparse.Namespace, peers: int, seed: int) -> dict[str, Any]:
+    case = _case(options, peers, seed)
     outcome = broadcast(case)
     run = figures(case, outcome)
     curves: dict[str, Any] = {"shardcast": sorted(outcome.finished.values())}
     curves["progress"] = outcome.progress
-    if not options.no_baselines and not options.churn and options.mode == "open":
-        for name, model in (("published", published), ("random_mesh", random_mesh)):
+    if not options.no_baselines and not options.churn:
+        models = {"published": published}
+        if not case.relays:
+            models["random_mesh"] = random_mesh
+        for name, model in models.items():
             times = curves[name] = model(case)
             run[name] = summary(times, run["bound_seconds"])
     run["curves"] = curves | {"bound": [max(bound_of(case, n + 1).values()) for n in range(peers)]}
@@ -150,7 +226,8 @@ def summary(times: list[float], bound_seconds: float) -> dict[str, float]:
 
 
 class Model:
-    """Peers that send each other pieces as fluids, in virtual time and by callbacks only."""
+    """Peers that send each other pieces as fluids, in virtual time and by callbacks only. The
+    source is number 0, then come receivers, then relays."""
 
     def __init__(self, case: Case, pieces: int) -> None:
         self.case = case
@@ -159,7 +236,7 @@ class Model:
         self.chance = source(case.seed, "baseline")
         self.timeline = Timeline()
         self.flows = Flows(self.timeline)
-        lines = [case.source, *case.receivers]
+        lines = [case.source, *case.receivers, *case.relays]
         self.ups = [Link(line.uplink_bytes_per_second) for line in lines]
         self.downs = [Link(line.downlink_bytes_per_second) for line in lines]
         self.have = [0] * len(lines)
@@ -187,9 +264,10 @@ class Model:
 
         def ended(flow: Flow) -> None:
             self.have[receiver] |= 1 << piece
-            if self.have[receiver] == self.have[0]:
+            receivers = len(self.case.receivers)
+            if self.have[receiver] == self.have[0] and receiver <= receivers:
                 self.done[receiver] = trio.current_time()
-                if len(self.done) == len(self.have) - 1:
+                if len(self.done) == receivers:
                     self.over.set()
             then()
 
@@ -203,11 +281,13 @@ class Model:
 def published(case: Case) -> list[float]:
     """The published design."""
     model = Model(case, SHARDS)
-    count = round(len(case.receivers) ** 0.5)
-    by_uplink = sorted(
-        range(1, len(model.have)), key=lambda peer: -model.ups[peer].bytes_per_second
-    )
-    relays = by_uplink[:count]
+    receivers = range(1, len(case.receivers) + 1)
+    if case.relays:
+        relays, others = list(range(receivers.stop, len(model.have))), list(receivers)
+    else:
+        by_uplink = sorted(receivers, key=lambda peer: -model.ups[peer].bytes_per_second)
+        count = round(len(case.receivers) ** 0.5)
+        relays, others = by_uplink[:count], by_uplink[count:]
     waiting: dict[int, list[Callable[[], None]]] = {relay: [] for relay in relays}
 
     def relay_from(relay: int, shard: int) -> None:
@@ -234,7 +314,7 @@ def published(case: Case) -> list[float]:
     def begin() -> None:
         for relay in relays:
             model.later(model.chance.uniform(0, POLL_SECONDS), partial(relay_from, relay, 0))
-        for peer in by_uplink[count:]:
+        for peer in others:
             polls = model.chance.uniform(0, POLL_SECONDS) + model.chance.uniform(0, POLL_SECONDS)
             model.later(polls, partial(fetch_from, peer, 0))
 

@@ -1,0 +1,99 @@
+"""What `benchmarks.broadcast` prints, of broadcasts that take a second, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.broadcast import measure, parse, published
+from simnet.swarmcast import bound, headline
+
+
+def printed(*arguments: str) -> Any:
+    return json.loads(json.dumps(measure(parse(["--gb", "0.01", *arguments]))))
+
+
+def test_each_seed_has_its_ratio_to_the_binding_bound() -> None:
+    report = printed("--peers", "10", "--seeds", "2", "--first-seed", "3")
+    assert report["benchmark"] == "broadcast"
+    assert report["peers"] == 10
+    assert report["checkpoint_bytes"] == 10_000_000
+    assert [run["seed"] for run in report["runs"]] == [3, 4]
+    assert report["ratio_to_bound"] == [run["ratio_to_bound"] for run in report["runs"]]
+    assert report["ratio_to_bound_max"] == max(report["ratio_to_bound"])
+    assert report["binding_term"] == report["runs"][0]["binding_term"] == "capacity"
+    for run in report["runs"]:
+        assert run["bound_seconds"] == max(run["terms_seconds"].values())
+        assert run["terms_seconds"][run["binding_term"]] == run["bound_seconds"]
+        assert run["ratio_to_bound"] == pytest.approx(
+            run["worst_seconds"] / run["bound_seconds"], rel=0.01
+        )
+        assert run["median_seconds"] <= run["worst_seconds"]
+        for times in (run, run["published"], run["random_mesh"]):
+            assert times["ratio_to_bound"] >= 1
+
+
+def test_relay_only_stands_beside_the_published_design_alone() -> None:
+    report = printed("--peers", "6", "--seeds", "1", "--mode", "relay-only")
+    (run,) = report["runs"]
+    assert report["mode"] == "relay-only"
+    assert run["ratio_to_bound"] >= 1
+    assert run["published"]["ratio_to_bound"] >= 1
+    assert "random_mesh" not in run
+
+
+def test_the_published_design_uses_the_relays_that_there_are() -> None:
+    """By the fastest of the receivers it would take more than twice as long."""
+    case = headline(20, 1, size_bytes=62 * 10**9, relay_only=True)
+    times = published(case)
+    assert len(times) == 20
+    assert 1 <= times[-1] / max(bound(case).values()) < 1.2
+
+
+def test_with_churn_nothing_is_compared() -> None:
+    (run,) = printed("--peers", "10", "--seeds", "1", "--churn", "0.2")["runs"]
+    assert run["ratio_to_bound"] >= 1
+    assert not {"published", "random_mesh"} & set(run)
+
+
+def test_growth_has_a_run_for_each_number_and_is_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "growth.png"
+    report = printed("--growth", "2,4", "--seeds", "1", "--no-baselines", "--plot", str(picture))
+    assert report["peers"] == [2, 4]
+    assert [run["peers"] for run in report["runs"]] == [2, 4]
+    assert len(report["ratio_to_bound"]) == 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--peers 0", "argument --peers: '0' is not a whole number from 1 on"),
+        ("--peers ten", "argument --peers: 'ten' is not a whole number from 1 on"),
+        ("--seeds 0", "argument --seeds: '0' is not a whole number from 1 on"),
+        ("--growth a,b", "argument --growth: 'a' is not a whole number from 1 on"),
+        ("--growth 10,0", "argument --growth: '0' is not a whole number from 1 on"),
+        ("--growth 10,5 --mode relay-only", "--growth 5: relay-only mode takes at least 6 "),
+        ("--peers 5 --mode relay-only", "--peers 5: relay-only mode takes at least 6 receivers"),
+        ("--churn 2", "argument --churn: '2' is not a number from 0 to below 1"),
+        ("--churn nan", "argument --churn: 'nan' is not a number from 0 to below 1"),
+        ("--churn 0.96 --peers 10", "--churn 0.96: of 10 receivers at least one must stay"),
+        ("--gb 0", "argument --gb: '0' is not a number from 0.001 to 2000"),
+        ("--gb inf", "argument --gb: 'inf' is not a number from 0.001 to 2000"),
+        ("--plot missing/it.png", "argument --plot: 'missing/it.png' is in no folder that can be "),
+        ("--plot it.xyz", "argument --plot: 'it.xyz' does not end in one of .png, .svg, .pdf"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(arguments: str, said: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse(arguments.split())
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_least_that_makes_sense_is_taken() -> None:
+    options = parse(["--peers", "6", "--mode", "relay-only", "--gb", "0.001", "--seeds", "1"])
+    assert (options.peers, options.gb, options.seeds) == (6, 0.001, 1)
