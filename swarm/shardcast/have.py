@@ -184,6 +184,8 @@ class HaveExchange:
         # Peers that broke the stream or do not speak the protocol: tried again on reconnecting.
         self._unwilling: set[PeerId] = set()
         self._claims: dict[PeerId, OrderedDict[bytes, Claim]] = {}
+        self._listening: dict[PeerId, trio.CancelScope] = {}
+        """What ends the listener whose claims these are."""
         self._rarity: dict[bytes, Rarity] = {}
         self._mine: dict[bytes, _Mine] = {}
         self._on_change: list[Callable[[PeerId], None]] = []
@@ -481,9 +483,13 @@ class HaveExchange:
         if peer not in self._claims and len(self._claims) >= defaults.HAVE_INBOUND_MAX:
             await stream.reset()
             return
+        older = self._listening.get(peer)
+        if older is not None:
+            older.cancel()
         self._forget(peer)
         claims: OrderedDict[bytes, Claim] = OrderedDict()
         self._claims[peer] = claims
+        self._listening[peer] = scope = trio.CancelScope()
         if (
             peer not in self._neighbours
             and peer not in self._unwilling
@@ -492,20 +498,23 @@ class HaveExchange:
             self._begin(peer)
         due = 0.0
         try:
-            while (raw := await stream.receive()) is not None:
-                for entry in _decoder.decode(raw):
-                    self._apply(peer, claims, entry)
-                self._tell_changed(peer)
-                # Bursts pass; whoever talks faster for longer waits for the stream's credit.
-                now = self._world.now()
-                due = max(due + defaults.HAVE_FRAME_SECONDS_MIN, now - 1.0)
-                if due > now:
-                    await trio.sleep_until(due)
+            with scope:
+                # What an older stream still brings would be counted and never taken back.
+                while (raw := await stream.receive()) is not None and not scope.cancel_called:
+                    for entry in _decoder.decode(raw):
+                        self._apply(peer, claims, entry)
+                    self._tell_changed(peer)
+                    # Bursts pass; whoever talks faster for longer waits for the stream's credit.
+                    now = self._world.now()
+                    due = max(due + defaults.HAVE_FRAME_SECONDS_MIN, now - 1.0)
+                    if due > now:
+                        await trio.sleep_until(due)
         except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
             await stream.reset()
         finally:
-            if self._claims.get(peer) is claims:
+            if self._listening[peer] is scope:
+                del self._listening[peer]
                 self._forget(peer)
                 self._tell_changed(peer)
 

@@ -305,3 +305,44 @@ def test_what_is_remembered_of_a_neighbour_is_bounded() -> None:
             assert trio.current_time() - started > 1.0
 
     run(main)
+
+
+def test_of_two_streams_of_one_peer_the_newer_counts() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        ours, theirs = b"d" * 32, b"e" * 32
+        async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
+            await liar.connect(listener)
+            have = listener.have
+            assert have is not None
+
+            async def claiming(pieces: bytes) -> Stream:
+                stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
+                await stream.send(msgspec.msgpack.encode([["bitmap", ours, pieces]]))
+                return stream
+
+            more = msgspec.msgpack.encode([["bitmap", theirs, b"\xff"]])
+            gone = msgspec.msgpack.encode([["gone", ours]])
+            for moment in range(20):  # between the older one's word and the newer one's beginning
+                older = await claiming(b"\x0f")
+                await trio.sleep(0.1)
+                await older.send(more)
+                for _ in range(moment):
+                    await trio.lowlevel.checkpoint()
+                newer = await claiming(b"\x06")
+                await trio.sleep(0.1)
+                await older.send(gone)
+                await trio.sleep(0.1)
+                assert has(listener, liar, ours, 8) == [1, 2]
+                assert have.claim(liar.transport.peer_id, theirs) is None
+                assert have.rarest(ours, 0b1111) == 0b1001
+                with trio.fail_after(5):
+                    assert await older.receive() is None, "the older stream is ended"
+                await newer.end()
+                await older.end()
+                await trio.sleep(0.1)
+                assert not have.speaks(liar.transport.peer_id)
+                assert not have._rarity
+                assert not have._listening
+
+    run(main)
