@@ -562,8 +562,10 @@ class HaveExchange:
             claim.bits = int.from_bytes(entry.pieces, "little")
             claim.count = claim.bits.bit_count()
         elif not claim.complete:
+            there = bytearray(max(entry.indices, default=-1) + 1)
             for index in entry.indices:
-                claim.bits |= 1 << index
+                there[index] = 1
+            claim.bits |= bits_of(there)
             claim.count = entry.count
         self._count(digest, old, claim.bits)
         self._note_progress(peer, digest, claim)
