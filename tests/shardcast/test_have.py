@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Container
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -255,34 +256,97 @@ def test_a_late_peer_looks_for_more_neighbours() -> None:
     run(main)
 
 
+NAME = b"x" * 32
+
+
 @pytest.mark.parametrize(
-    "frame",
+    ("frame", "mended"),
     [
-        b"\xc1",
-        msgspec.msgpack.encode([["bitmap", b"x" * 31, b""]]),
-        msgspec.msgpack.encode([["bitmap", b"x" * 32, bytes(8193)]]),
-        msgspec.msgpack.encode([["pieces", b"x" * 32, [65536]]]),
-        msgspec.msgpack.encode([["pieces", b"x" * 32, [-1]]]),
-        msgspec.msgpack.encode([["pieces", b"x" * 32, [0] * 4097]]),
-        msgspec.msgpack.encode([["complete", b"x" * 32]] * 17),
-        msgspec.msgpack.encode([["steal", b"x" * 32]]),
+        ("no array", []),
+        ([["bitmap", b"x" * 31, b""]], [["bitmap", NAME, b""]]),
+        ([["bitmap", NAME, bytes(8193)]], [["bitmap", NAME, bytes(8192)]]),
+        ([["pieces", NAME, [65536], 1]], [["pieces", NAME, [65535], 1]]),
+        ([["pieces", NAME, [-1], 1]], [["pieces", NAME, [0], 1]]),
+        ([["pieces", NAME, [0] * 4097, 1]], [["pieces", NAME, [0] * 4096, 1]]),
+        ([["pieces", NAME, [0], -1]], [["pieces", NAME, [], 0]]),
+        ([["pieces", NAME, [0], 65537]], [["pieces", NAME, [0], 65536]]),
+        ([["pieces", NAME, [0]]], [["pieces", NAME, [0], 1]]),
+        ([["complete", NAME]] * 17, [["complete", NAME]] * 16),
+        ([["steal", NAME]], [["gone", NAME]]),
     ],
 )
-def test_a_hostile_frame_ends_the_stream_and_is_forgotten(frame: bytes) -> None:
+def test_a_hostile_frame_ends_the_stream_and_is_forgotten(frame: object, mended: object) -> None:
     async def main() -> None:
         network = MemoryNetwork()
         async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
             await liar.connect(listener)
             stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
             await stream.send(msgspec.msgpack.encode([["complete", b"c" * 32]]))
+            await stream.send(msgspec.msgpack.encode(mended))
             await trio.sleep(1)
             assert has(listener, liar, b"c" * 32, 1) == [0]
-            await stream.send(frame)
+            await stream.send(msgspec.msgpack.encode(frame))
             await trio.sleep(1)
             assert listener.have is not None
             assert not listener.have.speaks(liar.transport.peer_id)
             (event,) = listener.events.named("shardcast.neighbour_silent")
             assert event.fields["remote"] == liar.transport.peer_id
+
+    run(main)
+
+
+def test_no_msgpack_ends_the_stream_too() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
+            await liar.connect(listener)
+            stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
+            await stream.send(b"\xc1")
+            await trio.sleep(1)
+            assert listener.have is not None
+            assert not listener.have.speaks(liar.transport.peer_id)
+            assert listener.events.named("shardcast.neighbour_silent")
+
+    run(main)
+
+
+def test_named_pieces_are_added_to_those_claimed_before() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as speaker, peer(network, 2, have=True) as listener:
+            await speaker.connect(listener)
+            stream = await speaker.transport.open_stream(listener.transport.peer_id, PROTOCOL)
+            await stream.send(msgspec.msgpack.encode([["bitmap", NAME, b"\x05"]]))
+            for indices in ([], [65535], [9, 1, 9, 2], [0]):
+                await stream.send(msgspec.msgpack.encode([["pieces", NAME, indices, 7]]))
+            await trio.sleep(1)
+            assert has(listener, speaker, NAME, 65536) == [0, 1, 2, 9, 65535]
+
+    run(main)
+
+
+def test_named_pieces_cost_the_same_wherever_they_are() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1) as liar, peer(network, 2, have=True) as listener:
+            await liar.connect(listener)
+            stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
+
+            async def least_seconds(first: int) -> float:
+                """Of work for a frame that names 4096 pieces of each of 16 checkpoints."""
+                indices = list(range(first, first + 4096))
+                entries = [["pieces", bytes([number]) * 32, indices, 0] for number in range(16)]
+                raw = msgspec.msgpack.encode(entries)
+                seconds = []
+                for _ in range(5):
+                    started = time.process_time()
+                    await stream.send(raw)
+                    await trio.sleep(1)
+                    seconds.append(time.process_time() - started)
+                return min(seconds)
+
+            # Numbers below 65,536 are of one length from 256 on.
+            assert await least_seconds(65536 - 4096) < 2 * await least_seconds(256)
 
     run(main)
 
