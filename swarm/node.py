@@ -572,9 +572,12 @@ class RunNode:
         return envelope.message
 
     def _on_manifest(self, envelope: Envelope) -> None:
+        passed_on = self.passes_on
         self.run.update(envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
         self._obey_mode()
+        if self.passes_on != passed_on:
+            self.have.tells_changed()
 
     def _on_eviction(self, envelope: Envelope) -> None:
         self.run.evict(envelope)

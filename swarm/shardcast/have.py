@@ -234,6 +234,18 @@ class HaveExchange:
 
     # --- announcing --------------------------------------------------------------------------
 
+    def tells_changed(self) -> None:
+        """`tells()` says something else now: all neighbours hear what is here, or that it is
+        gone."""
+        self._stirred.set()
+        for neighbour in self._neighbours.values():
+            self._tell_all(neighbour)
+
+    def _tell_all(self, neighbour: _Neighbour) -> None:
+        for held in self._store.all()[-defaults.HAVE_CHECKPOINTS_MAX :]:
+            neighbour.news[held.digest] = None
+        neighbour.speak_at(-inf)
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce and listen until cancelled."""
         self._transport.serve(PROTOCOL, self._listen, frame_bytes_max=_FRAME_BYTES_MAX)
@@ -329,9 +341,7 @@ class HaveExchange:
         return peer if peer not in self._neighbours else None
 
     async def _announce(self, peer: PeerId, neighbour: _Neighbour) -> None:
-        for held in self._store.all()[-defaults.HAVE_CHECKPOINTS_MAX :]:
-            neighbour.news[held.digest] = None
-            neighbour.speak_at(-inf)
+        self._tell_all(neighbour)
         try:
             with neighbour.scope:
                 with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
@@ -343,10 +353,15 @@ class HaveExchange:
             self._events.emit("shardcast.neighbour_lost", remote=peer, reason=str(error))
         finally:
             del self._neighbours[peer]
-            for digest, told in neighbour.told.items():
-                if digest in self._mine:  # others are shown what it did not fetch
-                    self._mine[digest].shown &= ~told.bits
+            self._untell(neighbour)
             self._fill()
+
+    def _untell(self, neighbour: _Neighbour) -> None:
+        """A neighbour knows nothing any more: others are shown what it did not fetch."""
+        for digest, told in neighbour.told.items():
+            if digest in self._mine:
+                self._mine[digest].shown &= ~told.bits
+        neighbour.told.clear()
 
     async def _tell(self, stream: Stream, peer: PeerId, neighbour: _Neighbour) -> None:
         try:
@@ -365,8 +380,10 @@ class HaveExchange:
     def _take(self, peer: PeerId, neighbour: _Neighbour) -> list[_Entry]:
         """Entries that bring this neighbour up to date."""
         now = self._world.now()
-        entries = []
+        entries: list[_Entry] = []
         if not self._tells():
+            entries += [_Gone(digest) for digest in neighbour.told]
+            self._untell(neighbour)
             neighbour.news.clear()
         for digest in neighbour.news:
             told = neighbour.told.setdefault(digest, _Told())

@@ -157,6 +157,34 @@ def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
     run(main)
 
 
+def test_a_peer_that_begins_or_ceases_to_pass_on_says_so() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with peer(network, 1, have=True) as turning, peer(network, 2, have=True) as other:
+            have, tells = turning.have, False
+            assert have is not None and other.have is not None
+            have._tells = lambda: tells
+            made = [await turning.publish(step, files(3, seed=step)) for step in (0, 1)]
+            manifests = [checkpoint.manifest_digest for checkpoint in made]
+            await turning.connect(other)
+            await trio.sleep(1)
+            for _ in range(2):
+                assert other.have.speaks(turning.transport.peer_id)
+                for manifest in manifests:
+                    assert other.have.claim(turning.transport.peer_id, manifest) is None
+                tells = True
+                have.tells_changed()
+                await trio.sleep(0.1)
+                for manifest in manifests:
+                    assert has(other, turning, manifest, 3) == [0, 1, 2]
+                tells = False
+                have.tells_changed()
+                await trio.sleep(0.1)
+            assert other.have.claim(turning.transport.peer_id, manifests[0]) is None
+
+    run(main)
+
+
 def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         network = MemoryNetwork()
