@@ -285,7 +285,8 @@ class HaveExchange:
 
     async def _grow(self, uploads: Uploads) -> None:
         """Announce to more peers while fewer than the uplink can feed want something, or while
-        this peer is late: they will announce to it too."""
+        this peer is late: they will announce to it too. Whoever tells nothing has neighbours as
+        sources only."""
         while True:
             self._stirred = trio.Event()
             await self._stirred.wait()
@@ -300,10 +301,14 @@ class HaveExchange:
                 if last is not None:
                     fruitless = 0 if self._wants(last, held) else fruitless + 1
                     last = None
-                fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
-                wanting = sum(self._wants(peer, held) for peer in self._neighbours)
-                least = defaults.HAVE_NEIGHBOURS_LATE if self.late else defaults.HAVE_NEIGHBOURS
-                if wanting >= max(fed, least):
+                enough: float
+                enough = defaults.HAVE_NEIGHBOURS_LATE if self.late else defaults.HAVE_NEIGHBOURS
+                count = len(self._neighbours)
+                if self._tells():
+                    fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
+                    enough = max(fed, enough)
+                    count = sum(self._wants(peer, held) for peer in self._neighbours)
+                if count >= enough:
                     seconds = defaults.HAVE_SATED_SECONDS
                     continue
                 seconds = defaults.HAVE_GROW_SECONDS

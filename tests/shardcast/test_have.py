@@ -249,7 +249,8 @@ def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
     run(main)
 
 
-def test_a_late_peer_looks_for_more_neighbours() -> None:
+@pytest.mark.parametrize("tells", [True, False])
+def test_who_is_late_or_feeds_others_looks_for_more_neighbours(tells: bool) -> None:
     async def main() -> None:
         network, world = MemoryNetwork(), VirtualWorld(1)
         told: set[PeerId] = set()
@@ -259,17 +260,20 @@ def test_a_late_peer_looks_for_more_neighbours() -> None:
                 other = await stack.enter_async_context(peer(network, number))
 
                 async def listen(stream: Stream, peer_id: PeerId = other.transport.peer_id) -> None:
+                    told.add(peer_id)
                     while await stream.receive() is not None:
-                        told.add(peer_id)
+                        pass
 
                 other.transport.serve(PROTOCOL, listen)
                 await hub.connect(other)
+            uploads = Uploads(world, hub.transport, hub.store)
             have = HaveExchange(
                 world,
                 hub.transport,
                 hub.store,
                 Events(world, hub.transport.peer_id),
-                uploads=Uploads(world, hub.transport, hub.store),
+                uploads=uploads,
+                tells=lambda: tells,
             )
             nursery = await stack.enter_async_context(trio.open_nursery())
             await nursery.start(have.run)
@@ -279,6 +283,9 @@ def test_a_late_peer_looks_for_more_neighbours() -> None:
             have.late = True
             await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
             assert len(told) == defaults.HAVE_NEIGHBOURS_LATE
+            uploads.bytes_per_second = 20 * defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
+            await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
+            assert len(told) == (20 if tells else defaults.HAVE_NEIGHBOURS_LATE)
             nursery.cancel_scope.cancel()
 
     run(main)
