@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
+from blake3 import blake3
 
 from swarm import __version__, defaults
 from swarm.envelope import Dropped, Envelope, Gate, Sequencer, open_envelope, seal
@@ -65,6 +66,10 @@ RECORDS_MAX = 1024
 
 SOURCES_MAX = 64
 """Peers considered as sources of one checkpoint."""
+
+SOURCES_NEAR_MAX = 48
+"""Of those, neighbours and others preferred; the rest is drawn, so that liars that connect in
+numbers are never the only ones."""
 
 NEIGHBOUR_SEARCH_SECONDS = 3.0
 """Between attempts to find more gossip neighbours."""
@@ -446,6 +451,8 @@ class RunNode:
             self.admits, store=self.store, uploads=self.uploads, pushes=self.pushes
         )
         self._providers: dict[bytes, list[Source]] = {}
+        self._lot = b""
+        """Secret, drawn when first needed: decides which of many peers are sources."""
         self._evicted: Watched[Eviction | None] = Watched(None)
         self._heard_eviction, self._evictions = trio.open_memory_channel[tuple[PeerId, float]](
             math.inf  # as many as trusted peers sign
@@ -614,14 +621,34 @@ class RunNode:
     # --- checkpoints -------------------------------------------------------------------------
 
     def sources(self, manifest_digest: bytes) -> list[Source]:
-        """Peers that may hold a checkpoint: those heard of, and the DHT's providers."""
-        found: dict[str, Source] = {
+        """Peers that may hold a checkpoint, in the order of their ids: neighbours, others
+        connected, the DHT's providers, and of those heard of some at random, the same ones each
+        time."""
+        found: dict[PeerId, Source] = {
             peer: Source(peer, tuple(record.bulk_addresses))
             for peer, record in self._others().items()
         }
-        for source in self._providers.get(manifest_digest, ()):
-            found.setdefault(source.peer or "", source)
-        return [found[peer] for peer in sorted(found)][:SOURCES_MAX]
+        provided = {source.peer: source for source in self._providers.get(manifest_digest, ())}
+        for peer, source in provided.items():
+            if peer is not None:
+                found.setdefault(peer, source)
+        peers = sorted(found)
+        if len(peers) > SOURCES_MAX:
+            connected = set(self.node.transport.connected())
+            self._lot = self._lot or self.node.world.random.randbytes(16)
+            drawn = sorted(
+                peers, key=lambda peer: blake3(self._lot + manifest_digest + peer.encode()).digest()
+            )
+            near = sorted(
+                drawn,
+                key=lambda peer: (
+                    not self.have.speaks(peer),
+                    peer not in connected,
+                    peer not in provided,
+                ),
+            )
+            peers = sorted(list(dict.fromkeys(near[:SOURCES_NEAR_MAX] + drawn))[:SOURCES_MAX])
+        return [found[peer] for peer in peers]
 
     async def _meet(self) -> PeerId | None:
         """Connect to one more peer of the run, drawn at random: there is uplink to spare."""

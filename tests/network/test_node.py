@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 import trio
 
 from swarm import defaults
-from swarm.messages import RunManifest
-from tests.ledger.harness import OWNER, TRAINER, WORKER, Peer, Swarm, in_virtual_time, sealed
+from swarm.identity import PeerId
+from swarm.messages import PeerRecord, RunManifest
+from swarm.node import SOURCES_MAX, SOURCES_NEAR_MAX, RunNode
+from swarm.transport import Source
+from tests.ledger.harness import (
+    OWNER,
+    TRAINER,
+    WORKER,
+    Peer,
+    Swarm,
+    identity,
+    in_virtual_time,
+    sealed,
+)
+
+RECORD = PeerRecord(roles=["worker"], addresses=[], bulk_addresses=[], agent="")
 
 
 async def publish(peer: Peer, step: int) -> bytes:
@@ -40,5 +57,64 @@ def test_a_peer_whose_run_changes_its_mode_says_what_it_passes_on(tmp_path: Path
                 await trio.sleep(5)
                 assert worker.run_node.run.manifest.version == version
                 assert is_claimed() == (mode == "open"), mode
+
+    in_virtual_time(main)
+
+
+def learn(peer: Peer, numbers: Iterable[int]) -> None:
+    """Let a peer hear of others with these numbers, that are not there."""
+    for number in numbers:
+        peer.node.learn_record(sealed(identity(number), RECORD, ""))
+
+
+def test_in_a_large_run_neighbours_and_some_of_the_others_are_sources(tmp_path: Path) -> None:
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with AsyncExitStack() as stack:
+            strangers = range(1000, 1400)
+            # Last of all in the order of their ids.
+            keys = sorted(map(identity, range(100, 200)), key=lambda key: key.peer_id)[-4:]
+            await stack.enter_async_context(run.peer(TRAINER))
+            connected = await stack.enter_async_context(run.apart(keys[0]))
+            speaker, *viewers = [await stack.enter_async_context(run.peer(key)) for key in keys[1:]]
+            await trio.sleep(5)
+            for peer in viewers:
+                learn(peer, strangers)
+                peer.node.learn_record(sealed(keys[0], RECORD, ""))
+                peer.node.learn_record(sealed(keys[1], RECORD, ""))
+            first, second = [peer.run_node for peer in viewers]
+            assert first.have.speaks(speaker.node.peer_id)
+            assert not first.have.speaks(connected.node.peer_id)
+            provider = Source(max(identity(number).peer_id for number in strangers))
+            first._providers = {b"digest": [provider]}
+
+            def found(part: RunNode, digest: bytes = b"digest") -> set[PeerId]:
+                sources = [source.peer for source in part.sources(digest)]
+                assert sources == sorted(set(sources))
+                assert len(sources) == SOURCES_MAX
+                return set(sources)
+
+            wanted = {speaker.node.peer_id, connected.node.peer_id, provider.peer}
+            assert wanted < found(first)
+            assert found(first) == found(first), "they do not change from look to look"
+            assert len(found(first) & found(second)) < SOURCES_MAX / 2, "nor are they everybody's"
+            assert len(found(first) & found(first, b"other")) < SOURCES_MAX / 2
+            before = found(first)
+            learn(viewers[0], range(1400, 1401))
+            assert len(before - found(first)) <= 1
+
+    in_virtual_time(main)
+
+
+def test_neighbours_in_numbers_are_not_the_only_sources(tmp_path: Path) -> None:
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with run.peer(TRAINER) as viewer:
+            learn(viewer, range(1000, 1400))
+            liars = [identity(number).peer_id for number in range(1000, 1100)]
+            for liar in liars:
+                viewer.run_node.have._claims[liar] = OrderedDict()
+            sources = {source.peer for source in viewer.run_node.sources(b"digest")}
+            assert SOURCES_NEAR_MAX <= len(sources & set(liars)) < SOURCES_MAX - 4
 
     in_virtual_time(main)
