@@ -12,7 +12,8 @@ digest:
 News waits for a quarter of the time since the checkpoint began to arrive (at least 250 ms, at most
 a minute), or 250 ms when the neighbour lacks only few pieces: a neighbour always knows of most of
 what is here, and a broadcast of hours costs some tens of frames. Nobody is told of pieces that he
-claims himself. A peer looks for eight neighbours, and announces to those that chose it as well.
+claims himself. A peer looks for eight neighbours, for sixteen while it is late, for more while its
+uplink is not used, and announces to those that chose it as well.
 
 Whoever published a large checkpoint shows each neighbour other pieces, a few at a time, until
 each has left it once (super-seeding, BitTorrent BEP 16).
@@ -194,7 +195,7 @@ class HaveExchange:
         self._meet = meet
         self._tells = tells
         self.late = False
-        """Whether the newest fetch is behind those of the neighbours: set by the fetcher."""
+        """Whether any running fetch is behind those of the neighbours: set by the fetcher."""
         self._stirred = trio.Event()
         """A checkpoint has changed since growing was given up."""
         self._heard = trio.Event()
