@@ -536,7 +536,7 @@ class HaveExchange:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
             await stream.reset()
         finally:
-            if self._listening[peer] is scope:
+            if self._listening.get(peer) is scope:
                 del self._listening[peer]
                 self._forget(peer)
                 self._tell_changed(peer)
