@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -175,9 +177,29 @@ def fetch_command(
         digest = _digest(manifest)
         if (source is None) == (bootstrap is None):
             raise UserError("give either a mirror's address or manifest file, or --bootstrap")
+        if source is None and mirror:
+            raise UserError(
+                "--mirror goes with a mirror's address or a manifest file; leave it out with "
+                "--bootstrap: a run's manifests name their mirrors"
+            )
+        if source is not None and run is not None:
+            raise UserError(
+                f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
+                "checkpoint of one run"
+            )
         with _bar("fetching") as progress:
             if source is None:
-                held = trio.run(_from_peers, out, bootstrap, run, deadline, progress)
+                held = trio.run(
+                    partial(
+                        from_peers,
+                        out,
+                        bootstrap,
+                        run=run,
+                        digest=digest,
+                        deadline=deadline,
+                        progress=progress,
+                    )
+                )
             else:
                 held = trio.run(
                     _from_mirrors, out, source, mirror or [], digest, deadline, progress
@@ -234,14 +256,20 @@ async def _from_mirrors(
     )
 
 
-async def _from_peers(
+async def from_peers(
     out: Path,
     bootstrap: Sequence[str] | None,
-    run: str | None,
+    *,
+    run: str | None = None,
+    digest: bytes | None = None,
     deadline: float,
-    progress: Progress,
+    progress: Progress = lambda done, total: None,
 ) -> Held:
-    """The newest policy of a run, as one of its observers."""
+    """Fetch the newest policy of a run into the folder `out`, as one of the run's observers; none
+    but that of manifest `digest`, if given.
+
+    `deadline` is in seconds. Raises `UserError` and what `RunNode.fetch_policy` raises.
+    """
     from swarm.cli import visit
     from swarm.errors import DeadlineError
     from swarm.node import RunNode
@@ -250,29 +278,40 @@ async def _from_peers(
 
     check_out(out)
     home = partial_of(out)
-    with trio.move_on_after(deadline):
+    held: Held | None = None
+    with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
             peer = RunNode(node, found)
             peer.store.watch(watcher(progress))
             async with peer.joined():
-                envelope = await peer.checkpoint.wait_until(lambda held: held is not None)
-                assert envelope is not None
+                await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
                 checkpoint = peer.newest_checkpoint()
                 assert checkpoint is not None
+                if digest is not None and checkpoint.manifest_digest != digest:
+                    raise UserError(
+                        f"the newest policy of {found.id} is {checkpoint.step} with manifest "
+                        f"{checkpoint.manifest_digest.hex()[:12]}…, not --manifest "
+                        f"{digest.hex()[:12]}…; leave --manifest out to take that one, or fetch "
+                        "the other from a mirror"
+                    )
+                # From here the fetch keeps the deadline: it says whom it waited for.
+                left = math.ceil(scope.deadline - trio.current_time())
+                scope.deadline = math.inf
                 await peer.fetch_policy(
                     checkpoint.lineage,
                     checkpoint.step,
                     checkpoint.manifest_digest,
                     checkpoint.manifest_bytes,
-                    deadline_seconds=deadline,
+                    deadline_seconds=max(1, left),
                 )
                 held = peer.store.held((checkpoint.lineage, checkpoint.step))
-                assert held is not None
-        await move_out(LocalDisk(home), held, out)
-        return held
-    raise DeadlineError(
-        f"no policy of the run was fetched within {deadline:g} s; its trainer may be down"
-    )
+    if held is None:
+        raise DeadlineError(
+            f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
+        )
+    # Out of the deadline: all is here, however long the disk takes.
+    await move_out(LocalDisk(home), held, out)
+    return held
 
 
 @app.command("verify")

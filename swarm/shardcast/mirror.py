@@ -354,8 +354,9 @@ async def fetch(
         checkpoint = index.checkpoint()
         if manifest_digest is not None and checkpoint.manifest_digest != manifest_digest:
             raise UserError(
-                f"{mirrors[0]} has the checkpoint with manifest {index.manifest[:12]}…, not "
-                f"{manifest_digest.hex()[:12]}…"
+                f"{manifest_file or mirrors[0]} has the checkpoint with manifest "
+                f"{index.manifest[:12]}…, not --manifest {manifest_digest.hex()[:12]}…; give "
+                "another address or file, or the digest of what is to be fetched"
             )
         world = Machine()
         events = Events(world, "fetch")
@@ -400,12 +401,14 @@ def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
     done: dict[bytes, int] = {}
 
     def watch(change: Change, held: Held, index: int) -> None:
-        sizes = [piece.size_bytes for piece in held.manifest.pieces]
+        pieces = held.manifest.pieces
         if change is Change.PIECE and held.digest in done:
-            done[held.digest] += sizes[index]
+            done[held.digest] += pieces[index].size_bytes
         else:
-            there = held.pieces or bytes(len(sizes))
-            done[held.digest] = sum(size for size, has in zip(sizes, there, strict=True) if has)
+            there = held.pieces or bytes(len(pieces))
+            done[held.digest] = sum(
+                piece.size_bytes for piece, has in zip(pieces, there, strict=True) if has
+            )
         progress(done[held.digest], held.manifest.total_bytes)
 
     return watch

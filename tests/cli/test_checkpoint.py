@@ -124,6 +124,12 @@ def test_by_a_manifest_file_and_two_mirrors(model: Path, tmp_path: Path) -> None
         got = swarm("fetch", manifest, "--mirror", empty, "--mirror", root, "--out", back)
         assert got.exit_code == 0, got.stderr
         assert same(back, model)
+        # The digest pins a file as it pins a mirror, with and without mirrors.
+        for wrong in (["--mirror", root], []):
+            got = swarm("fetch", manifest, *wrong, "--manifest", "ab" * 32, "--out", tmp_path / "x")
+            assert got.exit_code == 2
+            assert f"{manifest} has the checkpoint with manifest {digest[:12]}…" in got.stderr
+            assert "not --manifest abababababab…" in got.stderr
         # A manifest that names its mirrors needs no more than itself.
         named = tmp_path / "named"
         made = swarm("export", model, "--out", named, "--mirror", f"{root}/", "--json")
@@ -249,6 +255,10 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
         (
             ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--manifest", "12"],
             "is not 64 hexadecimal digits",
+        ),
+        (
+            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--run", "a/b"],
+            "--run 'a/b' goes with --bootstrap",
         ),
         (["verify", "{tmp}/model"], "give --manifest FILE"),
         (["verify", "{tmp}/model", "--manifest", "{tmp}/model/config.json"], "cannot be decoded"),

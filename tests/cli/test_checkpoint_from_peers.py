@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from swarm import defaults
+from swarm.cli_checkpoint import from_peers
+from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
 from swarm.messages import Checkpoint
@@ -118,6 +121,73 @@ def same(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
+def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trainer(tmp_path) as one:
+                checkpoint = one.part.newest_checkpoint()
+                assert checkpoint is not None
+                newest = checkpoint.manifest_digest.hex()
+                other = await fetch(one, tmp_path / "out", "--manifest", "ab" * 32)
+                assert other.returncode == 2 and not (tmp_path / "out").exists()
+                said = other.stderr.decode()
+                assert f"is 4 with manifest {newest[:12]}…, not --manifest abababababab…" in said
+                assert said.count("\n") == 1
+                pinned = await fetch(one, tmp_path / "out", "--manifest", newest)
+                assert pinned.returncode == 0, pinned.stderr
+                assert same(one.folder, tmp_path / "out")
+
+    trio.run(main)
+
+
+def test_a_slow_disk_is_not_held_against_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All has come; making it durable takes longer than what is left of --deadline."""
+    clock = MockClock(rate=1)
+    fsync = os.fsync
+    synced: list[Path] = []
+
+    def slow(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path == tmp_path / "out.partial/checkpoints/0-4/model.safetensors":
+            trio.from_thread.run_sync(clock.jump, 60.0)
+            synced.append(path)
+        fsync(descriptor)
+
+    async def main() -> None:
+        async with trainer(tmp_path) as one:
+            monkeypatch.setattr(os, "fsync", slow)
+            held = await from_peers(tmp_path / "out", [one.address], deadline=50.0)
+            assert held.key == (0, 4)
+            assert same(one.folder, tmp_path / "out")
+
+    trio.run(main, clock=clock)
+    assert len(synced) == 1
+
+
+def test_pieces_that_do_not_come_are_held_against_their_sources(tmp_path: Path) -> None:
+    clock = MockClock(rate=1)
+
+    async def main() -> None:
+        async with trainer(tmp_path) as one:
+
+            def busy() -> None:
+                if len(one.served) > 1:  # its first refusal has come
+                    clock.jump(10.0)
+                raise Refused(503, "has no time")
+
+            one.on_serve = busy
+            with pytest.raises(BaseExceptionGroup) as raised:
+                await from_peers(tmp_path / "out", [one.address], deadline=10.0)
+            (error,) = leaf_errors(raised.value)
+            assert isinstance(error, DeadlineError)
+            trainer_id = Identity(bytes([SEED] * 32)).peer_id
+            assert f"checkpoint 0/4 was not fetched within 10 s ({trainer_id}: " in str(error)
+
+    trio.run(main, clock=clock)
+
+
 @pytest.mark.slow
 def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -159,6 +229,10 @@ def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
         (["--bootstrap", "/ip4/127.0.0.1/tcp/1"], "/ip4/127.0.0.1/tcp/1"),
         (["--bootstrap", NOBODY], "nobody answered at /ip4/127.0.0.1/tcp/1/p2p/"),
         (["--bootstrap", NOBODY, "http://127.0.0.1:1"], "give either a mirror's address"),
+        (
+            ["--bootstrap", NOBODY, "--mirror", "http://127.0.0.1:1"],
+            "leave it out with --bootstrap",
+        ),
     ],
 )
 def test_wrong_addresses_are_one_sentence(
