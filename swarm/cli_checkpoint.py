@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,8 +27,10 @@ RunName = Annotated[
     str | None,
     typer.Option("--run", help="Run id in a new manifest; a folder of a peer has its own."),
 ]
-Lineage = Annotated[int | None, typer.Option(min=0, help="Lineage in a new manifest (0).")]
-Step = Annotated[int | None, typer.Option(min=0, help="Step in a new manifest (0).")]
+Lineage = Annotated[
+    int | None, typer.Option(min=0, max=10**9, help="Lineage in a new manifest (0).")
+]
+Step = Annotated[int | None, typer.Option(min=0, max=10**9, help="Step in a new manifest (0).")]
 Mirrors = Annotated[
     list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
 ]
@@ -114,7 +116,7 @@ def publish_command(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: any.")] = 8080,
     uplink_mbps: Annotated[
-        float | None, typer.Option(min=0.001, help="Most to send, in megabits a second.")
+        float | None, typer.Option(min=0.001, max=1e6, help="Most to send, in megabits a second.")
     ] = None,
     run: RunName = None,
     lineage: Lineage = None,
@@ -126,8 +128,12 @@ def publish_command(
     def work() -> None:
         from swarm.shardcast.mirror import Index, serve
 
+        bar = ExitStack()
+
         def ready(bound: int, index: Index) -> None:
+            bar.close()
             shown = "localhost" if host in ("0.0.0.0", "::") else host
+            shown = f"[{shown}]" if ":" in shown else shown
             print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
             print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
 
@@ -143,7 +149,9 @@ def publish_command(
                 ready=ready,
             )
 
-        trio.run(publish)
+        with bar:
+            bar.enter_context(_bar("reading"))
+            trio.run(publish)
 
     finish(work)
 
@@ -164,7 +172,9 @@ def fetch_command(
     run: Annotated[
         str | None, typer.Option("--run", help="Which run, if there are several.")
     ] = None,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds to give up after.")] = 3600.0,
+    deadline: Annotated[
+        float, typer.Option(min=1, max=1e9, help="Seconds to give up after.")
+    ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
@@ -175,20 +185,20 @@ def fetch_command(
 
     def work() -> None:
         digest = _digest(manifest)
-        if (source is None) == (bootstrap is None):
+        if bool(source) == bool(bootstrap):
             raise UserError("give either a mirror's address or manifest file, or --bootstrap")
-        if source is None and mirror:
+        if not source and mirror:
             raise UserError(
                 "--mirror goes with a mirror's address or a manifest file; leave it out with "
                 "--bootstrap: a run's manifests name their mirrors"
             )
-        if source is not None and run is not None:
+        if source and run is not None:
             raise UserError(
                 f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
                 "checkpoint of one run"
             )
         with _bar("fetching") as progress:
-            if source is None:
+            if not source:
                 held = trio.run(
                     partial(
                         from_peers,
@@ -270,14 +280,30 @@ async def from_peers(
 
     `deadline` is in seconds. Raises `UserError` and what `RunNode.fetch_policy` raises.
     """
+    from swarm.shardcast.mirror import check_out, move_out, partial_of, writing
+
+    check_out(out)
+    with writing(out) as disk:
+        held = await _newest_policy(partial_of(out), bootstrap, run, digest, deadline, progress)
+        # Out of the deadline: all is here, however long the disk takes.
+        await move_out(disk, held, out)
+        return held
+
+
+async def _newest_policy(
+    home: Path,
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    digest: bytes | None,
+    deadline: float,
+    progress: Progress,
+) -> Held:
+    """The newest policy of a run, complete in the store of a peer at `home`."""
     from swarm.cli import visit
     from swarm.errors import DeadlineError
     from swarm.node import RunNode
-    from swarm.shardcast.mirror import check_out, move_out, partial_of, watcher
-    from swarm.world.disk import LocalDisk
+    from swarm.shardcast.mirror import watcher
 
-    check_out(out)
-    home = partial_of(out)
     held: Held | None = None
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
@@ -309,8 +335,6 @@ async def from_peers(
         raise DeadlineError(
             f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
         )
-    # Out of the deadline: all is here, however long the disk takes.
-    await move_out(LocalDisk(home), held, out)
     return held
 
 
@@ -327,11 +351,13 @@ def verify_command(
 
     def work() -> int:
         from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
-        from swarm.shardcast.mirror import verify
+        from swarm.shardcast.mirror import read_bounded, verify
 
+        if not folder.is_dir():
+            raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
         path = manifest or folder / MANIFEST_NAME
         try:
-            blob = path.read_bytes()
+            blob = read_bounded(path)
         except OSError as error:
             raise UserError(
                 f"{path} cannot be read ({error.strerror}); give --manifest FILE"

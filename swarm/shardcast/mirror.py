@@ -10,16 +10,19 @@ manifest from the trainer's signature.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import trio
 
 from swarm import defaults
-from swarm.errors import DECODE_ERRORS, UserError
+from swarm.errors import DECODE_ERRORS, DiskFullError, UserError, leaf_errors
 from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint, Count
@@ -28,6 +31,8 @@ from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,
     CheckpointManifest,
+    ManifestFile,
+    ManifestPiece,
     build,
     digest_of,
     is_mirror,
@@ -46,6 +51,7 @@ INDEX = "checkpoint.json"
 _INDEX_BYTES_MAX = 64 * 1024
 _NO_RUN = "nobody/published"
 """Whose checkpoint it is when nobody says."""
+_RUN_CHARACTERS_MAX = 200
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
@@ -72,6 +78,8 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             defaults.CHECKPOINT_MANIFEST_BYTES_MAX
         ):
             raise UserError(f"the mirror's {INDEX} names no manifest: {self.manifest[:80]!r}")
+        if not _is_run(self.run):
+            raise UserError(f"the mirror's {INDEX} names no run: {self.run[:80]!r}")
         return Checkpoint(
             lineage=self.lineage,
             step=self.step,
@@ -79,6 +87,11 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             manifest_bytes=self.manifest_bytes,
             total_bytes=self.total_bytes,
         )
+
+
+def _is_run(text: str) -> bool:
+    """Whether this may stand for a run: it is shown on terminals."""
+    return 1 <= len(text) <= _RUN_CHARACTERS_MAX and text.isprintable()
 
 
 def index_of(manifest: CheckpointManifest, blob: bytes) -> Index:
@@ -112,24 +125,27 @@ async def describe(
     for mirror in mirrors:
         if not is_mirror(mirror):
             raise UserError(f"--mirror {mirror!r} is no http:// or https:// address")
+    if run is not None and not _is_run(run):
+        raise UserError(f"--run {run[:80]!r} is no run's id; write it like lab/model")
     try:
-        folder, blob = _own_manifest(folder)
-        if blob is not None:
-            own = parse(blob)
-            _refuse_other(folder, own, run, lineage, step, mirrors)
-            return own, blob
-        disk = LocalDisk(folder.parent)
+        own = _own_manifest(folder)
+        if own is not None:
+            _refuse_other(folder, own[0], run, lineage, step, mirrors)
+            return own
+        place = _check_contents(folder)
+        disk = LocalDisk(place.parent)
         manifest = await build(
             disk,
-            folder.name,
+            place.name,
             run=_NO_RUN if run is None else run,
             lineage=lineage or 0,
             step=step or 0,
         )
     except BadManifest as error:
         raise UserError(f"{folder} cannot be published: {error}") from error
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror})") from error
+    except (OSError, ExceptionGroup) as error:
+        cause = _disk_error(error)
+        raise UserError(f"{cause.filename or folder} cannot be read ({cause.strerror})") from error
     manifest = msgspec.structs.replace(manifest, mirrors=list(mirrors))
     return manifest, manifest.encode()
 
@@ -156,12 +172,75 @@ def _refuse_other(
             )
 
 
-def _own_manifest(folder: Path) -> tuple[Path, bytes | None]:
-    """The folder, absolute, and the manifest in it, if there is one."""
+def read_bounded(path: Path) -> bytes:
+    """A file with a manifest; of a longer one so much that `parse` refuses it. May raise
+    `OSError`."""
+    with path.open("rb") as file:
+        return file.read(defaults.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
+
+
+def _disk_error(error: OSError | ExceptionGroup[Exception]) -> OSError:
+    """The disk's error in a nursery's; anything else is raised again."""
+    for leaf in leaf_errors(error):
+        if isinstance(leaf, OSError):
+            return leaf
+    raise error
+
+
+def _own_manifest(folder: Path) -> tuple[CheckpointManifest, bytes] | None:
+    """The manifest in a folder, and its blob, if there is one; its files have the right sizes."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
     own = folder / MANIFEST_NAME
-    return folder.absolute(), own.read_bytes() if own.is_file() else None
+    if not own.is_file():
+        return None
+    blob = read_bounded(own)
+    manifest = parse(blob)
+    for file in manifest.files:
+        path = folder / file.name
+        if not path.is_file() or path.stat().st_size != file.size_bytes:
+            raise _differs(path)
+    return manifest, blob
+
+
+def _differs(path: Path) -> UserError:
+    return UserError(f"{path} is not what its manifest says; `swarm checkpoint verify` tells where")
+
+
+def _check_contents(folder: Path) -> Path:
+    """The folder, resolved, so that `..` has a name too. Raises `UserError` where nobody could
+    load what is in it: something that is no file, no weights, or not all that their index names.
+    """
+    folder = folder.resolve()
+    names: set[str] = set()
+    for path in _visible(folder):
+        for each in (path.is_dir() and _visible(path)) or [path]:
+            if not each.is_file():
+                raise UserError(
+                    f"{each} is no file; take it away: a checkpoint is files, some of them in "
+                    "folders one deep"
+                )
+            names.add(each.relative_to(folder).as_posix())
+    if not any(name.endswith(".safetensors") for name in names):
+        raise UserError(
+            f"{folder} holds no .safetensors file; give the folder of a checkpoint in the "
+            "Hugging Face layout"
+        )
+    for index in (name for name in names if name.endswith(".safetensors.index.json")):
+        try:
+            named = set(json.loads((folder / index).read_bytes())["weight_map"].values())
+            missing = sorted(named - names)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{folder / index} is no index of safetensors files") from error
+        if missing:
+            raise UserError(
+                f"{folder / index} names {missing[0]!r}, which is not there; put it there first"
+            )
+    return folder
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _deltas(folder: Path) -> list[Path]:
@@ -185,44 +264,69 @@ async def export(
     """Write a checkpoint as plain files below `out`; what is there already is kept, so that an
     interrupted export goes on and checkpoints share what they have in common. Every blob is checked
     as it is written; `checkpoint.json` comes last. Raises `UserError`."""
+    if _is_within(out, folder):
+        raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
     manifest, blob = await describe(folder, run=run, lineage=lineage, step=step, mirrors=mirrors)
-    parts = [(folder, manifest, blob)]
-    named = {link.manifest for link in manifest.deltas}
-    for path in _deltas(folder) if named else []:
-        held = (path / MANIFEST_NAME).read_bytes()
-        if digest_of(held) in named:
-            parts.append((path, parse(held), held))
+    parts = [(folder, manifest, blob), *await _named_deltas(folder, manifest)]
     total = sum(part.total_bytes for _, part, _ in parts)
     index = index_of(manifest, blob)
-
-    def write() -> None:
-        blobs = out / "blob"
+    blobs = out / "blob"
+    done = 0
+    try:
         blobs.mkdir(parents=True, exist_ok=True)
-        done = 0
         for source, part, raw in parts:
             _put(blobs / digest_of(raw).hex(), raw)
             for piece in part.pieces:
-                target = blobs / piece.digest.hex()
-                if not target.is_file() or target.stat().st_size != piece.size_bytes:
-                    path = source / part.files[piece.file].name
-                    with path.open("rb") as file:
-                        file.seek(piece.offset)
-                        data = file.read(piece.size_bytes)
-                    if digest_of(data) != piece.digest:
-                        raise UserError(
-                            f"{path} is not what its manifest says; `swarm checkpoint verify` "
-                            "tells where"
-                        )
-                    _put(target, data)
+                path = source / part.files[piece.file].name
+                # A thread a piece, so that Ctrl-C need not wait for more than one.
+                await trio.to_thread.run_sync(_export_piece, path, piece, blobs)
                 done += piece.size_bytes
                 progress(done, total)
         _put(out / INDEX, msgspec.json.encode(index) + b"\n")
-
-    try:
-        await trio.to_thread.run_sync(write)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror})") from error
+        raise UserError(
+            f"--out {out} cannot be written ({error.strerror}); choose another folder"
+        ) from error
     return index
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+async def _named_deltas(
+    folder: Path, manifest: CheckpointManifest
+) -> list[tuple[Path, CheckpointManifest, bytes]]:
+    """The deltas that a manifest names and that are whole: others are still arriving."""
+    named = {link.manifest for link in manifest.deltas}
+    found = []
+    for path in _deltas(folder) if named else []:
+        try:
+            blob = read_bounded(path / MANIFEST_NAME)
+        except OSError:
+            continue
+        if digest_of(blob) in named and not await verify(path, blob):
+            found.append((path, parse(blob), blob))
+    return found
+
+
+def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
+    """Write one piece of a file, if it is not there. Raises `UserError`, and `OSError` where it
+    cannot be written."""
+    target = blobs / piece.digest.hex()
+    is_there = target.is_file() and target.stat().st_size == piece.size_bytes
+    # Read as well: after a power cut a file may have its size and not its bytes.
+    if is_there and digest_of(target.read_bytes()) == piece.digest:
+        return
+    try:
+        with path.open("rb") as file:
+            file.seek(piece.offset)
+            data = file.read(piece.size_bytes)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    if digest_of(data) != piece.digest:
+        raise _differs(path)
+    _put(target, data)
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -271,9 +375,11 @@ async def serve(
     )
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
         raise UserError(
-            f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
+            f"cannot listen on {host or repr(host)} port {port} ({why}); choose another --port or "
+            "--host"
         ) from error
     ready(listeners[0].socket.getsockname()[1], index)
     await server.serve(listeners)
@@ -312,9 +418,24 @@ class MirrorTransport:
     def round_trip_seconds(self, source: Source) -> float:
         return self._client.round_trip_seconds(source.addresses)
 
+    async def first_index(self, roots: Sequence[str]) -> tuple[str, Index]:
+        """The first mirror that can be asked, and its `checkpoint.json`; raises `FetchError` or
+        `UserError`."""
+        reasons = []
+        for root in roots:
+            try:
+                return root, await self.index(root)
+            except FetchError as error:
+                reasons.append(str(error).rstrip())
+        raise FetchError(
+            f"{'; '.join(reasons)}; give the address of a mirror: what serves the files that "
+            "`swarm checkpoint export` wrote"
+        )
+
     async def index(self, root: str) -> Index:
         """A mirror's `checkpoint.json`; raises `FetchError` or `UserError`."""
-        raw = await self._client.document(root.rstrip("/"), "/" + INDEX, _INDEX_BYTES_MAX)
+        root = root.rstrip("/")
+        raw = await self._client.document(root, "/" + INDEX, _INDEX_BYTES_MAX)
         try:
             return msgspec.json.decode(raw, type=Index)
         except DECODE_ERRORS as error:
@@ -335,8 +456,8 @@ async def fetch(
 ) -> Held:
     """Fetch a checkpoint from mirrors into the folder `out`; interrupted, it goes on next time.
 
-    What to fetch is in `manifest_file`, or what the first mirror says, if that is the manifest
-    `manifest_digest` (where given). Raises `UserError`, `DeadlineError`, `BadManifest`,
+    What to fetch is in `manifest_file`, or what the first mirror that answers says, if that is the
+    manifest `manifest_digest` (where given). Raises `UserError`, `DeadlineError`, `BadManifest`,
     `FetchError`.
     """
     check_out(out)
@@ -344,44 +465,47 @@ async def fetch(
         if not is_mirror(mirror):
             raise UserError(f"{mirror!r} is no http:// or https:// address")
     blob = _read_manifest(manifest_file) if manifest_file is not None else None
-    disk = LocalDisk(partial_of(out))
-    transport = MirrorTransport(disk)
-    try:
-        if blob is not None:
-            index = index_of(parse(blob), blob)
-        else:
-            index = await transport.index(mirrors[0])
-        checkpoint = index.checkpoint()
-        if manifest_digest is not None and checkpoint.manifest_digest != manifest_digest:
-            raise UserError(
-                f"{manifest_file or mirrors[0]} has the checkpoint with manifest "
-                f"{index.manifest[:12]}…, not --manifest {manifest_digest.hex()[:12]}…; give "
-                "another address or file, or the digest of what is to be fetched"
-            )
-        world = Machine()
-        events = Events(world, "fetch")
-        store = CheckpointStore(disk, index.run, events)
-        store.watch(watcher(progress))
-        await store.recover()
-        if blob is not None and store.held((checkpoint.lineage, checkpoint.step)) is None:
-            await _begin(store, checkpoint, blob)
-        sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
-        fetcher = Fetcher(world, transport, store, events)
-        await fetcher.fetch(checkpoint, lambda: sources, deadline_seconds=deadline_seconds)
-        held = store.held((checkpoint.lineage, checkpoint.step))
-        assert held is not None
-        await move_out(disk, held, out)
-        return held
-    finally:
-        transport.close()
+    with writing(out) as disk:
+        transport = MirrorTransport(disk)
+        try:
+            if blob is not None:
+                told_by, index = str(manifest_file), index_of(parse(blob), blob)
+            else:
+                told_by, index = await transport.first_index(mirrors)
+            checkpoint = index.checkpoint()
+            if manifest_digest is not None and checkpoint.manifest_digest != manifest_digest:
+                raise UserError(
+                    f"{told_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
+                    f"--manifest {manifest_digest.hex()[:12]}…; give another address or file, or "
+                    "the digest of what is to be fetched"
+                )
+            world = Machine()
+            events = Events(world, "fetch")
+            store = CheckpointStore(disk, index.run, events)
+            store.watch(watcher(progress))
+            await store.recover()
+            if blob is not None and store.held((checkpoint.lineage, checkpoint.step)) is None:
+                await _begin(store, checkpoint, blob)
+            sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
+            fetcher = Fetcher(world, transport, store, events)
+            await fetcher.fetch(checkpoint, lambda: sources, deadline_seconds=deadline_seconds)
+            held = store.held((checkpoint.lineage, checkpoint.step))
+            assert held is not None
+            await move_out(disk, held, out)
+            return held
+        finally:
+            transport.close()
 
 
 def _read_manifest(path: Path) -> bytes:
     try:
-        blob = path.read_bytes()
+        blob = read_bounded(path)
         parse(blob)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); give a file with a manifest, or a "
+            "mirror's address, which begins with http:// or https://"
+        ) from error
     except BadManifest as error:
         raise UserError(f"{path}: {error}") from error
     return blob
@@ -416,13 +540,47 @@ def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
 
 def partial_of(out: Path) -> Path:
     """Where a fetch into `out` keeps what it has until it has all."""
-    out = out.absolute()
+    out = out.resolve()
     return out.with_name(out.name + ".partial")
 
 
 def check_out(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out} exists and is not an empty folder; choose another")
+    """Raise `UserError` unless a fetched checkpoint can become the folder `out`."""
+    try:
+        if out.exists():
+            if not out.is_dir() or any(out.iterdir()):
+                raise UserError(f"--out {out} exists and is not an empty folder; choose another")
+            if out.is_mount() or out.samefile(Path.cwd()):
+                raise UserError(
+                    f"--out {out} is in use as it is, so no other folder can take its place; "
+                    "choose a folder in it"
+                )
+    except OSError as error:
+        raise UserError(_not_written(out, error)) from error
+
+
+def _not_written(out: Path, error: OSError) -> str:
+    return f"--out {out} cannot be written ({error.strerror}); choose another folder"
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[LocalDisk]:
+    """The disk for a fetch into `out`; its errors are the person's to mend (`UserError`)."""
+    partial = partial_of(out)
+    try:
+        yield LocalDisk(partial)
+    except (DiskFullError, OSError, ExceptionGroup) as error:
+        leaves = leaf_errors(error)
+        for leaf in leaves:
+            if isinstance(leaf, DiskFullError):
+                # What a peer has in its home lies beside --out here.
+                raise DiskFullError(str(leaf).replace("--home", "--out")) from error
+        if isinstance(leaves[0], OSError):
+            raise UserError(_not_written(out, leaves[0])) from error
+        raise
+    finally:
+        with suppress(OSError):
+            partial.rmdir()  # nothing came
 
 
 async def move_out(disk: LocalDisk, held: Held, out: Path) -> None:
@@ -430,10 +588,11 @@ async def move_out(disk: LocalDisk, held: Held, out: Path) -> None:
     await disk.sync(held.folder)
 
     def move() -> None:
-        if out.exists():
-            out.rmdir()
-        disk.local_path(held.folder).rename(out)
-        shutil.rmtree(partial_of(out))
+        place = out.resolve()
+        if place.exists():
+            place.rmdir()
+        disk.local_path(held.folder).rename(place)
+        shutil.rmtree(partial_of(place))
 
     await trio.to_thread.run_sync(move)
 
@@ -452,25 +611,49 @@ async def verify(
     disk = LocalDisk(folder)
     problems: list[str] = []
     done = 0
-    for number, file in enumerate(manifest.files):
-        if not disk.exists(file.name):
-            problems.append(f"{file.name} is missing")
-        elif (size := disk.size_bytes(file.name)) != file.size_bytes:
-            problems.append(f"{file.name} has {size:,} bytes, not {file.size_bytes:,}")
-        else:
-            pieces = [piece for piece in manifest.pieces if piece.file == number]
-            wrong = [
-                piece.offset
-                for piece in pieces
-                if await disk.digest(file.name, piece.offset, piece.size_bytes) != piece.digest
-            ]
-            if wrong:
-                problems.append(
-                    f"{file.name} differs in {len(wrong)} of {len(pieces)} pieces, first at byte "
-                    f"{wrong[0]:,}"
-                )
-            elif await disk.sha256(file.name) != file.sha256:
-                problems.append(f"{file.name} has another SHA-256 than its pieces add up to")
+    pieces: list[list[ManifestPiece]] = [[] for _ in manifest.files]
+    for piece in manifest.pieces:
+        pieces[piece.file].append(piece)
+    for file, its_pieces in zip(manifest.files, pieces, strict=True):
+        try:
+            tell = functools.partial(_tell_more, progress, done, manifest.total_bytes)
+            problem = await _verify_file(disk, file, its_pieces, tell)
+        except OSError as error:
+            problem = f"{file.name} cannot be read ({error.strerror})"
+        if problem is not None:
+            problems.append(problem)
         done += file.size_bytes
         progress(done, manifest.total_bytes)
     return problems
+
+
+def _tell_more(progress: Progress, before: int, total: int, done: int) -> None:
+    progress(before + done, total)
+
+
+async def _verify_file(
+    disk: LocalDisk,
+    file: ManifestFile,
+    pieces: Sequence[ManifestPiece],
+    tell: Callable[[int], None],
+) -> str | None:
+    """What is wrong with one file, if anything; may raise `OSError`."""
+    if not disk.exists(file.name):
+        return f"{file.name} is missing"
+    if not disk.local_path(file.name).is_file():
+        return f"{file.name} is no file"
+    if (size := disk.size_bytes(file.name)) != file.size_bytes:
+        return f"{file.name} has {size:,} bytes, not {file.size_bytes:,}"
+    wrong = []
+    for piece in pieces:
+        if await disk.digest(file.name, piece.offset, piece.size_bytes) != piece.digest:
+            wrong.append(piece.offset)
+        tell(piece.offset + piece.size_bytes)
+    if wrong:
+        return (
+            f"{file.name} differs in {len(wrong)} of {len(pieces)} pieces, first at byte "
+            f"{wrong[0]:,}"
+        )
+    if await disk.sha256(file.name) != file.sha256:
+        return f"{file.name} has another SHA-256 than its pieces add up to"
+    return None

@@ -1108,7 +1108,7 @@ class BulkClient:
             stream = await trio.open_tcp_stream(host, port)
             self._note_round_trip(root, trio.current_time() - began)
             return await self._secured(stream, host) if secure else stream
-        except (OSError, trio.BrokenResourceError) as error:
+        except (OSError, UnicodeError, trio.BrokenResourceError) as error:
             self._note_unreachable(root, peer)
             raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
 
@@ -1198,7 +1198,7 @@ class BulkClient:
             wire.ends = True  # the answer itself is still to come
         body = await self._small_answer(wire, size, defaults.BULK_REASON_BYTES_MAX)
         reason = body.decode("utf-8", "replace").splitlines()[:1] or [""]
-        return refusal(root, status, reason[0])
+        return refusal(root, status, "".join(filter(str.isprintable, reason[0])))
 
 
 def refusal(name: str, status: int, reason: str) -> FetchError:

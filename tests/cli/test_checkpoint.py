@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from swarm import defaults
 from swarm.cli import app
-from swarm.shardcast.mirror import export, fetch, serve
+from swarm.shardcast.mirror import describe, export, fetch, serve
 from swarm.shardcast.store import delta_key
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer, real_peer
@@ -91,6 +92,35 @@ def test_exported_served_fetched_verified(model: Path, tmp_path: Path) -> None:
     assert checked.exit_code == 1
     assert "config.json is missing" in checked.stderr
     assert "differs in 1 of 5 pieces, first at byte 524,288" in checked.stderr
+    (back / "config.json").mkdir()
+    assert "config.json is no file\n" in swarm("verify", back).stderr
+
+
+def test_an_export_can_be_interrupted_and_mends_what_is_damaged(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mirror"
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            await export(
+                model,
+                out,
+                run="a/b",
+                lineage=0,
+                step=0,
+                progress=lambda done, total: scope.cancel(),
+            )
+        assert scope.cancelled_caught, "it goes on as if nobody had pressed Ctrl-C"
+
+    trio.run(main)
+    assert (out / "blob").is_dir() and not (out / "checkpoint.json").exists()
+    assert swarm("export", model, "--out", out).exit_code == 0
+    damaged = max((out / "blob").iterdir(), key=lambda path: path.stat().st_size)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(bytes(len(whole)))
+    assert swarm("export", model, "--out", out).exit_code == 0
+    assert damaged.read_bytes() == whole
 
 
 def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
@@ -124,6 +154,9 @@ def test_by_a_manifest_file_and_two_mirrors(model: Path, tmp_path: Path) -> None
         got = swarm("fetch", manifest, "--mirror", empty, "--mirror", root, "--out", back)
         assert got.exit_code == 0, got.stderr
         assert same(back, model)
+        # What one mirror cannot tell, the next one does.
+        got = swarm("fetch", empty, "--mirror", root, "--out", tmp_path / "second")
+        assert got.exit_code == 0, got.stderr
         # The digest pins a file as it pins a mirror, with and without mirrors.
         for wrong in (["--mirror", root], []):
             got = swarm("fetch", manifest, *wrong, "--manifest", "ab" * 32, "--out", tmp_path / "x")
@@ -185,8 +218,18 @@ def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
     made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "m", "--json")
     told = json.loads(made.stdout)
     assert (told["run"], told["step"]) == ("owner/run", 1)
-    delta = (tmp_path / "peer/checkpoints/0-1.delta/delta").stat().st_size
-    assert delta in {path.stat().st_size for path in (tmp_path / "m/blob").iterdir()}
+    delta = tmp_path / "peer/checkpoints/0-1.delta/delta"
+
+    def sizes(mirror: str) -> set[int]:
+        return {path.stat().st_size for path in (tmp_path / mirror / "blob").iterdir()}
+
+    assert delta.stat().st_size in sizes("m")
+    # Deltas that are still arriving are left out: one without a manifest, one not whole.
+    (tmp_path / "peer/checkpoints/0-2.delta").mkdir()
+    delta.write_bytes(bytes(delta.stat().st_size))
+    made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "n", "--json")
+    assert made.exit_code == 0, made.stderr
+    assert json.loads(made.stdout) == told and delta.stat().st_size not in sizes("n")
 
 
 def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_path: Path) -> None:
@@ -239,8 +282,31 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
     [
         (["export", "{tmp}/none", "--out", "{tmp}/x"], "is no folder"),
         (["export", "{tmp}/model", "--out", "{tmp}/x", "--mirror", "ftp://x"], "is no http:// or"),
-        (["export", "{tmp}/empty", "--out", "{tmp}/x"], "1 to 4096 files, not 0"),
-        (["export", "{tmp}/model", "--out", "{tmp}/model/config.json"], "cannot be written"),
+        (["export", "{tmp}/empty", "--out", "{tmp}/x"], "/empty holds no .safetensors file"),
+        (["export", "{tmp}/deep", "--out", "{tmp}/x"], "/deep/a/b is no file; take it away"),
+        (["export", "{tmp}/lacking", "--out", "{tmp}/x"], "names 'b.safetensors', which is not"),
+        (["export", "{tmp}/unindexed", "--out", "{tmp}/x"], "is no index of safetensors files"),
+        (["export", "{tmp}/cut", "--out", "{tmp}/x"], "config.json is not what its manifest says"),
+        (["publish", "{tmp}/cut"], "config.json is not what its manifest says"),
+        (
+            ["export", "{tmp}/known", "--out", "{tmp}/x", "--mirror", "http://a"],
+            "--mirror cannot be put into",
+        ),
+        (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", ""], "--run '' is no run's id"),
+        (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", "a\x1b[2J"], "is no run's id"),
+        (["export", "{tmp}/model/sub/..", "--out", "{tmp}/model/x"], "the checkpoint's own folder"),
+        (["export", "{tmp}/model", "--out", "{tmp}/file"], "/file cannot be written (Not a dir"),
+        (["publish", "{tmp}/model", "--host", "a..b"], "choose another --port or --host"),
+        (["fetch", "http://a..b", "--out", "{tmp}/x"], "cannot be reached: label empty or too"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/file/x"], "/x cannot be written (Not a"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/" + 250 * "x"], "File name too long"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/empty"], "Connection refused; give the"),
+        (["fetch", "http://127.0.0.1:1", "--out", "."], "is in use as it is"),
+        (["fetch", "", "--out", "{tmp}/x"], "give either a mirror's address"),
+        (["fetch", "127.0.0.1:1", "--out", "{tmp}/x"], "begins with http:// or https://"),
+        (["verify", "{tmp}/none", "--manifest", "{tmp}/known/.manifest"], "/none is no folder"),
+        (["verify", "{tmp}/file", "--manifest", "{tmp}/known/.manifest"], "/file is no folder"),
+        (["verify", "{tmp}/model", "--manifest", "/dev/zero"], "more than the 8388608 allowed"),
         (["publish", "{tmp}/none"], "is no folder"),
         (["publish", "{tmp}/model", "--host", "203.0.113.9"], "choose another --port"),
         (["fetch", "--out", "{tmp}/x"], "give either a mirror's address"),
@@ -265,19 +331,58 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
     ],
 )
 def test_wrong_arguments_are_one_sentence(
-    model: Path, tmp_path: Path, arguments: list[str], sentence: str
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
 ) -> None:
+    (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "deep/a/b").mkdir(parents=True)
+    for name, index in (("lacking", '{"weight_map":{"w":"b.safetensors"}}'), ("unindexed", "[1]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.safetensors").touch()
+        (tmp_path / name / "model.safetensors.index.json").write_text(index)
+    for name in ("known", "cut"):
+        shutil.copytree(model, tmp_path / name)
+        (tmp_path / name / ".manifest").write_bytes(manifest_of(model))
+    (tmp_path / "cut/config.json").write_text("{")
     result = swarm(*(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code in (1, 2)
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("*.partial")) and not (tmp_path / "none").exists()
+
+
+def manifest_of(folder: Path) -> bytes:
+    return trio.run(partial(describe, folder, run="a/b", lineage=0, step=0))[1]
+
+
+def test_a_full_disk_names_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert swarm("export", model, "--out", tmp_path / "mirror").exit_code == 0
+    usage = shutil.disk_usage(tmp_path)
+    with static(tmp_path / "mirror") as root:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+        result = swarm("fetch", root, "--out", tmp_path / "x")
+    assert result.exit_code == 2 and "move --out to a larger disk" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("index", "sentence"),
     [
         (b"<html>", "describes no checkpoint"),
+        (
+            b'{"run":"a\\u001b[2J","lineage":0,"step":0,"manifest":"'
+            + 64 * b"0"
+            + b'","manifest_bytes":1,"total_bytes":1}',
+            "names no run: 'a\\x1b[2J'",
+        ),
         (
             b'{"run":"a/b","lineage":0,"step":0,"manifest":"zz","manifest_bytes":1,"total_bytes":1}',
             "names no manifest",
