@@ -290,7 +290,7 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
         (["publish", "{tmp}/cut"], "config.json is not what its manifest says"),
         (
             ["export", "{tmp}/known", "--out", "{tmp}/x", "--mirror", "http://a"],
-            "--mirror cannot be put into",
+            "which --mirror cannot change; leave it out",
         ),
         (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", ""], "--run '' is no run's id"),
         (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", "a\x1b[2J"], "is no run's id"),
