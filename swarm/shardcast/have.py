@@ -245,7 +245,8 @@ class HaveExchange:
     def _tell_all(self, neighbour: _Neighbour) -> None:
         for held in self._store.all()[-defaults.HAVE_CHECKPOINTS_MAX :]:
             neighbour.news[held.digest] = None
-        neighbour.speak_at(-inf)
+        if neighbour.news or neighbour.told:
+            neighbour.speak_at(-inf)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce and listen until cancelled."""
