@@ -329,7 +329,7 @@ class CheckpointStore:
     async def begin(self, key: Key, digest: bytes) -> Held:
         """Read the committed manifest of a partial checkpoint and make room for its files.
 
-        Raises `BadManifest` (its folder is then gone) and `DiskFullError`.
+        Raises `BadManifest` and `DiskFullError`; its folder is then gone.
         """
         folder = self._name(key)
         blob = await self.disk.read(f"{folder}/{MANIFEST_NAME}")
@@ -345,11 +345,18 @@ class CheckpointStore:
             raise
         held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
         held.pieces = bytearray(len(manifest.pieces))
-        await self._make_sure_of_room(held)
-        for file in manifest.files:
-            await self.disk.allocate(f"{folder}/{file.name}", file.size_bytes)
+        try:
+            await self._make_sure_of_room(held)
+            await self._allocate(held)
+        except DiskFullError:
+            await self._delete(folder)
+            raise
         self._remember(held)
         return held
+
+    async def _allocate(self, held: Held) -> None:
+        for file in held.manifest.files:
+            await self.disk.allocate(f"{held.folder}/{file.name}", file.size_bytes)
 
     async def _make_sure_of_room(self, new: Held) -> None:
         """Room for a new one, if need be in place of older complete ones that nobody uses: a peer
@@ -607,8 +614,11 @@ class CheckpointStore:
             held.complete = True
             return held
         held.pieces = bytearray(len(manifest.pieces))
-        for file in manifest.files:
-            await self.disk.allocate(f"{path}/{file.name}", file.size_bytes)
+        try:
+            await self._allocate(held)
+        except DiskFullError:
+            # Stopped before there was room for its files: but for its manifest it is empty.
+            return None
         await self._hash_pieces(held)
         return held
 

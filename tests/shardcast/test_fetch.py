@@ -394,6 +394,7 @@ def test_a_full_disk_is_one_sentence() -> None:
             checkpoint = await trainer.publish(0, some_files())
             with pytest.raises(DiskFullError, match=r"needs 2\.1 MB but only 1\.0 MB are free"):
                 await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            assert worker.disk.list("checkpoints") == []
             worker.disk.capacity = 1 << 30
             await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
 

@@ -280,6 +280,7 @@ def test_a_quota_is_kept() -> None:
         store = await opened(MemoryDisk(), quota_bytes=SIZE)
         with pytest.raises(DiskFullError, match=r"but only 0\.3 MB are left of this peer's quota"):
             await begin(store, source, wanted)
+        assert store.disk.list("checkpoints") == []
 
     trio.run(main)
 
@@ -306,6 +307,37 @@ def test_with_little_disk_fewer_are_kept_and_the_newest_always_is() -> None:
         with pytest.raises(DiskFullError, match="are left of this peer's quota"):
             await begin(store, source, large)
         assert store.complete() == [(0, 5), (0, 7)]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("allocated", [0, 1])
+def test_a_stop_before_there_was_room_for_the_files_does_not_keep_it_from_starting(
+    allocated: int,
+) -> None:
+    """Killed when the manifest is here and so many of its two files are."""
+
+    async def main() -> None:
+        published_files = [files_of(step) for step in range(4)]
+        total = sum(len(data) for data in published_files[0].values())
+        disk = MemoryDisk(capacity=3 * total + 5000)  # and manifests
+        store = await opened(disk, keep=2)
+        for step in range(2):
+            await fetch(store, *await published(step, published_files[step]))
+        source, wanted = await published(3, published_files[3])
+        sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
+        sink.write(await source.read(f"{wanted.folder}/.manifest"))
+        await sink.commit(sink.finish())
+        for file in wanted.manifest.files[:allocated]:
+            await disk.allocate(f"checkpoints/0-3/{file.name}", file.size_bytes)
+        disk.capacity -= total  # somebody else takes the room
+        store = await opened(disk, keep=2)
+        assert store.complete() == [(0, 0), (0, 1)]
+        assert disk.list("checkpoints") == ["0-0", "0-1"]
+        # From here on it makes room as always.
+        folder = await fetch(store, source, wanted)
+        assert same_files(disk, folder, published_files[3])
+        assert store.complete() == [(0, 1), (0, 3)]
 
     trio.run(main)
 
