@@ -44,10 +44,6 @@ _MANIFEST = -1
 """The manifest's number among the pieces."""
 
 
-class Superseded(SwarmError):
-    """A fetch was given up for a newer checkpoint's. What it has stays on disk."""
-
-
 class _Line:
     """What a fetch remembers of one source."""
 
@@ -137,7 +133,6 @@ class _Job:
         self.bytes_by_source: Counter[str] = Counter()
         self.changed = trio.Event()
         self.scope = trio.CancelScope()
-        self.superseded_by: Key | None = None
         self.error: SwarmError | None = None
         self.done = trio.Event()
 
@@ -198,12 +193,6 @@ class Fetcher:
         if have is not None:
             have.on_change(self._claims_changed)
 
-    def sources_changed(self) -> None:
-        """Sources appeared or vanished: look again at once."""
-        for job in self._jobs.values():
-            job.look_at = 0.0
-            job.changed.set()
-
     def _claims_changed(self, peer: PeerId) -> None:
         assert self._have is not None
         for job in self._jobs.values():
@@ -225,20 +214,17 @@ class Fetcher:
         sources: Sources,
         *,
         deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
-        supersede: bool = False,
         is_delta: bool = False,
     ) -> str:
         """The folder of a complete checkpoint on this peer's disk, fetched if it is not there: by
         deltas where an older one is here and its manifest names a short chain from that.
 
         The announcement must have been believed already; everything fetched is checked against
-        it. A second fetch of the same checkpoint waits for the first. With `supersede`, running
-        fetches of older checkpoints that are not pinned end with `Superseded`; leave it off
-        where announcements may come faster than fetches end, or none would ever end.
+        it. A second fetch of the same checkpoint waits for the first.
 
         Cancelled or failed, it keeps what it has and goes on there next time. Raises
         `DeadlineError` naming the sources and what was wrong with each, `DiskFullError`,
-        `BadManifest`, `CheckpointConflict`, `Superseded`.
+        `BadManifest`, `CheckpointConflict`.
         """
         key: Key = (checkpoint.lineage, checkpoint.step)
         if is_delta:
@@ -255,8 +241,6 @@ class Fetcher:
                 job = self._jobs[key] = _Job(key, checkpoint, sources, started)
                 self._store.pin(key)
                 try:
-                    if supersede:
-                        self._supersede(key)
                     return await self._run(job)
                 finally:
                     waiting_for = job.waiting_for()
@@ -288,13 +272,6 @@ class Fetcher:
             return None
         return held.folder if held.complete else None
 
-    def _supersede(self, key: Key) -> None:
-        for older, job in self._jobs.items():
-            # The fetch itself holds one pin.
-            if older < key and not self._store.is_pinned(older, more_than=1):
-                job.superseded_by = key
-                job.scope.cancel()
-
     async def _run(self, job: _Job) -> str:
         with job.scope:
             job.found = self._store.held(job.key)
@@ -307,11 +284,6 @@ class Fetcher:
                 await self._hand_out(job, nursery)
         if job.error is not None:
             raise job.error
-        if job.superseded_by is not None:
-            raise Superseded(
-                f"the fetch of checkpoint {job.key[0]}/{job.key[1]} gave way to "
-                f"{job.superseded_by[0]}/{job.superseded_by[1]}"
-            )
         assert job.held is not None
         folder = await self._store.finish(job.held)
         self._events.emit(
@@ -500,8 +472,7 @@ class Fetcher:
         )
 
     def _choose(self, lines: Sequence[tuple[_Line, _T]]) -> tuple[_Line, _T]:
-        weights = [self.book.weight(line.name) for line, _ in lines]
-        return self._world.random.choices(lines, weights)[0]
+        return lines[self.book.choose([line.name for line, _ in lines])]
 
     def _next_manifest(self, job: _Job, now: float) -> _Run | None:
         if job.found is not None or _MANIFEST in job.attempts or _MANIFEST in job.landing:

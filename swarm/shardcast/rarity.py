@@ -50,10 +50,6 @@ class Rarity:
                 pieces = without
         return pieces
 
-    def count(self, index: int) -> int:
-        """How many neighbours have one piece."""
-        return sum((plane >> index & 1) << number for number, plane in enumerate(self._planes))
-
 
 def draw(pieces: int, chance: Random) -> int:
     """The index of one of some pieces (not none of them), drawn at random."""

@@ -85,9 +85,10 @@ class SourceBook:
         record = self._records.get(name)
         return record is not None and record.paused_until > now
 
-    def choose(self, names: Sequence[str]) -> str:
-        """One of `names` (not empty), in proportion to its weight."""
-        return self._world.random.choices(names, [self.weight(name) for name in names])[0]
+    def choose(self, names: Sequence[str]) -> int:
+        """The position of one of `names` (not empty), in proportion to its weight."""
+        weights = [self.weight(name) for name in names]
+        return self._world.random.choices(range(len(names)), weights)[0]
 
     def succeeded(self, name: str, size_bytes: int, seconds: float) -> None:
         """A piece arrived and was right. A small one says nothing of bandwidth, only of latency."""

@@ -252,9 +252,6 @@ class CheckpointStore:
         if self._pins[key] <= 0:
             del self._pins[key]
 
-    def is_pinned(self, key: Key, *, more_than: int = 0) -> bool:
-        return self._pins[key] > more_than
-
     async def trim(self) -> None:
         """Remove what is not kept: complete ones older than the newest `keep`, partial ones that
         a complete one supersedes, and deltas that the newest one does not name; never what is
@@ -275,7 +272,7 @@ class CheckpointStore:
                     await self._remove(held)
 
     def _is_free(self, held: Held) -> bool:
-        return not held.readers and not self.is_pinned(held.key)
+        return not held.readers and held.key not in self._pins
 
     async def _remove(self, held: Held) -> None:
         self._forget(held)
@@ -579,10 +576,7 @@ class CheckpointStore:
                 continue
             self._remember(held)
             if not held.complete and not held.missing():
-                try:
-                    await self.finish(held)
-                except BadManifest as error:
-                    self._events.emit("shardcast.checkpoint_refused", reason=str(error))
+                await self.finish(held)
         await self.trim()
         for held in self.all():
             self._events.emit(
