@@ -235,13 +235,11 @@ class Fetcher:
             with trio.fail_after(deadline_seconds):
                 while (running := self._jobs.get(key)) is not None:
                     await running.done.wait()
-                folder = await self._already(key, checkpoint)
-                if folder is not None:
-                    return folder
                 job = self._jobs[key] = _Job(key, checkpoint, sources, started)
                 self._store.pin(key)
                 try:
-                    return await self._run(job)
+                    folder = await self._already(key, checkpoint)
+                    return folder if folder is not None else await self._run(job)
                 finally:
                     waiting_for = job.waiting_for()
                     if self._have is not None:

@@ -275,6 +275,7 @@ class CheckpointStore:
         return not held.readers and held.key not in self._pins
 
     async def _remove(self, held: Held) -> None:
+        """Remove what is in the store; under `_trimming`, so that nobody else does so meanwhile."""
         self._forget(held)
         # Renamed first: a folder half deleted by a crash must not be taken for a checkpoint.
         await self._delete(held.folder)
@@ -418,7 +419,7 @@ class CheckpointStore:
             for index in lost:
                 held.pieces[index] = 0
             if not lost:
-                await self._remove(held)
+                await self.withdraw(held.key)
                 raise BadManifest(
                     f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} has not the SHA-256 "
                     "its manifest states although every piece is right"
@@ -490,17 +491,18 @@ class CheckpointStore:
 
     async def discard(self, key: Key) -> None:
         """Remove a partial checkpoint, whether its manifest is known or not."""
-        held = self._held.get(key)
-        if held is None:
-            await self._delete(self._name(key))
-        elif not held.complete:
-            await self._remove(held)
+        async with self._trimming:
+            held = self._held.get(key)
+            if held is None:
+                await self._delete(self._name(key))
+            elif not held.complete:
+                await self._remove(held)
 
     async def withdraw(self, key: Key) -> None:
-        """Remove one that nobody was told of, complete or not."""
-        held = self._held.get(key)
-        if held is not None:
-            async with self._trimming:
+        """Remove one that nobody was told of or should have, complete or not."""
+        async with self._trimming:
+            held = self._held.get(key)
+            if held is not None:
                 await self._remove(held)
 
     # --- publishing --------------------------------------------------------------------------

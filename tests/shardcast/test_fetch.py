@@ -317,9 +317,11 @@ def test_sources_may_appear_and_vanish_while_fetching() -> None:
                 async with peer(network, 2) as relay:
                     await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
                     current.append(relay.source)
+                    some_here = trio.Event()
+                    worker.store.watch(lambda change, held, index: some_here.set())
                     with trio.fail_after(2 * defaults.SOURCES_RECHECK_SECONDS):
-                        while len(worker.events.named("shardcast.piece_received")) < 5:
-                            await trio.sleep(0.01)
+                        await some_here.wait()
+                    await trio.sleep(0.2)
                 held = worker.store.held((0, 0))
                 assert held is not None
                 assert 0 < len(held.missing()) < len(held.pieces)
@@ -476,6 +478,32 @@ def test_two_fetches_of_one_checkpoint_are_one() -> None:
                 for _ in range(2):
                     nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: [trainer.source])
             assert len(worker.events.named("shardcast.piece_received")) == PIECES + 1
+
+    run(main)
+
+
+def test_two_fetches_meet_a_partial_checkpoint_of_another_manifest() -> None:
+    """The first discards it, which takes a while; the second waits for the first."""
+
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.05)
+        files = some_files(seed=2)
+        async with (
+            peer(network, 1) as former,
+            peer(network, 2) as trainer,
+            peer(network, 3) as worker,
+        ):
+            withdrawn = await former.publish(0, some_files(seed=1))
+            checkpoint = await trainer.publish(0, files)
+            with trio.move_on_after(0.3):
+                await worker.fetcher.fetch(withdrawn, lambda: [former.source])
+            held = worker.store.held((0, 0))
+            assert held is not None and not held.complete
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: [trainer.source])
+            assert same_files(worker.disk, "checkpoints/0-0", files)
+            assert len(worker.events.named("shardcast.checkpoint_removed")) == 1
 
     run(main)
 

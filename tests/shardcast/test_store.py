@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -252,6 +253,52 @@ def test_a_superseded_partial_checkpoint_goes() -> None:
         await store.trim()
         assert store.held(old.key) is None
         assert store.disk.list("checkpoints") == ["0-1"]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("how", ["discarded", "withdrawn", "refused"])
+def test_what_goes_while_older_ones_are_trimmed_goes_once(how: str) -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = await opened(disk)
+        many = {f"{number}.txt": b"some" for number in range(10)}  # so that this takes a while
+        for step, files in enumerate([many, files_of(1)]):
+            await begin(store, *await published(step, files))
+        last = store.held((0, 1))
+        assert last is not None
+
+        async def remove() -> None:
+            assert last is not None
+            if how == "discarded":
+                await store.discard(last.key)
+            elif how == "withdrawn":
+                await store.withdraw(last.key)
+            else:
+                with pytest.raises(BadManifest):
+                    await store.check_files(last)
+
+        if how == "refused":
+            source, wanted = await published(1, files_of(1))
+            for index in last.missing():
+                await receive(store, source, wanted, index)
+            lie = msgspec.structs.replace(last.manifest.files[0], sha256=bytes(32))
+            last.manifest.files[0] = lie
+        store.pin((0, 0))
+        store.pin((0, 1))
+        await fetch(store, *await published(2, files_of(2)))
+        store.unpin((0, 0))
+        store.unpin((0, 1))
+        trimming = trio.Event()
+        disk.before = lambda operation: trimming.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.trim)
+            await trimming.wait()
+            await remove()
+        assert disk.list("checkpoints") == ["0-2"]
+        recorder: Recorder = store.recorder  # type: ignore[attr-defined]
+        removed = [event.fields["step"] for event in recorder.named("shardcast.checkpoint_removed")]
+        assert removed == [0, 1]
 
     trio.run(main)
 
