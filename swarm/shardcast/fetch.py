@@ -126,6 +126,8 @@ class _Job:
         self.more_at = 0.0
         """Sources were busy: until then no further lane is tried."""
         self.busy_pause = defaults.FETCH_BUSY_SECONDS
+        self.spare_at = 0.0
+        """There was no room for a spare file: until then none is asked for."""
         self.pace = 0.0
         """Averaged bytes a second of one request, over all sources."""
         self.flowing = 1.0
@@ -517,7 +519,7 @@ class Fetcher:
 
     def _hedge(self, job: _Job, now: float) -> _Run | None:
         """One of the last pieces, asked of a further source since it takes too long."""
-        if job.missing:
+        if job.missing or job.spare_at > now:
             return None
         for index, attempts in job.attempts.items():
             # One more only when every copy under way is late: liars that hang cannot use up the
@@ -579,8 +581,12 @@ class Fetcher:
                     self.book.failed(line.name)
                     self._refused(job, run.attempts[0].piece, line)
         except (DiskFullError, BadManifest) as error:
-            job.error = error
-            job.scope.cancel()
+            if isinstance(error, DiskFullError) and run.attempts[0].spare:
+                # Only a second way to a piece that is on its way already.
+                job.spare_at = self._world.now() + defaults.SOURCES_RECHECK_SECONDS
+            else:
+                job.error = error
+                job.scope.cancel()
         finally:
             job.active -= 1
             line.active -= 1

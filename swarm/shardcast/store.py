@@ -390,7 +390,10 @@ class CheckpointStore:
 
     @asynccontextmanager
     async def spare_file(self, size_bytes: int) -> AsyncIterator[str]:
-        """A file for a piece whose place somebody else is writing to; removed with the block."""
+        """A file for a piece whose place somebody else is writing to; removed with the block.
+
+        Raises `DiskFullError`: room is made for checkpoints only.
+        """
         self._spares += 1
         path = f"{self.root}/{_SPARE_NAME}/{self._spares}"
         await self.disk.allocate(path, size_bytes)

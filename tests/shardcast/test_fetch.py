@@ -420,6 +420,37 @@ def test_a_disk_that_fills_up_while_pieces_land() -> None:
     run(main)
 
 
+def test_without_room_for_a_spare_file_a_stuck_source_costs_time_only() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        size = defaults.PIECE_BYTES_MIN
+        files = {"model.safetensors": random.Random(1).randbytes(8 * size)}
+        async with peer(network, 1) as trainer, peer(network, 2) as stuck:
+            checkpoint = await trainer.publish(0, files)
+            await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            needed = checkpoint.manifest_bytes + 8 * size
+            async with peer(network, 3, disk=MemoryDisk(needed + size // 2)) as worker:
+                network.stall(stuck.transport.peer_id, worker.transport.peer_id)
+                allocations = 0
+
+                def count(operation: str) -> None:
+                    nonlocal allocations
+                    allocations += operation == "allocate"
+                    assert allocations < 100, "all stuck pieces are tried now and then"
+
+                worker.disk.before = count
+                started = trio.current_time()
+                folder = await worker.fetcher.fetch(
+                    checkpoint, lambda: [stuck.source, trainer.source]
+                )
+                seconds = trio.current_time() - started
+                assert same_files(worker.disk, folder, files)
+                assert defaults.PIECE_DEADLINE_SECONDS < seconds < 60
+                assert allocations > 3, "there was none for a spare file"
+
+    run(main)
+
+
 def test_a_signed_but_senseless_manifest_is_refused() -> None:
     async def main() -> None:
         network = MemoryNetwork()
