@@ -451,6 +451,8 @@ class CheckpointStore:
             finally:
                 blob.release()
                 sink.abandon()
+            # Small pieces are copied in place: others have their turn in between.
+            await trio.lowlevel.checkpoint()
         return copied
 
     async def finish(self, held: Held) -> str:

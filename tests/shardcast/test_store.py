@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from swarm.errors import DiskFullError
 from swarm.events import Events
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
 from swarm.shardcast.store import Change, CheckpointConflict, CheckpointStore, Held, Key
+from swarm.world.disk import LocalDisk
 from tests.shardcast.harness import RUN, Recorder, VirtualWorld, put_folder, same_files
 from tests.shardcast.memory_disk import MemoryDisk, PowerCut
 
@@ -429,6 +431,41 @@ def test_bytes_the_disk_lost_before_files_are_checked_are_fetched_again() -> Non
         assert held.missing() == [1]
         await fetch(store, source, wanted)
         assert same_files(disk, "checkpoints/0-0", files)
+
+    trio.run(main)
+
+
+def test_others_have_their_turn_while_known_pieces_are_copied(tmp_path: Path) -> None:
+    """On a real disk, where a small piece is copied without waiting for anything."""
+
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+
+        async def published_below(root: str, step: int) -> tuple[CheckpointStore, Held]:
+            for name, data in files_of(0, pieces=20).items():
+                await disk.write(f"made/{name}", data)
+            store = CheckpointStore(disk, RUN, Events(VirtualWorld(), "me"), root=root)
+            return store, (await store.publish("made", 0, step))[0]
+
+        store, _ = await published_below("checkpoints", 0)
+        _, wanted = await published_below("elsewhere", 1)
+        sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
+        sink.write(await disk.read(f"{wanted.folder}/.manifest"))
+        await sink.commit(sink.finish())
+        held = await store.begin(wanted.key, wanted.digest)
+        missing: list[int] = []
+
+        async def look() -> None:
+            while True:
+                missing.append(len(held.missing()))
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await store.copy_known(held)
+            nursery.cancel_scope.cancel()
+        assert not held.missing()
+        assert len(set(missing)) > 10
 
     trio.run(main)
 
