@@ -123,6 +123,8 @@ class _Job:
         self.active = 0
         self.width = 0
         """How many pieces may be asked for at once."""
+        self.late = False
+        """Whether more is missing here than at the neighbours."""
         self.more_at = 0.0
         """Sources were busy: until then no further lane is tried."""
         self.busy_pause = defaults.FETCH_BUSY_SECONDS
@@ -244,10 +246,9 @@ class Fetcher:
                     return folder if folder is not None else await self._run(job)
                 finally:
                     waiting_for = job.waiting_for()
-                    if self._have is not None:
-                        self._have.late = False
                     self._store.unpin(key)
                     del self._jobs[key]
+                    self._tell_lateness()
                     job.done.set()
         except trio.TooSlowError as error:
             raise DeadlineError(
@@ -402,18 +403,23 @@ class Fetcher:
         claims = [line.claim for line in job.known.values() if line.claim is not None]
         usual = self._usual_width(job)
         if not claims:
-            job.width = usual
+            job.width, job.late = usual, False
+            self._tell_lateness()
             return
         theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
         # What they claim is some time ago: they lack less by now.
         missing = job.missing.bit_count()
         late = missing / max(0.9 * theirs, 1.0)
-        if self._have is not None:
-            self._have.late = late >= defaults.FETCH_LATE
+        job.late = late >= defaults.FETCH_LATE
+        self._tell_lateness()
         # Towards the end, when that says little, there is room: others have finished.
         ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
         least = min(2 * usual, self._parallel_max) if ending else max(1, 7 * usual // 8)
         job.width = max(least, min(round(usual * late * late), self._parallel_max))
+
+    def _tell_lateness(self) -> None:
+        if self._have is not None:
+            self._have.late = any(job.late for job in self._jobs.values())
 
     def _usual_width(self, job: _Job) -> int:
         """As many that about `FETCH_PARALLEL` pieces flow at once, the others' requests being on

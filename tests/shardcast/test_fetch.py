@@ -539,6 +539,38 @@ def test_two_fetches_meet_a_partial_checkpoint_of_another_manifest() -> None:
     run(main)
 
 
+def test_a_peer_is_late_while_any_of_its_fetches_is() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.1)
+        async with (
+            peer(network, 1, have=True) as stuck,
+            peer(network, 2, have=True) as trainer,
+            peer(network, 3, have=True) as worker,
+        ):
+            have = worker.have
+            assert have is not None
+            await worker.connect(stuck, trainer)
+            large = await stuck.publish(0, some_files(40))
+            small = await trainer.publish(1, some_files(1))
+            await trio.sleep(1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.fetcher.fetch, large, lambda: [stuck.source])
+                await trio.sleep(1.2)
+                held = worker.store.held((0, 0))
+                assert held is not None and len(held.missing()) > 8
+                assert have.late, "its neighbour has everything"
+                network.stall(stuck.transport.peer_id, worker.transport.peer_id)
+                await worker.fetcher.fetch(small, lambda: [trainer.source])
+                assert have.late, "the other fetch still is"
+                network.cut(stuck.transport.peer_id, worker.transport.peer_id)
+                await trio.sleep(2)
+                assert have.claim(stuck.transport.peer_id, large.manifest_digest) is None
+                assert not have.late, "nobody is known to have more"
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_a_peer_that_claims_what_it_lacks_is_lowered() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.01)
