@@ -145,7 +145,10 @@ def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None
     if len(is_wide) != wide_count:
         raise BadDelta("a block of the delta contradicts itself on its wide gaps")
     positions: Positions = gaps.astype(np.int64)
-    positions[is_wide] = np.frombuffer(payload, "<u4", wide_count, 8 + count)
+    wide = np.frombuffer(payload, "<u4", wide_count, 8 + count)
+    if wide_count and np.count_nonzero(wide < _WIDE):
+        raise BadDelta("a block of the delta states a narrow gap as a wide one")
+    positions[is_wide] = wide
     positions[1:] += 1
     np.cumsum(positions, out=positions)
     if positions[-1] >= len(words):
@@ -156,6 +159,8 @@ def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None
         plane = planes[place * count : (place + 1) * count]
         if plane.any():  # seldom: most words move by one
             zigzag |= plane.astype(unsigned) << 8 * place
+    if np.count_nonzero(zigzag) != count:
+        raise BadDelta("a block of the delta states a change by nothing")
     words[positions] += (zigzag >> 1) ^ np.negative(zigzag & 1)
 
 
@@ -181,7 +186,7 @@ def word_bytes_of(path: Path) -> int:
         return 0
     dtypes = [entry.get("dtype") for name, entry in header.items() if name != "__metadata__"]
     widths = [_WORD_BYTES.get(str(dtype), 1) for dtype in dtypes]
-    return math.gcd(8 + length, size, *widths)
+    return math.gcd(8, 8 + length, size, *widths)  # a file need not have tensors
 
 
 def _same_layout(base: Path, new: Path) -> bool:

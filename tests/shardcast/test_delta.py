@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,22 @@ def test_a_block_comes_back_bit_for_bit(
         assert block.tobytes() == bytes(other)
 
 
+@pytest.mark.parametrize(
+    ("wide", "difference", "reason"),
+    [(254, 1, "states a narrow gap as a wide one"), (255, 0, "states a change by nothing")],
+)
+def test_a_block_that_nobody_encodes_is_refused(wide: int, difference: int, reason: str) -> None:
+    def payload(wide: int, difference: int) -> bytes:
+        return struct.pack("<IIBIB", 1, 1, 255, wide, difference)
+
+    block = np.zeros(300, np.uint8)
+    with pytest.raises(BadDelta, match=reason):
+        apply_block(payload(wide, difference), block, 1)
+    assert not block.any()
+    apply_block(payload(255, 1), block, 1)
+    assert block[255] == 255, "-1"
+
+
 def test_wide_gaps_survive() -> None:
     old = np.zeros(BLOCK, np.uint8)
     new = old.copy()
@@ -206,6 +223,19 @@ def test_what_cannot_be_compared_is_left_out(tmp_path: Path) -> None:
         assert list(delta.files) == ["same"]
     nothing = encode(base, new, tmp_path / "e", ["gone", "odd"], limit_bytes=1 << 20)
     assert nothing.size_bytes == 0 and not (tmp_path / "e").exists()
+
+
+def test_a_file_without_tensors_does_not_keep_the_others_from_a_delta(tmp_path: Path) -> None:
+    raw = random.Random(1).randbytes(1 << 16)
+    none = (8).to_bytes(8, "little") + b"{}" + b" " * 6
+    base = write(tmp_path / "base", {"a": none, "b": safetensors({"w": ("BF16", raw)})})
+    assert word_bytes_of(base / "a") == 8
+    new = safetensors({"w": ("BF16", changed(raw, 0.01, 1))})
+    write(tmp_path / "new", {"a": none, "b": new})
+    out = tmp_path / "delta"
+    encode(base, tmp_path / "new", out, ["a", "b"], limit_bytes=1 << 16)
+    assert made(base, tmp_path / "target", [out], "b", new) == [0]
+    assert made(base, tmp_path / "target", [out], "a", none) == [0]
 
 
 def test_words_never_span_two_tensors(tmp_path: Path) -> None:
