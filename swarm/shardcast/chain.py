@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from swarm import defaults
-from swarm.errors import DeadlineError, SwarmError
+from swarm.errors import DeadlineError, SwarmError, leaf_errors
 from swarm.events import Events
 from swarm.messages import Checkpoint
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
@@ -69,7 +69,7 @@ class Deltas:
                 if known is None or not known.complete:
                     links = await self._encode(folder, key)
         except* (SwarmError, OSError) as group:
-            failed += group.exceptions
+            failed += leaf_errors(group)
         if failed:
             raise failed[0]
         manifest = msgspec.structs.replace(built[0], deltas=links, mirrors=list(mirrors))
@@ -162,10 +162,12 @@ class Deltas:
                 bytes_deltas=sum(link.total_bytes for link in links),
                 bytes_made=made,
             )
-        except (SwarmError, OSError) as error:
-            if self._store.held(held.key) is not held:  # its manifest contradicts itself
+        except Exception as error:
+            errors = leaf_errors(error)  # those of a fetch's lanes come as a group
+            expected = all(isinstance(each, SwarmError | OSError) for each in errors)
+            if not expected or self._store.held(held.key) is not held:  # withdrawn meanwhile
                 raise
-            self._events.emit("shardcast.delta_failed", step=held.key[1], reason=str(error))
+            self._events.emit("shardcast.delta_failed", step=held.key[1], reason=str(errors[0]))
 
     def _cheapest(self, held: Held) -> tuple[Held, list[DeltaLink]] | None:
         """A complete base, and the deltas from there, oldest first: the shortest chain, since each

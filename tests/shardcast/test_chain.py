@@ -266,6 +266,53 @@ def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
     run(main)
 
 
+def test_a_disk_that_fails_while_a_delta_is_fetched_costs_the_delta_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = policies(2)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with (
+            delta_peer(network, 1, tmp_path / "1") as trainer,
+            delta_peer(network, 2, tmp_path / "2") as worker,
+        ):
+            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+            await fetch(worker, checkpoints[0], trainer)
+            allocate = worker.disk.allocate
+
+            async def fail(path: str, size_bytes: int) -> None:
+                if path.endswith(".delta/delta"):
+                    raise OSError(5, "Input/output error")
+                await allocate(path, size_bytes)
+
+            monkeypatch.setattr(worker.disk, "allocate", fail)
+            await fetch(worker, checkpoints[1], trainer)
+            assert holds(worker, tmp_path / "2", 1, files[1])
+            (failed,) = worker.events.named("shardcast.delta_failed")
+            assert failed.fields["reason"] == "[Errno 5] Input/output error"
+
+    trio.run(main)
+
+
+def test_a_failure_inside_a_task_of_publishing_is_raised_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`build` hashes in a nursery of its own; what fails there is no group to the caller."""
+
+    async def main() -> None:
+        async with delta_peer(MemoryNetwork(), 1, tmp_path) as trainer:
+
+            async def fail(path: str, offset: int, size_bytes: int) -> bytes:
+                raise OSError(5, "Input/output error")
+
+            monkeypatch.setattr(trainer.disk, "digest", fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                await publish(trainer, 0, policies(1)[0])
+
+    trio.run(main)
+
+
 def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
     """The trainer signs a delta that leads elsewhere: no piece comes out right, all are fetched."""
     files = policies(3)
