@@ -59,7 +59,9 @@ class SourceBook:
             )
             record = self._records[name] = _Record(1.0, fastest, self._observations)
             if len(self._records) > defaults.SOURCES_KNOWN_MAX:
-                self._records.popitem(last=False)
+                self._records.popitem(last=False)  # the one that was not looked at for longest
+        else:
+            self._records.move_to_end(name)
         return record
 
     def success_rate(self, name: str) -> float:
@@ -82,8 +84,7 @@ class SourceBook:
 
     def is_paused(self, name: str, now: float) -> bool:
         """Whether a source rests since it failed."""
-        record = self._records.get(name)
-        return record is not None and record.paused_until > now
+        return name in self._records and self._record(name).paused_until > now
 
     def choose(self, names: Sequence[str]) -> int:
         """The position of one of `names` (not empty), in proportion to its weight."""

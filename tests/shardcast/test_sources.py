@@ -134,6 +134,30 @@ def test_memory_is_bounded() -> None:
     in_trio(check)
 
 
+def test_new_names_do_not_make_it_forget_a_source_that_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(defaults, "SOURCES_KNOWN_MAX", 50)
+
+    def check() -> None:
+        for used in ("paused", "weighed"):
+            book = SourceBook(VirtualWorld())
+            book.corrupt("liar")
+            weight = book.weight("liar")
+            for number in range(2 * defaults.SOURCES_KNOWN_MAX):
+                book.given_up(str(number), 1 << 16, 1.0)
+                if number % 10 == 0 and used == "paused":
+                    book.is_paused("liar", trio.current_time())
+                elif number % 10 == 0:
+                    book.weight("liar")
+            assert book.is_paused("liar", trio.current_time())
+            assert book.weight("liar") == weight
+            assert not book.is_paused("never heard of", trio.current_time())
+            assert len(book._records) == defaults.SOURCES_KNOWN_MAX
+
+    in_trio(check)
+
+
 def test_names() -> None:
     assert source_name(Source(addresses=("http://a:1", "http://b:2"))) == "http://a:1"
     assert source_name(Source()) == "nobody"
