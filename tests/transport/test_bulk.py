@@ -53,10 +53,13 @@ def disk(tmp_path) -> FolderDisk:
 
 @asynccontextmanager
 async def serving(
-    service: Service | None, disk: FolderDisk, identity: Identity = BOB
+    service: Service | None,
+    disk: FolderDisk,
+    identity: Identity = BOB,
+    uplink: Uplink | None = None,
 ) -> AsyncIterator[str]:
     """A bulk server on loopback; its root."""
-    server = BulkServer(identity.peer_id, disk, lambda: service, Traffic())
+    server = BulkServer(identity.peer_id, disk, lambda: service, Traffic(), uplink=uplink)
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve, listeners)
@@ -410,7 +413,10 @@ def test_who_is_evicted_is_cut_off_in_the_middle(disk, monkeypatch, pushes: bool
         service.admitted = {ALICE.peer_id}
         reference = service.offer(disk, bytes(64 << 20))
         put = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n" % (b"ab" * 32)
-        async with serving(service, disk) as root, await dial(root) as stream:
+        # On a line on which the blob takes seven seconds: loopback carries it in less than an
+        # interval between two looks.
+        slow = Uplink(10e6)
+        async with serving(service, disk, uplink=slow) as root, await dial(root) as stream:
             assert b" 204 " in await prove(stream)
             if pushes:
                 await stream.send_all(put + b"some")

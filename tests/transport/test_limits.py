@@ -1,0 +1,117 @@
+"""Limits that protect a bulk server from its clients, each with a bystander who must not suffer;
+real sockets on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+
+from swarm import defaults
+from swarm.identity import Identity
+from swarm.transport import BlobReference
+
+from .harness import ALICE, CAROL, FolderDisk, Service
+from .test_bulk import ask, challenge, dial, get, prove, serving
+
+UNKNOWN = BlobReference(b"?" * 32, 1)
+SLOW = 0.3
+"""Seconds that nobody waits by chance, and a flooder longer."""
+
+
+@pytest.fixture
+def disk(tmp_path) -> FolderDisk:
+    return FolderDisk(tmp_path / "disk")
+
+
+@pytest.fixture
+def few_small_requests(monkeypatch) -> None:
+    """Four at once, then one in half a second."""
+    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_PER_SECOND", 2.0)
+    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_BURST", 4.0)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(20):
+            await main()
+
+    trio.run(bounded)
+
+
+async def dial_from(root: str, host: str) -> trio.SocketStream:
+    """A connection from another address of loopback."""
+    there, port = root.removeprefix("http://").split(":")
+    return await trio.open_tcp_stream(there, int(port), local_address=host)
+
+
+async def seconds(question: Awaitable[bytes]) -> float:
+    began = trio.current_time()
+    await question
+    return trio.current_time() - began
+
+
+async def is_slow(stream: trio.SocketStream) -> bool:
+    return await seconds(ask(stream, get(UNKNOWN))) > SLOW
+
+
+def test_a_flood_from_one_address_slows_no_other_address(disk, few_small_requests) -> None:
+    async def main() -> None:
+        async with (
+            serving(Service(), disk) as root,
+            await dial(root) as flooder,
+            await dial(root) as beside,
+            await dial_from(root, "127.0.0.2") as other,
+        ):
+            for _ in range(5):
+                assert b"404" in await ask(flooder, get(UNKNOWN))
+            assert await is_slow(beside), "one address is one, on however many connections"
+            assert not await is_slow(other)
+
+    run(main)
+
+
+def test_a_flood_of_one_peer_slows_it_at_every_address_and_no_other_peer(
+    disk, few_small_requests
+) -> None:
+    async def main() -> None:
+        service = Service()
+        service.admitted = {ALICE.peer_id, CAROL.peer_id}
+
+        async with AsyncExitStack() as stack:
+            root = await stack.enter_async_context(serving(service, disk))
+
+            async def proven(host: str, identity: Identity) -> trio.SocketStream:
+                stream = await stack.enter_async_context(await dial_from(root, host))
+                assert b" 204 " in await prove(stream, identity)
+                return stream
+
+            # Two at each address: together too many, but for no address.
+            for number in range(2, 5):
+                stream = await proven(f"127.0.0.{number}", ALICE)
+                for _ in range(2 if number < 4 else 1):
+                    assert not await is_slow(stream)
+            there = await proven("127.0.0.5", ALICE)
+            other = await proven("127.0.0.6", CAROL)
+            assert await is_slow(there)
+            assert not await is_slow(other)
+
+    run(main)
+
+
+def test_connections_are_bounded_in_all(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_MAX", 2)
+
+    async def main() -> None:
+        async with serving(Service(), disk) as root:
+            async with await dial(root) as first, await dial_from(root, "127.0.0.2") as second:
+                await challenge(first)
+                await challenge(second)
+                async with await dial_from(root, "127.0.0.3") as third:
+                    assert b"503" in await third.receive_some()
+            async with await dial_from(root, "127.0.0.3") as again:
+                assert len(await challenge(again)) == 32
+
+    run(main)
