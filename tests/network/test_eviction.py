@@ -1,0 +1,126 @@
+"""Who is evicted gets nothing any more, soon: real peers of a run, and a former member that goes on
+asking with the lease it has."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from swarm import defaults
+from swarm.identity import PeerId
+from swarm.transport import BlobReference, FetchError, Source
+from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Peer, Swarm
+
+PIECES = 4
+
+
+async def publish(peer: Peer) -> list[BlobReference]:
+    """Have a peer hold a checkpoint; its pieces."""
+    data = random.Random(1).randbytes(PIECES * defaults.PIECE_BYTES_MIN)
+    await peer.node.disk.write("made/model.safetensors", data)
+    held, _ = await peer.run_node.store.publish("made", 0, 0)
+    return [BlobReference(piece.digest, piece.size_bytes) for piece in held.manifest.pieces]
+
+
+async def lease(swarm: Swarm) -> bytes:
+    """What the worker, as an honest peer, is given by the run's trusted peers just now."""
+    async with swarm.peer(WORKER) as worker:
+        await worker.until(lambda: bool(worker.node.transport._credential), "no lease")  # type: ignore[attr-defined]
+        return worker.node.transport._credential  # type: ignore[attr-defined]
+
+
+class Robber:
+    """The worker's key and lease in the hands of a program that never leaves."""
+
+    def __init__(self, peer: Peer, credential: bytes, *, reconnects: bool) -> None:
+        self._peer = peer
+        self._reconnects = reconnects
+        self.served_at: dict[PeerId, float] = {}
+        """When it last was given a piece by each."""
+        self.refused: dict[PeerId, str] = {}
+        """What it is told since."""
+        peer.node.transport.set_credential(credential)
+
+    async def rob(self, server: PeerId, pieces: list[BlobReference]) -> None:
+        """Ask for piece after piece, for ever."""
+        transport, disk = self._peer.node.transport, self._peer.node.disk
+        await disk.allocate(server, pieces[0].size_bytes)
+        for number in range(1_000_000):
+            piece = pieces[number % PIECES]
+            try:
+                await transport.fetch(Source(server), piece, disk.sink(server, 0, piece.size_bytes))
+                self.served_at[server] = trio.current_time()
+                self.refused.pop(server, None)
+            except FetchError as error:
+                self.refused[server] = str(error)
+            if self._reconnects:
+                await transport.disconnect(server)
+            await trio.sleep(0.25)
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_gossip_cuts_an_evicted_peer_off_in_the_middle(tmp_path: Path, reconnects: bool) -> None:
+    """On a new connection at once; on one that it has when it is disconnected."""
+    swarm = Swarm(tmp_path)
+
+    async def main() -> tuple[Robber, float]:
+        async with (
+            swarm.peer(TRAINER) as trainer,
+            swarm.peer(ALICE) as alice,
+            swarm.peer(BOB) as bob,
+        ):
+            servers = (trainer, alice, bob)
+            pieces = [await publish(server) for server in servers]
+            credential = await lease(swarm)
+            async with swarm.apart(WORKER) as peer, trio.open_nursery() as nursery:
+                robber = Robber(peer, credential, reconnects=reconnects)
+                for server, some in zip(servers, pieces, strict=True):
+                    nursery.start_soon(robber.rob, server.node.peer_id, some)
+                await trio.sleep(5)
+                assert robber.refused == {}
+                began = trio.current_time()
+                await alice.trusted.evict(WORKER.peer_id, "for a test", b"", 1.0, 0.0)
+                await trio.sleep(10)
+                for server in servers:
+                    assert server.events("membership.peer_evicted")
+                nursery.cancel_scope.cancel()
+        return robber, began
+
+    robber, began = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    limit = 1.0 if reconnects else 5.0
+    for server in (TRAINER, ALICE, BOB):
+        assert robber.served_at[server.peer_id] < began + limit
+        assert "403" in robber.refused[server.peer_id]
+
+
+def test_where_gossip_does_not_reach_the_lease_runs_out(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+
+    async def main() -> tuple[Robber, float]:
+        async with (
+            swarm.peer(TRAINER) as trainer,
+            swarm.peer(ALICE) as alice,
+            swarm.peer(BOB) as bob,
+        ):
+            pieces = await publish(bob)
+            credential = await lease(swarm)
+            for other in (trainer, alice):
+                swarm.network.cut(bob.node.peer_id, other.node.peer_id)
+            async with swarm.apart(WORKER) as peer, trio.open_nursery() as nursery:
+                robber = Robber(peer, credential, reconnects=True)
+                nursery.start_soon(robber.rob, bob.node.peer_id, pieces)
+                began = trio.current_time()
+                await alice.trusted.evict(WORKER.peer_id, "for a test", b"", 1.0, 0.0)
+                await trio.sleep(defaults.ADMISSION_LEASE_SECONDS + 5)
+                assert trainer.events("membership.peer_evicted")
+                assert not bob.events("membership.peer_evicted")
+                nursery.cancel_scope.cancel()
+        return robber, began
+
+    robber, began = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert 50.0 < robber.served_at[BOB.peer_id] - began < 60.0
+    assert "403 this peer is not admitted" in robber.refused[BOB.peer_id]
