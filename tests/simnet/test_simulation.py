@@ -248,23 +248,32 @@ def test_who_loses_power_comes_back_from_the_disk() -> None:
 
 
 def test_a_cheat_is_evicted() -> None:
+    looked_at: list[str] = []
+
     async def main(simulation: Simulation) -> None:
         await small_run(simulation, workers=1, steps=50)
         out = simulation.expect("membership.peer_evicted", ["trainer"])
         cheat = simulation.add(
-            Plan("cheat", ["inference"], options={"inference.alter_weights": 0.1})
+            Plan(
+                "cheat",
+                ["inference"],
+                options={"inference.alter_weights": 0.1},
+                acts=simulation.role("inference"),  # so that its end is expected
+            )
         )
         await cheat.start()
-        await simulation.meet(out, 600)
+        assert await simulation.meet(out, 600)
         await trio.sleep(5)
+        assert not cheat.alive
         for peer in simulation.peers.values():
-            if peer is not cheat:
-                assert peer.node is not None
+            if peer.node is not None and peer.node.part is not None:  # not the bootstrap peer
                 assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"
+                looked_at.append(peer.name)
 
     simulation = run(main)
-    assert [v for v in simulation.violations if "cheat ended" not in v] == []
+    assert simulation.violations == []
     assert "evicted" in (simulation.peers["cheat"].ended or "")
+    assert sorted(looked_at) == ["trainer", "v0", "v1", "w0"]
 
 
 def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
