@@ -104,6 +104,8 @@ class _Job:
         self.caller_sources = sources
         self.digest = checkpoint.manifest_digest
         self.manifest_bytes = checkpoint.manifest_bytes
+        self.total_bytes = checkpoint.total_bytes
+        """0 where that is not known."""
         self.started = started
         self.found: Held | None = None
         """Once its manifest is here."""
@@ -580,12 +582,17 @@ class Fetcher:
                 await self._ask(job, run)
             if run.scope.cancelled_caught:
                 now = self._world.now()
+                seconds = now - run.started
                 # If another source was first, this one can at best have been this fast.
-                self.book.given_up(line.name, run.size_bytes, now - run.started)
-                if now >= run.started + run.seconds:
+                self.book.given_up(line.name, run.size_bytes, seconds)
+                late = run.attempts[0]
+                if seconds >= run.seconds:
                     line.reason = f"did not send a piece within {run.seconds:.0f} s"
                     self.book.failed(line.name)
-                    self._refused(job, run.attempts[0].piece, line)
+                    self._refused(job, late.piece, line)
+                elif late.hedge_at <= now:
+                    line.reason = f"had not sent a piece after {seconds:.1f} s, and another had"
+                    self._passed_over(job, late.piece, line)
         except (DiskFullError, BadManifest) as error:
             if isinstance(error, DiskFullError) and run.attempts[0].spare:
                 # Only a second way to a piece that is on its way already.
@@ -656,6 +663,8 @@ class Fetcher:
                 self._rest(job, line, now)
             elif error.retry and (line.claim is None or not line.claim.has(index)):
                 line.not_before = now + line.pause
+                if line.pause < defaults.NOT_YET_SECONDS_MAX <= 2 * line.pause:
+                    self._passed_over(job, index, line)
                 line.pause = min(2 * line.pause, defaults.NOT_YET_SECONDS_MAX)
             else:
                 self.book.failed(line.name)
@@ -767,14 +776,30 @@ class Fetcher:
     async def _landed(self, job: _Job, index: int) -> None:
         """A verified piece is in its place."""
         if index == _MANIFEST:
-            job.found = await self._store.begin(job.key, job.digest)
+            found = await self._store.begin(job.key, job.digest)
+            if job.total_bytes not in (0, found.manifest.total_bytes):
+                await self._store.withdraw(job.key)
+                raise BadManifest(
+                    f"checkpoint {job.key[0]}/{job.key[1]} was announced with {job.total_bytes:,} "
+                    f"bytes, and its manifest lists {found.manifest.total_bytes:,}"
+                )
+            job.found = found
         else:
             assert job.held is not None
             self._store.landed(job.held, index)
 
     def _refused(self, job: _Job, index: int, line: _Line) -> None:
+        """A source did wrong, or failed."""
+        self._tell(job, "shardcast.piece_refused", index, line)
+
+    def _passed_over(self, job: _Job, index: int, line: _Line) -> None:
+        """A source was too slow, or lacks again and again what it is asked for: no wrong, but the
+        reason why others are asked."""
+        self._tell(job, "shardcast.source_passed_over", index, line)
+
+    def _tell(self, job: _Job, event: str, index: int, line: _Line) -> None:
         self._events.emit(
-            "shardcast.piece_refused",
+            event,
             lineage=job.key[0],
             step=job.key[1],
             piece=index,

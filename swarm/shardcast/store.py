@@ -357,10 +357,12 @@ class CheckpointStore:
             await self.disk.allocate(f"{held.folder}/{file.name}", file.size_bytes)
 
     async def _make_sure_of_room(self, new: Held) -> None:
-        """Room for a new one, if need be in place of older complete ones that nobody uses: a peer
-        with little disk keeps fewer. The newest stays: it is the base of the next delta."""
+        """Room for a new one, if need be in place of older ones that nobody uses, those first that
+        are not complete: a peer with little disk keeps fewer. The newest complete one stays: it is
+        the base of the next delta."""
         total = new.manifest.total_bytes
-        for key in [*self.complete()[:-1], None]:
+        partial = [held.key for held in self.all() if not held.complete]
+        for key in [*partial, *self.complete()[:-1], None]:
             room, whose = self._room()
             if total <= room:
                 return

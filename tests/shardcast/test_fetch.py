@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 import trio
@@ -253,6 +254,94 @@ def test_pipelining_beats_store_and_forward() -> None:
     run(main)
 
 
+class _SlowDisk:
+    """A liar's disk, from which nothing comes, or a little at a time."""
+
+    def __init__(self, disk: MemoryDisk, pause_seconds: float) -> None:
+        self._read = disk.read
+        self._pause_seconds = pause_seconds
+        disk.read = self.read  # type: ignore[method-assign]
+
+    async def read(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        if offset % (256 * KIB):
+            await trio.sleep(self._pause_seconds)
+        return await self._read(path, offset, size_bytes)
+
+
+@pytest.mark.parametrize(
+    "kind, event, reason",
+    [
+        ("sends wrong bytes", "piece_refused", "sent wrong bytes"),
+        ("stops in the middle", "source_passed_over", "had not sent a piece after"),
+        ("trickles", "source_passed_over", "had not sent a piece after"),
+        ("claims what it lacks", "piece_refused", "unknown blob"),
+        ("has an older checkpoint only", "source_passed_over", "unknown blob"),
+    ],
+)
+def test_whoever_does_not_deliver_is_named_and_avoided(
+    kind: str, event: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A piece comes in several parts, so that a source can stop between them.
+    monkeypatch.setattr(defaults, "DISK_INLINE_BYTES_MAX", 64 * 1024)
+
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        claims = kind.startswith("claims")
+        async with (
+            peer(network, 1, have=claims) as trainer,
+            peer(network, 2, have=claims) as liar,
+            peer(network, 3, have=claims) as worker,
+        ):
+            old = await trainer.publish(0, some_files(4))
+            files = some_files(40, seed=2)
+            checkpoint = await trainer.publish(1, files)
+            has = old if kind.startswith("has") else checkpoint
+            await liar.fetcher.fetch(has, lambda: [trainer.source])
+            if kind.startswith("sends"):
+                _Corrupt(trainer, liar)
+            elif kind.startswith("stops"):
+                _SlowDisk(liar.disk, inf)
+            elif kind.startswith("trickles"):
+                _SlowDisk(liar.disk, 5.0)
+            serve = liar.service.open
+            asked = []
+
+            def counted(client: PeerId | None, digest: bytes) -> OpenBlob:
+                asked.append(digest)
+                return serve(client, b"unknown" if claims else digest)
+
+            liar.service.open = counted  # type: ignore[method-assign]
+            if claims:
+                await worker.connect(liar, trainer)
+                await trio.sleep(1)
+            sources = [liar.source, trainer.source]
+            with trio.fail_after(30):
+                folder = await worker.fetcher.fetch(checkpoint, lambda: sources)
+            assert same_files(worker.disk, folder, files)
+            named = [
+                each
+                for name in ("shardcast.piece_refused", "shardcast.source_passed_over")
+                for each in worker.events.named(name)
+            ]
+            assert {each.fields["source"] for each in named} == {liar.transport.peer_id}
+            assert any(
+                each.name == f"shardcast.{event}" and reason in each.fields["reason"]
+                for each in named
+            )
+            assert asked and len(asked) <= 20, "of 163 requests at least"
+            asked.clear()
+            files = some_files(40, seed=3)
+            checkpoint = await trainer.publish(2, files)
+            if claims:
+                await trio.sleep(1)
+            with trio.fail_after(30):
+                folder = await worker.fetcher.fetch(checkpoint, lambda: sources)
+            assert same_files(worker.disk, folder, files)
+            assert len(asked) <= 20
+
+    run(main)
+
+
 def test_a_stalled_source_is_routed_around() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.01)
@@ -479,6 +568,16 @@ def test_a_signed_but_senseless_manifest_is_refused() -> None:
             )
             with pytest.raises(BadManifest, match="0/9 is one of owner/run 0/0"):
                 await worker.fetcher.fetch(moved, lambda: [trainer.source])
+            wrong = type(checkpoint)(
+                lineage=0,
+                step=0,
+                manifest_digest=checkpoint.manifest_digest,
+                manifest_bytes=checkpoint.manifest_bytes,
+                total_bytes=checkpoint.total_bytes + 1,
+            )
+            with pytest.raises(BadManifest, match="with 2 bytes, and its manifest lists 1"):
+                await worker.fetcher.fetch(wrong, lambda: [trainer.source])
+            assert worker.disk.list("checkpoints") == []
 
     run(main)
 

@@ -334,6 +334,27 @@ def test_a_quota_is_kept() -> None:
     trio.run(main)
 
 
+def test_what_was_begun_and_left_makes_room_for_what_is_newer() -> None:
+    async def main() -> None:
+        total = sum(len(data) for data in files_of(0).values())
+        disk = MemoryDisk()
+        store = await opened(disk, quota_bytes=2 * total + 100)
+        await fetch(store, *await published(5, files_of(5)))
+        source, left = await published(6, files_of(6))
+        await begin(store, source, left)
+        await receive(store, source, left, 0)
+        store.pin((0, 6))  # as long as it is being fetched
+        source, wanted = await published(7, files_of(7))
+        with pytest.raises(DiskFullError, match="are left of this peer's quota"):
+            await begin(store, source, wanted)
+        store.unpin((0, 6))
+        await fetch(store, source, wanted)
+        assert store.complete() == [(0, 5), (0, 7)]
+        assert (await opened(disk, quota_bytes=2 * total + 100)).complete() == [(0, 5), (0, 7)]
+
+    trio.run(main)
+
+
 def test_with_little_disk_fewer_are_kept_and_the_newest_always_is() -> None:
     async def main() -> None:
         total = sum(len(data) for data in files_of(0).values())
