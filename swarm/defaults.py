@@ -439,7 +439,8 @@ FETCH_BUSY_SECONDS = 2.0
 `BUSY_SECONDS_MAX`; sooner while it has few."""
 
 FETCH_PARALLEL_PER_SOURCE = 4
-"""Pieces asked of one source at once: one arrives while the next request travels."""
+"""Pieces asked of one source at once: one arrives while the next request travels. Up to half of
+`FETCH_PARALLEL_MAX` where there are few sources and requests are on their way most of the time."""
 
 FETCH_RUN_SECONDS = 0.02
 """On a fast line as many pieces are asked for at once as arrive within this time (4 MB at 200 MB/s

@@ -125,6 +125,8 @@ class _Job:
         self.active = 0
         self.width = 0
         """How many pieces may be asked for at once."""
+        self.per_source = 0
+        """How many of one source."""
         self.late = False
         """Whether more is missing here than at the neighbours."""
         self.more_at = 0.0
@@ -340,6 +342,7 @@ class Fetcher:
         """Start lanes until the manifest is here, or then until nothing is missing and nothing
         under way."""
         job.width = self._parallel
+        job.per_source = self._parallel_per_source
         while True:
             job.changed = trio.Event()
             wake_at = self._assign(job, nursery)
@@ -404,6 +407,11 @@ class Fetcher:
         pieces = len(job.held.pieces)
         claims = [line.claim for line in job.known.values() if line.claim is not None]
         usual = self._usual_width(job)
+        job.per_source = self._parallel_per_source
+        if usual > self._parallel and job.known:
+            # Too few sources for so many: each is asked for more.
+            share = min(-(-usual // len(job.known)), self._parallel_max // 2)
+            job.per_source = max(job.per_source, share)
         if not claims:
             job.width, job.late = usual, False
             self._tell_lateness()
@@ -493,24 +501,24 @@ class Fetcher:
         line, _ = self._choose([entry for entry in lines if entry[0].claim is not None] or lines)
         return self._ask_for(job, [_MANIFEST], line, now)
 
-    def _is_able(self, line: _Line, now: float) -> bool:
+    def _is_able(self, job: _Job, line: _Line, now: float) -> bool:
         """Whether a source can be asked for one more piece now."""
         return (
-            line.active < self._parallel_per_source
+            line.active < job.per_source
             and line.not_before <= now
             and not self.book.is_paused(line.name, now)
         )
 
     def _offer(self, job: _Job, line: _Line, now: float) -> int:
         """Pieces that nobody is asked for, and that a source may have and can be asked for now."""
-        if not self._is_able(line, now):
+        if not self._is_able(job, line, now):
             return 0
         if line.claim is not None:
             return line.claim.of(job.missing)
         return job.missing if self._is_asked_blindly(job, line, now) else 0
 
     def _may_have(self, job: _Job, line: _Line, index: int, now: float) -> bool:
-        if not self._is_able(line, now):
+        if not self._is_able(job, line, now):
             return False
         if line.claim is not None:
             return index == _MANIFEST or line.claim.has(index)
