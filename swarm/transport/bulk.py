@@ -1144,6 +1144,8 @@ class BulkClient:
     async def _prove(self, wire: _Wire, root: str, peer: PeerId, credential: bytes) -> None:
         await self._request(wire, _request_head(root, b"GET", "/challenge", []))
         status, size = await self._response(wire, root)
+        if status in defaults.BULK_BUSY_STATUSES:
+            raise await self._refusal(wire, root, status, size)
         body = await self._small_answer(wire, size, defaults.BULK_HEAD_BYTES_MAX)
         if status != 200 or len(body) != CHALLENGE_BYTES:
             return  # a plain web server in front: it will do without a proof, or refuse

@@ -11,10 +11,10 @@ import trio
 
 from swarm import defaults
 from swarm.identity import Identity
-from swarm.transport import BlobReference
+from swarm.transport import BlobReference, FetchError
 
-from .harness import ALICE, CAROL, FolderDisk, Service
-from .test_bulk import ask, challenge, dial, get, prove, serving
+from .harness import ALICE, BOB, CAROL, FolderDisk, Service, Sink
+from .test_bulk import ask, challenge, client_of, dial, get, prove, serving
 
 UNKNOWN = BlobReference(b"?" * 32, 1)
 SLOW = 0.3
@@ -113,5 +113,23 @@ def test_connections_are_bounded_in_all(disk, monkeypatch) -> None:
                     assert b"503" in await third.receive_some()
             async with await dial_from(root, "127.0.0.3") as again:
                 assert len(await challenge(again)) == 32
+
+    run(main)
+
+
+def test_a_server_that_takes_no_more_connections_is_busy_to_a_client(disk, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_MAX", 1)
+
+    async def main() -> None:
+        service = Service()
+        data = b"a" * 1000
+        reference = service.offer(disk, data)
+        async with serving(service, disk) as root, client_of(disk) as client:
+            async with await dial(root) as only:
+                await challenge(only)
+                with pytest.raises(FetchError, match="503") as refused:
+                    await client.fetch(root, BOB.peer_id, reference, Sink(len(data)))
+                assert refused.value.busy
+            await client.fetch(root, BOB.peer_id, reference, Sink(len(data)))
 
     run(main)
