@@ -37,8 +37,8 @@ CONNECTIONS = 6
 """Connections that each peer opens to random others; as many again are opened to it."""
 FRAME_OVERHEAD_BYTES = 100
 """Of a message on a connection, at most: headers of TCP and IP, Noise, yamux."""
-RELAYS_KNOWN = 12
-"""Relays that a receiver connects to in relay-only mode."""
+RELAY_CONNECTIONS = 12
+"""Relays that a receiver connects to in relay-only mode, to begin with."""
 SOURCE_CONNECTIONS = 24
 FILES = 13
 """A model of 62 GB comes in about so many files."""
@@ -134,8 +134,8 @@ class CastPeer:
         self.name = name
         self.line = line
         self.serves = True
-        self.parents: Sequence[CastPeer] | None = None
-        """The only peers it fetches from, if not all that it is connected to."""
+        self.may_know: Sequence[CastPeer] | None = None
+        """The only peers it ever hears of, if not all."""
         seed = cast.case.seed
         self.identity = Identity(derive(seed, "key", name))
         self.world = SimulatedWorld(seed, name)
@@ -175,7 +175,7 @@ class CastPeer:
                     self.store,
                     self.events,
                     uploads=self.uploads,
-                    meet=None if self.cast.case.relays else self._meet,
+                    meet=self._meet,
                     tells=lambda: self.serves,
                 )
                 self.fetcher = Fetcher(
@@ -204,16 +204,18 @@ class CastPeer:
     async def _meet(self) -> PeerId | None:
         """Connect to one more peer, drawn at random."""
         for _ in range(8):
-            other = self.world.random.choice(self.cast.peers)
+            other = self.world.random.choice(self.may_know or self.cast.peers)
             if other is not self and other.id not in self.transport.connected():
                 await self.connect([other])
                 return other.id
         return None
 
     def sources(self) -> list[Source]:
-        if self.parents is not None:
-            return [Source(peer.id) for peer in self.parents]
-        return [Source(peer) for peer in self.transport.connected()]
+        connected = self.transport.connected()
+        if self.may_know is None:
+            return [Source(peer) for peer in connected]
+        known = {peer.id for peer in self.may_know}
+        return [Source(peer) for peer in connected if peer in known]
 
 
 class Cast:
@@ -261,15 +263,14 @@ class Cast:
     def _acquaintances(self, peer: CastPeer) -> list[CastPeer]:
         """Whom a peer connects to."""
         if self.relays and peer not in self.relays:
-            # Receivers know relays only, and the source tells relays only.
-            if peer is self.origin:
-                return self._some(self.relays, SOURCE_CONNECTIONS)
-            peer.serves = False
-            peer.parents = self._some(self.relays, RELAYS_KNOWN)
-            return list(peer.parents)
+            # Receivers and the source know relays only.
+            peer.may_know = self.relays
+            peer.serves = peer is self.origin
+            count = SOURCE_CONNECTIONS if peer is self.origin else RELAY_CONNECTIONS
+            return self._some(self.relays, count)
         if self.relays:
-            peer.parents = [self.origin, *(other for other in self.relays if other is not peer)]
-            return self._some(peer.parents, CONNECTIONS)
+            peer.may_know = [self.origin, *(other for other in self.relays if other is not peer)]
+            return self._some(peer.may_know, CONNECTIONS)
         count = SOURCE_CONNECTIONS if peer is self.origin else CONNECTIONS
         others = [other for other in self.receivers if other is not peer]
         return self._some([other for other in others if not other.scope.cancel_called], count)
