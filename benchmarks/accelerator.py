@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import at_least
 from benchmarks.trainer import (
     CHANGE,
     GROUP_SIZE,
@@ -231,11 +232,11 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", type=_some_of(list(MODELS)), default=["0.5b", "1.5b"])
-    parser.add_argument("--tokens", type=_at_least(TOKENS_MIN), default=1 << 14)
+    parser.add_argument("--tokens", type=at_least(TOKENS_MIN), default=1 << 14)
     parser.add_argument(
         "--attention", type=_some_of(ATTENTIONS), default=list(ATTENTIONS[:3]), help="to compare"
     )
-    parser.add_argument("--steps", type=_at_least(1), default=5, help="the fastest counts")
+    parser.add_argument("--steps", type=at_least(1), default=5, help="the fastest counts")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--activation-checkpointing", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -279,17 +280,6 @@ def _some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
             if name not in choices:
                 raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(choices)}")
         return names
-
-    return read
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    """For argparse."""
-
-    def read(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-        return int(text)
 
     return read
 

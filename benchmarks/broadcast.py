@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -39,6 +38,7 @@ from typing import Any
 import trio
 import trio.lowlevel
 
+from benchmarks.arguments import at_least, number_where, several
 from simnet.clock import run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
@@ -72,16 +72,26 @@ def main() -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options; ends the program with one error before any work if they make no sense."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--peers", type=_count, default=100, help="receivers")
+    parser.add_argument("--peers", type=at_least(1), default=100, help="receivers")
     parser.add_argument("--mode", choices=["open", "relay-only"], default="open")
-    parser.add_argument("--churn", type=_churn, default=0.0, help="part of the receivers, below 1")
-    parser.add_argument("--gb", type=_gigabytes, default=62.0, help="checkpoint, 10^9 bytes")
-    parser.add_argument("--seeds", type=_count, default=5)
+    parser.add_argument(
+        "--churn",
+        type=number_where(lambda part: 0 <= part < 1, "from 0 to below 1"),
+        default=0.0,
+        help="part of the receivers, below 1",
+    )
+    parser.add_argument(
+        "--gb",
+        type=number_where(lambda gb: GB_MIN <= gb <= GB_MAX, f"from {GB_MIN:g} to {GB_MAX:g}"),
+        default=62.0,
+        help="checkpoint, 10^9 bytes",
+    )
+    parser.add_argument("--seeds", type=at_least(1), default=5)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument(
         "--growth",
-        type=lambda text: [_count(each) for each in text.split(",")],
+        type=several(at_least(1)),
         help="numbers of receivers, with commas, in place of --peers: how the time grows",
     )
     parser.add_argument("--plot", type=_picture, help="where to draw it")
@@ -96,30 +106,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if leavers(case) == peers:
             parser.error(f"--churn {options.churn:g}: of {peers} receivers at least one must stay")
     return options
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
-def _churn(text: str) -> float:
-    return _number(text, lambda part: 0 <= part < 1, "from 0 to below 1")
-
-
-def _gigabytes(text: str) -> float:
-    return _number(text, lambda gb: GB_MIN <= gb <= GB_MAX, f"from {GB_MIN:g} to {GB_MAX:g}")
-
-
-def _number(text: str, allowed: Callable[[float], bool], range_: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not allowed(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number {range_}")
-    return number
 
 
 def _picture(text: str) -> Path:

@@ -32,6 +32,7 @@ from blake3 import blake3
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.arguments import at_least
 from swarm.shardcast.delta import Chain, PieceToMake, encode
 from swarm.shardcast.manifest import piece_size_for
 
@@ -159,9 +160,9 @@ def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--warm", type=int, default=8)
+    parser.add_argument("--hidden", type=at_least(64), default=512)
+    parser.add_argument("--layers", type=at_least(1), default=8)
+    parser.add_argument("--warm", type=at_least(1), default=8)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     told: dict[str, Any] = {"bytes_ratio": 0.0}

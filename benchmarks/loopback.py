@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from benchmarks.arguments import at_least, number_where, several
 from benchmarks.transfer import FILE, Process, cpu_seconds, say, started
 from swarm.events import Events
 from swarm.identity import Identity
@@ -108,14 +110,17 @@ async def hear() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mib", type=int, default=128)
+    parser.add_argument("--mib", type=at_least(1), default=128)
     parser.add_argument(
-        "--uplinks", default=UPLINKS, help="Mb/s of source, relays, peers (default %(default)s)"
+        "--uplinks",
+        type=several(number_where(lambda rate: 0 < rate < math.inf, "above 0"), least=2),
+        default=UPLINKS,
+        help="Mb/s of source, relays, peers (default %(default)s)",
     )
     parser.add_argument("--be", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    uplinks = [float(text) for text in arguments.uplinks.split(",")]
+    uplinks = arguments.uplinks
     if arguments.be is not None:
         trio.run(peer, arguments.be, arguments.folder, uplinks[arguments.be])
         return
@@ -126,12 +131,12 @@ def main() -> None:
         processes = [
             stack.enter_context(
                 started(
-                    ["--be", str(number), "--uplinks", arguments.uplinks],
-                    Path(name) / str(number),
+                    ["--be", str(index), "--uplinks", ",".join(map(str, uplinks))],
+                    Path(name) / str(index),
                     module="benchmarks.loopback",
                 )
             )
-            for number in range(len(uplinks))
+            for index in range(len(uplinks))
         ]
         print(json.dumps(broadcast(processes, uplinks, arguments.mib << 20), indent=2))
 

@@ -40,6 +40,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
+from benchmarks.arguments import at_least
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
@@ -332,8 +333,8 @@ def compare(figures: dict[str, dict[str, Any]]) -> dict[str, float | None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--repeat", type=int, default=5, help="the best of so many is told")
+    parser.add_argument("--mib", type=at_least(1), default=1024)
+    parser.add_argument("--repeat", type=at_least(1), default=5, help="the best of so many is told")
     parser.add_argument("--shardcast", type=Path, default=os.environ.get("SHARDCAST_PATH"))
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
