@@ -61,7 +61,6 @@ def test_a_slow_source_is_the_bound() -> None:
     assert seconds < max(outcome.finished.values()) < 3 * seconds + 10
 
 
-@pytest.mark.slow
 def test_of_one_relay_far_away_more_is_asked_at_once() -> None:
     case = headline(10, 2, size_bytes=300_000_000, relay_only=True)
     assert len(case.relays) == 1
@@ -69,6 +68,7 @@ def test_of_one_relay_far_away_more_is_asked_at_once() -> None:
     assert max(broadcast(case).finished.values()) < 1.5 * max(bound(case).values())
 
 
+@pytest.mark.slow
 def test_small_pieces_on_long_fast_lines_do_not_wait_for_their_requests() -> None:
     fast = [Line(region, GIGABIT, GIGABIT) for region in (*REGIONS, *REGIONS)][:8]
     case = Case(1, 300_000_000, Line("us-east", GIGABIT, GIGABIT), fast)
