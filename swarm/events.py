@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TextIO
 
+from swarm.untrusted import finite, shown
 from swarm.world import World
 
 
@@ -54,7 +55,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
-    return value
+    return finite(value) if isinstance(value, float) else value
 
 
 def to_json(event: Event) -> str:
@@ -214,11 +215,12 @@ class Lines:
 
 
 def _line(event: Event) -> str:
+    told = shown(event.fields)  # some of it is what strangers wrote
     words = _LINES.get(event.name)
     if words is not None:
         try:
-            return words(event.fields)
+            return words(told)
         except (KeyError, TypeError, ValueError):
             pass  # somebody else's event of that name, with other fields: shown as it is
-    fields = " ".join(f"{name}={_readable(value)}" for name, value in event.fields.items())
+    fields = " ".join(f"{name}={_readable(value)}" for name, value in told.items())
     return f"{event.name} {fields}".rstrip()
