@@ -13,24 +13,11 @@ import safetensors
 import safetensors.torch
 import torch
 
+from peers.policy.config import read_supported_config
 from swarm.errors import UserError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json; raises `UserError` when it is missing or broken."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"model config {path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UserError(f"model config {path} is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"model config {path} is not a JSON object")
-    return config
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -74,7 +61,7 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    read_config(folder)
+    read_supported_config(folder)
     weight_files(folder)
     logging.disable_progress_bar()  # it would fill the last words of a child's stderr
     return AutoModelForCausalLM.from_pretrained(

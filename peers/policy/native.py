@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
+from peers.policy.config import read_supported_config, rope_parameters
 from peers.policy.engine import Completions, Prefill
-from peers.policy.model import read_config, read_weights
+from peers.policy.model import read_weights
 from peers.policy.sampling import gumbel_noise, sample
 from swarm.errors import UserError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 PROMPT_ROWS_MAX = 128
 """Hidden rows kept before a completion: a proof chunk wants 128 values and a row has at least 1."""
 
@@ -58,8 +58,7 @@ class NativeEngine:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         """Load the policy in `folder`; raises `UserError` for a model it does not know."""
-        config = read_config(folder)
-        _check_family(config, folder)
+        config = read_supported_config(folder)
         self._config = config
         self._device = torch.device(device)
         self.vocabulary_size: int = config["vocab_size"]
@@ -78,7 +77,7 @@ class NativeEngine:
 
     def load_weights(self, folder: Path) -> None:
         """See `Engine.load_weights`."""
-        config = read_config(folder)
+        config = read_supported_config(folder)
         changed = [
             field
             for field in (
@@ -414,40 +413,15 @@ class NativeEngine:
         self._head = head.float()
 
 
-def _check_family(config: dict[str, Any], folder: Path) -> None:
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise UserError(
-            f"the native engine knows {', '.join(FAMILIES)}, but {folder} holds a {family!r} model"
-        )
-    unsupported = {
-        "hidden_act": config.get("hidden_act", "silu") != "silu",
-        "use_sliding_window": bool(config.get("use_sliding_window")),
-        "mlp_bias": bool(config.get("mlp_bias")),
-        "quantization_config": "quantization_config" in config,
-    }
-    for field, present in unsupported.items():
-        if present:
-            raise UserError(
-                f"the native engine does not support {field} = {config[field]!r} in {folder}"
-            )
-
-
 def _rotary_frequencies(
     config: dict[str, Any], folder: Path, head_size: int, device: torch.device
 ) -> tuple[Tensor, float]:
     """Angle per position for each pair of dimensions, and the scale of sine and cosine."""
-    # transformers 5 writes rope_parameters; older folders have rope_theta and rope_scaling.
-    parameters = config.get("rope_parameters") or {
-        "rope_theta": config.get("rope_theta", 10000.0),
-        **(config.get("rope_scaling") or {}),
-    }
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    parameters = rope_parameters(config)
+    kind = parameters["rope_type"]
     if kind == "default":
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
         return (1.0 / parameters["rope_theta"] ** exponents).to(device), 1.0
-    if kind not in ("linear", "llama3", "yarn"):
-        raise UserError(f"the native engine does not support rope_type = {kind!r} in {folder}")
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

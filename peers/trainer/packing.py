@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from peers.policy.config import why_unsupported
 from peers.trainer.batch import Batch
+from swarm.errors import UserError
 
 Layout = Literal["padded", "packed"]
 
@@ -339,7 +341,11 @@ class Scorer(torch.nn.Module):
     """
 
     def __init__(self, model: Any, temperature: float) -> None:
+        """Raises `UserError` for a model whose logits or attention it would compute otherwise."""
         super().__init__()
+        problem = why_unsupported(model.config.to_dict())
+        if problem is not None:
+            raise UserError(f"the model cannot be scored: {problem}")
         self.model = model
         self.temperature = temperature
 

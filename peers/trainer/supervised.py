@@ -21,6 +21,7 @@ import torch
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.policy import model as policy_model
+from peers.policy.config import read_config
 from peers.trainer.batch import Batch
 from peers.trainer.durable import whole_folder
 from peers.trainer.packing import Scorer, fastest_attention, lay_out, lay_out_flat
@@ -209,7 +210,7 @@ def as_batch(examples: Sequence[Example]) -> Batch:
 
 def stop_id(folder: Path) -> int:
     """The token that ends an answer, as the model's config names it; raises `UserError`."""
-    found = policy_model.read_config(folder).get("eos_token_id")
+    found = read_config(folder).get("eos_token_id")
     if isinstance(found, list) and found:
         found = found[0]
     if not isinstance(found, int):

@@ -206,7 +206,7 @@ def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:
 
 
 def test_pickled_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    FAMILIES["qwen2"].save_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds no safetensors weights"):
         model.load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
@@ -223,7 +223,4 @@ def test_unknown_engines_and_models_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"swarm-rl\[vllm\]"):
         make_engine("vllm", tmp_path)
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        make_engine("native", tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(UserError, match="knows llama, qwen2, qwen3"):
         make_engine("native", tmp_path)
