@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import math
 import platform
 import sys
@@ -50,6 +49,7 @@ from peers.trainer.packing import ATTENTIONS, why_not
 from peers.trainer.ranks import Ranks
 from peers.trainer.sharding import Sharding, local
 from swarm.messages import Schedule
+from swarm.output import print_json
 
 MODELS: dict[str, dict[str, int]] = {
     "0.5b": {
@@ -268,7 +268,7 @@ def main() -> None:
     }
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    print(json.dumps(result, indent=2))
+    print_json(result)
 
 
 def _some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:

@@ -11,7 +11,6 @@ generation`. Published claim: up to 4 is as good as synchronous (INTELLECT-2, §
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 
 from benchmarks.study import Variant, learn, summary
 from peers.trainer.service import TrainerService
+from swarm.output import print_json
 
 STALENESS = (0, 1, 2, 4, 8)
 
@@ -49,7 +49,7 @@ def main() -> None:
     near = [finals[0] - final for staleness, final in finals.items() if staleness <= 4]
     if 0 in finals:
         result["worst_up_to_4"] = round(max(near), 4)
-    print(json.dumps(result, indent=2))
+    print_json(result)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ With churn there is no comparison: in these models nobody leaves.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -45,6 +44,7 @@ from simnet.large_pages import use_large_pages
 from simnet.seeded import source
 from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
 from simnet.timeline import Timeline
+from swarm.output import print_json
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw
 
@@ -66,7 +66,7 @@ PICTURES = (".png", ".svg", ".pdf")
 def main() -> None:
     options = parse(sys.argv[1:])
     use_large_pages()
-    print(json.dumps(measure(options)))
+    print_json(measure(options))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

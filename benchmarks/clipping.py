@@ -11,7 +11,6 @@ so that ratios leave the clipping range.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ from msgspec.structs import replace
 from benchmarks.recipe import OBJECTIVE
 from benchmarks.study import TAIL, Curve, Variant, learn, summary
 from peers.trainer.service import TrainerService
+from swarm.output import print_json
 
 ONE_SIDED = 1e9
 """A δ that no ratio reaches: log-ratios are clamped at 20."""
@@ -65,7 +65,7 @@ def main() -> None:
                 "collapse_rate": sum(map(collapsed, curves)) / len(curves),
                 **summary(curves),
             }
-    print(json.dumps(result, indent=2))
+    print_json(result)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ reads, hashes and writes; nothing that checks what it writes can be faster.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.arguments import at_least
+from swarm.output import print_json
 from swarm.shardcast.delta import Chain, PieceToMake, encode
 from swarm.shardcast.manifest import piece_size_for
 
@@ -179,7 +179,7 @@ def main() -> None:
             }
             ratio = told[f"lr_{rate:g}"]["after_1"]["bytes_ratio"]
             told["bytes_ratio"] = max(told["bytes_ratio"], ratio)
-    print(json.dumps(told, indent=2))
+    print_json(told)
 
 
 if __name__ == "__main__":

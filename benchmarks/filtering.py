@@ -27,6 +27,7 @@ from peers.environments import load as load_environment
 from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
+from swarm.output import print_json
 
 ATTEMPTS = 8
 KEEP = (0.125, 0.5)
@@ -105,7 +106,7 @@ def main() -> None:
                     "completions_generated": round(statistics.fmean(made)),
                 }
         result["held_out_accuracy_before"] = round(statistics.fmean(before), 4)
-    print(json.dumps(result, indent=2))
+    print_json(result)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ has learnt to write letters, of a length that has nothing to do with the target.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -25,6 +24,7 @@ from peers.environments.length import LengthTargets
 from peers.policy.demo import make_policy
 from peers.trainer.service import DEMO_SAMPLING
 from peers.trainer.sft import Warmup, warm_up
+from swarm.output import print_json
 
 TARGETS = (2, 4, 6, 8, 10)
 LONGEST = 12
@@ -81,7 +81,7 @@ def main() -> None:
         "task_reward_after": round(statistics.fmean(curve.final for curve in curves), 4),
         "curve": band([curve.off_target for curve in curves]),
     }
-    print(json.dumps(result, indent=2))
+    print_json(result)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from benchmarks.transfer import FILE, Process, cpu_seconds, say, started
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
+from swarm.output import print_json
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
@@ -138,7 +139,7 @@ def main() -> None:
             )
             for index in range(len(uplinks))
         ]
-        print(json.dumps(broadcast(processes, uplinks, arguments.mib << 20), indent=2))
+        print_json(broadcast(processes, uplinks, arguments.mib << 20))
 
 
 def broadcast(processes: list[Process], uplinks: list[float], size: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ of 32 × 8 completions, every policy two steps stale when it generates, old = ge
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -26,6 +25,7 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learner import Learner, LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
 from swarm.messages import Objective, Schedule
+from swarm.output import print_json
 from swarm.seeds import digest, noise_key, submission_seed, task_seed
 
 OBJECTIVE = Objective(
@@ -156,7 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = [run(seed, arguments.steps, arguments.old) for seed in range(arguments.seeds)]
-    print(json.dumps({"steps": arguments.steps, "old": arguments.old, "runs": results}, indent=2))
+    print_json({"steps": arguments.steps, "old": arguments.old, "runs": results})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ has joined to the end. On a busy machine wall-clock seconds say little.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from typing import Any
@@ -26,6 +25,7 @@ from simnet.experiments import measure_dht, measure_gossip
 from simnet.large_pages import use_large_pages
 from simnet.simulation import Peer, Simulation
 from swarm.events import Event
+from swarm.output import print_json
 
 
 class Meter:
@@ -121,7 +121,7 @@ def main() -> None:
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     report = {"what": options.what, "peers": options.peers, "seed": options.seed, **figures}
-    print(json.dumps(report | {"peak_rss_bytes": peak}, indent=1))
+    print_json(report | {"peak_rss_bytes": peak})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import UserError
+from swarm.output import check_writable
+
+PICTURES = (".png", ".svg", ".pdf")
+
 
 def curves(report: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
     """(panel, variant, its `benchmarks.study.band`) for each curve in a study's report."""
@@ -30,11 +35,20 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("report", type=Path, help="what a study printed")
-    parser.add_argument("picture", type=Path, help=".png, .svg or .pdf")
+    parser.add_argument("picture", type=Path, help=" or ".join(PICTURES))
     parser.add_argument("--ylabel", default="task reward")
     given = parser.parse_args()
     panels: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-    for panel, variant, band in curves(json.loads(given.report.read_text())):
+    try:
+        report = json.loads(given.report.read_bytes())
+        check_writable("picture", given.picture, PICTURES)
+    except OSError as error:
+        parser.error(f"{given.report} cannot be read ({error.strerror})")
+    except ValueError as error:
+        parser.error(f"{given.report} is not JSON ({error}); give what a study printed")
+    except UserError as error:
+        parser.error(str(error))
+    for panel, variant, band in curves(report if isinstance(report, dict) else {}):
         panels[panel].append((variant, band))
     if not panels:
         parser.error(f"{given.report} holds no curve; give what a study printed")

@@ -38,6 +38,7 @@ from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.batch import Group
 from peers.trainer.learner import Learner, LearnerSettings
 from swarm.messages import Objective, Schedule
+from swarm.output import print_json
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 16
@@ -379,7 +380,7 @@ def main() -> None:
         result["speedup_over_trl"] = min(each["speedup_over_trl"] for each in sizes.values())
         for key in ("loss_difference", "gradient_difference"):
             result[key] = max(each[key] for each in sizes.values())
-    print(json.dumps(result, indent=2))
+    print_json(result)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from benchmarks.arguments import at_least
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
+from swarm.output import print_json
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
@@ -372,7 +373,7 @@ def main() -> None:
                 kind: min((each[kind] for each in rounds), key=lambda found: found["seconds"])
                 for kind in kinds
             }
-    print(json.dumps(told | compare(told["clients_1"]), indent=2))
+    print_json(told | compare(told["clients_1"]))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ python -m simnet run join --peers 50 --seed 1 --json join.json
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from simnet import plan as planning
 from simnet import scenarios
@@ -25,6 +26,12 @@ from simnet.report import print_report
 from simnet.simulate import simulate
 from simnet.watch import Watch
 from swarm.errors import SwarmError, UserError
+from swarm.output import STANDARD_OUTPUT, check_writable, write_json
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="File for the result; - prints it, the text on stderr."),
+]
 
 command = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -44,7 +51,7 @@ def run(
     peers: Annotated[int | None, typer.Option(help="How many peers.")] = None,
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
     model_gb: Annotated[float | None, typer.Option(help="Size of a checkpoint.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+    json_path: Json = None,
     faults_path: Annotated[
         Path | None, typer.Option("--faults", help="What goes wrong: a schedule in TOML.")
     ] = None,
@@ -77,7 +84,7 @@ def run(
             plot_path=plot_path,
         )
         if json_path is not None:
-            write_json(report, json_path)
+            write_json("--json", report, json_path)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -87,10 +94,10 @@ def run(
     except SwarmError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
-    print_report(report, replay)
+    print_report(report, replay, _console(json_path))
     for what, path in (("plot", plot_path), ("report", json_path)):
-        if path is not None:
-            print(f"{what} written to {path}")
+        if path is not None and path != STANDARD_OUTPUT:
+            _say(json_path, f"{what} written to {path}")
     if report.get("interrupted"):
         raise typer.Exit(130)
     raise typer.Exit(1 if report["violations"] else 0)
@@ -129,14 +136,14 @@ def plan(
     simulated: Annotated[
         bool, typer.Option("--simulate/--no-simulate", help="Also simulate a small broadcast.")
     ] = True,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the plan here.")] = None,
+    json_path: Json = None,
 ) -> None:
     """How long does a broadcast take, how many relays do I need, what will my trainer idle?"""
     network = planning.Network(
         model_gb, inference, relays, uplink_mbps, downlink_mbps, relay_uplink_mbps,
         trainer_uplink_mbps,
     )  # fmt: skip
-    try:
+    with _mistakes():
         check_writable("--json", json_path)
         planning.check(
             network, step_minutes=step_minutes, tokens_per_second=tokens_per_second,
@@ -155,11 +162,8 @@ def plan(
             asynchrony=asynchrony, simulated=simulated,
         )  # fmt: skip
         if json_path is not None:
-            write_json(found, json_path)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    planning.print_plan(network, found)
+            write_json("--json", found, json_path)
+    planning.print_plan(network, found, _console(json_path))
 
 
 @command.command("swarm-of-seeds")
@@ -173,16 +177,13 @@ def swarm_of_seeds(
         str | None, typer.Option(help="Plant a bug that the invariants must find.")
     ] = None,
     minimise: Annotated[bool, typer.Option(help="Make the first failing schedule small.")] = True,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: Json = None,
 ) -> None:
     """Run many seeds; the exit status is 1 if any failed, 130 after Ctrl-C."""
-    try:
+    with _mistakes():
         check_writable("--json", json_path)
         scenarios.load(scenario)
         check_plant(plant)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
     campaign = run_campaign(
         scenario, seeds=range(first, first + seeds), peers=peers, plant=plant, jobs=jobs
     )
@@ -193,35 +194,35 @@ def swarm_of_seeds(
         small = minimise_seed(campaign, named)
         path = Path(f"faults-{scenario}-{named.seed}.toml")
         path.write_text(small, encoding="utf-8")
-        print(f"{small}\nreplay: {campaign.replay(named.seed, faults=str(path))}")
+        _say(json_path, f"{small}\nreplay: {campaign.replay(named.seed, faults=str(path))}")
     word = "interrupted after " if campaign.interrupted else ""
-    print(
+    _say(
+        json_path,
         f"{scenario}: {word}{campaign.done:,} seeds, {len(campaign.failed)} failed, "
-        f"{campaign.virtual_seconds / 3600:.1f} h of virtual time in {campaign.wall_seconds:.0f} s"
+        f"{campaign.virtual_seconds / 3600:.1f} h of virtual time in {campaign.wall_seconds:.0f} s",
     )
     if json_path is not None:
-        write_json({**dataclasses.asdict(campaign), "minimised": small}, json_path)
+        with _mistakes():
+            write_json("--json", {**dataclasses.asdict(campaign), "minimised": small}, json_path)
     if campaign.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(1 if campaign.failed else 0)
 
 
-def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise `UserError` if a file could not be written at the end: before anything is run."""
-    if path is None:
-        return
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise UserError(f"{option} {path} must end with {' or '.join(suffixes)}")
-    if path.is_dir():
-        raise UserError(f"{option} {path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise UserError(f"{option} {path} cannot be written: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{option} {path} cannot be written: no permission")
-
-
-def write_json(report: dict[str, Any], path: Path) -> None:
+@contextmanager
+def _mistakes() -> Iterator[None]:
+    """A person's mistake is one sentence and exit status 2."""
     try:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json {path} cannot be written ({error.strerror})") from error
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+
+def _console(json_path: Path | None) -> Console:
+    """Where text for a person goes: beside JSON on standard output, to standard error."""
+    return Console(stderr=json_path == STANDARD_OUTPUT, highlight=False)
+
+
+def _say(json_path: Path | None, line: str) -> None:
+    print(line, file=sys.stderr if json_path == STANDARD_OUTPUT else sys.stdout)

@@ -53,12 +53,12 @@ def simulate(
         nonlocal virtual_seconds
         with watch.watching(simulation):
             async with simulation.running():
-                simulation.nursery.start_soon(invariants.watch)
-                figures.update(await scenario.run(simulation, peers))
-                await invariants.settle()
-                virtual_seconds = simulation.now()
-        if watch.interrupted:
-            virtual_seconds = simulation.now()
+                try:
+                    simulation.nursery.start_soon(invariants.watch)
+                    figures.update(await scenario.run(simulation, peers))
+                    await invariants.settle()
+                finally:
+                    virtual_seconds = simulation.now()
 
     started = time.perf_counter()
     with planted(plant), invariants.hearing_errors():

@@ -22,6 +22,7 @@ import typer
 
 from swarm import cli_checkpoint
 from swarm.errors import PeerError, SwarmError, UserError, leaf_errors
+from swarm.output import print_json, to_json
 
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
@@ -92,7 +93,8 @@ def demo(
         typer.Option(help="Folder for everything: results, logs, keys and state of the peers."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the summary to this file.")
+        Path | None,
+        typer.Option("--json", help="Also write the summary here; - prints it."),
     ] = None,
     cheat: Annotated[
         str | None,
@@ -237,7 +239,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
 
     plain = _plain(envelope.message)
     if as_json:
-        print(json.dumps({"run": run_id(envelope), "owner": envelope.sender} | plain, indent=2))
+        print_json({"run": run_id(envelope), "owner": envelope.sender} | plain)
         return
     print(f"run      {run_id(envelope)}")
     print(f"owner    {envelope.sender} (signature verified)")
@@ -369,7 +371,7 @@ def status(
     def work() -> None:
         observation, run_name = trio.run(_observe, bootstrap, run)
         if as_json:
-            print(json.dumps(_status_object(observation, run_name), indent=2))
+            print_json(_status_object(observation, run_name))
         else:
             _show_status(observation, run_name)
 
@@ -505,7 +507,7 @@ def ledger(
         receipts, evictions, silent = trio.run(_read_ledgers, bootstrap, run, peer)
         told = _ledger_object(peer, receipts, evictions)
         if as_json:
-            print(json.dumps(told, indent=2))
+            print_json(told)
         else:
             _show_ledger(told, last)
         for problem in silent:
@@ -599,7 +601,7 @@ def rollouts_show(
         shown = [row for row in rows if not groups or row.group < groups]
         if as_json:
             completions = [dataclasses.asdict(row) for row in shown]
-            print(json.dumps({"header": _plain(header), "rows": completions}, indent=2))
+            print_json({"header": _plain(header), "rows": completions})
             return
         for name, value in _plain(header).items():
             print(f"{name:<20} {value}")
@@ -646,7 +648,7 @@ def sft(
 
     def say(told: dict[str, Any]) -> None:
         if as_json:
-            print(json.dumps(told), flush=True)
+            print(to_json(told), flush=True)
             return
         words = " ".join(
             f"{name.replace('_', ' ')} {value:.4g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import trio
 import typer
 
 from swarm.errors import UserError
+from swarm.output import print_json
 
 if TYPE_CHECKING:
     from swarm.shardcast.mirror import Progress
@@ -223,7 +223,7 @@ def fetch_command(
             "manifest": held.digest.hex(),
         }
         if as_json:
-            print(json.dumps(told))
+            print_json(told)
         else:
             print(
                 f"{out}: policy {told['step']} of {told['run']}, {told['bytes']:,} bytes, every "
@@ -368,7 +368,7 @@ def verify_command(
         except BadManifest as error:
             raise UserError(f"{path}: {error}") from error
         if as_json:
-            print(json.dumps({"manifest": digest_of(blob).hex(), "problems": problems}))
+            print_json({"manifest": digest_of(blob).hex(), "problems": problems})
         elif problems:
             for problem in problems:
                 print(problem, file=sys.stderr)

@@ -6,14 +6,14 @@ counter, an assertion.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TextIO
 
-from swarm.untrusted import finite, shown
+from swarm import output
+from swarm.untrusted import shown
 from swarm.world import World
 
 
@@ -55,12 +55,12 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
-    return finite(value) if isinstance(value, float) else value
+    return value
 
 
 def to_json(event: Event) -> str:
     """One line of JSON: event, time, peer, then the fields."""
-    return json.dumps(
+    return output.to_json(
         {"event": event.name, "time": round(event.wall_time, 3), "peer": event.peer}
         | {name: _plain(value) for name, value in event.fields.items()}
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.world import ChildError
 from swarm.world.compute import LocalCompute
 
 SERVICE = "peers.trainer.supervised:SftService"
@@ -59,12 +58,7 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
     async with LocalCompute().child(SERVICE, name="sft") as child:
 
         async def call(method: str, **arguments: Any) -> dict[str, Any]:
-            try:
-                return await child.call(method, arguments, deadline_seconds=STEP_SECONDS)
-            except ChildError as error:
-                if error.kind == "UserError":
-                    raise UserError(str(error)) from error
-                raise
+            return await child.call(method, arguments, deadline_seconds=STEP_SECONDS)
 
         started = await call(
             "start",

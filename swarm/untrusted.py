@@ -6,7 +6,6 @@ through here first. Tables of rich get it as `rich.text.Text`, which knows no ma
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 TEXT_SHOWN_MAX = 500
@@ -40,8 +39,3 @@ def shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(str(name)): shown(item) for name, item in value.items()}
     return value
-
-
-def finite(value: float) -> float | None:
-    """A figure as JSON can say it: None in place of infinity and what is no number."""
-    return value if math.isfinite(value) else None

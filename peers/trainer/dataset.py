@@ -7,6 +7,8 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ class DatasetService:
             "stop_ids": stops if isinstance(stops, list) else [stops],
         }
 
+    @contextmanager
+    def _blaming_the_environment(self, task: str) -> Iterator[None]:
+        """Whatever it raises is its author's to put right."""
+        try:
+            yield
+        except Exception as error:
+            raise UserError(
+                f"environment {self._environment.name!r} could not {task} "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
     def measure(
         self,
         seed: int,
@@ -67,8 +80,18 @@ class DatasetService:
             digest("swarm/1/dataset", seed.to_bytes(8, "big"), place.to_bytes(8, "big"))
             for place in places
         ]
-        tasks = [self._environment.task(each) for each in seeds]
+        with self._blaming_the_environment("make a task"):
+            tasks = [self._environment.task(each) for each in seeds]
         prompts = [self._renderer.encode_prompt(task.prompt) for task in tasks]
+        for task, prompt in zip(tasks, prompts, strict=True):
+            if not prompt:
+                raise UserError(f"the tokenizer makes no token of the prompt {task.prompt!r}")
+            if len(prompt) + max_new_tokens > self._engine.length_max:
+                raise UserError(
+                    f"a prompt of {len(prompt)} tokens and --max-new-tokens {max_new_tokens} "
+                    f"exceed the {self._engine.length_max} positions of the policy; give a "
+                    "smaller --max-new-tokens"
+                )
         wanted = [(place, attempt) for place in range(count) for attempt in range(attempts)]
         passes = [0] * count
         for start in range(0, len(wanted), BATCH):
@@ -83,7 +106,9 @@ class DatasetService:
             )
             for (place, _), tokens in zip(some, made.tokens, strict=True):
                 text, finished = self._renderer.decode_completion(tokens, stop_ids)
-                passes[place] += self._environment.reward(tasks[place], text, finished) >= 1.0
+                with self._blaming_the_environment(f"grade {text!r}"):
+                    grade = self._environment.reward(tasks[place], text, finished)
+                passes[place] += grade >= 1.0
         return {
             "rows": [
                 {

@@ -32,7 +32,7 @@ from swarm.node import RunNode
 from swarm.run import check_batch
 from swarm.transport import BlobReference, FetchError, Source
 from swarm.watch import Watched
-from swarm.world import Child, ChildError
+from swarm.world import Child
 
 TRAIN_DEADLINE_SECONDS = 24 * 3600.0
 START_DEADLINE_SECONDS = 600.0
@@ -218,12 +218,7 @@ class TrainerRole:
             ) as learner,
             trio.open_nursery() as nursery,
         ):
-            try:
-                await self._start(learner)
-            except ChildError as error:
-                if error.kind == "UserError":  # a model, state or option that a person can mend
-                    raise UserError(str(error)) from error
-                raise
+            await self._start(learner)
             await self._open_again()
             nursery.start_soon(self._collect)
             nursery.start_soon(self._arrange)

@@ -41,6 +41,7 @@ from swarm.messages import (
     Schedule,
     TrustedKey,
 )
+from swarm.output import STANDARD_OUTPUT, check_writable, write_json
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
 
@@ -418,9 +419,9 @@ class _Demo:
         summaries.draw_rewards(summary, output / "reward.png")
         summary["seconds"] = round(trio.current_time() - self.state.started, 2)
         summary["seconds_by_phase"] = summaries.seconds_by_phase(self.state, trio.current_time())
-        summaries.write_json(summary, output / "summary.json")
+        write_json("--keep", summary, output / "summary.json")
         if self.options.json_file is not None:
-            summaries.write_json(summary, self.options.json_file)
+            write_json("--json", summary, self.options.json_file)
         return summary
 
 
@@ -510,11 +511,11 @@ async def _print(demo: _Demo) -> None:
     try:
         while True:
             for line in plain.lines():
-                print(line, flush=True)
+                print(line, file=demo.console.file, flush=True)
             await trio.sleep(REFRESH_SECONDS)
     finally:
         for line in plain.lines():
-            print(line, flush=True)
+            print(line, file=demo.console.file, flush=True)
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -538,6 +539,7 @@ def _check(options: DemoOptions) -> None:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"{path} cannot be made ({error.strerror})") from error
+    check_writable("--json", options.json_file)
 
 
 async def run_demo(options: DemoOptions) -> int:
@@ -546,7 +548,7 @@ async def run_demo(options: DemoOptions) -> int:
     Raises `UserError` for wrong options and `SwarmError` when the demo cannot go on.
     """
     _check(options)
-    console = Console()
+    console = Console(stderr=options.json_file == STANDARD_OUTPUT)
     folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
     show = _print if options.plain or not console.is_terminal else _draw
     summary: dict[str, Any] | None = None
@@ -577,8 +579,10 @@ async def run_demo(options: DemoOptions) -> int:
     files = {
         "trained policy": output / "policy",
         "reward curve": output / "reward.png",
-        "summary": options.json_file or output / "summary.json",
+        "summary": output / "summary.json",
     }
+    if options.json_file not in (None, STANDARD_OUTPUT):
+        files["summary"] = options.json_file
     if options.keep is not None:
         files["peers and logs"] = options.keep
     console.print(summaries.page(summary, files))

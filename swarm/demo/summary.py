@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,6 @@ def summarise(
         "policy_folder": policy_folder,
         "rewards": [round(reward, 4) for _, reward in rewards],
     }
-
-
-def write_json(summary: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 
 def draw_rewards(summary: dict[str, Any], path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, UserError
 
 T = TypeVar("T")
 
@@ -167,6 +167,10 @@ class ChildError(SwarmError):
         self.kind = kind
 
 
+class ChildUserError(ChildError, UserError):
+    """A child says what the person at the keyboard can put right."""
+
+
 class ChildDied(SwarmError):
     """A child ended, exceeded its memory or missed a deadline (and was killed).
 
@@ -184,8 +188,9 @@ class Child(Protocol):
     ) -> dict[str, Any]:
         """Call `method` of the child's service; arguments and result are msgpack maps.
 
-        Raises `ChildError` if the method raised, `ChildDied` if the child is gone or the deadline
-        passed (the child is then killed: a result after its deadline is worth nothing).
+        Raises `ChildError` if the method raised (`ChildUserError` for a `UserError`), `ChildDied`
+        if the child is gone or the deadline passed (the child is then killed: a result after its
+        deadline is worth nothing).
         """
         ...
 

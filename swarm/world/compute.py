@@ -22,9 +22,9 @@ import msgspec
 import trio
 
 from swarm import defaults
-from swarm.errors import DECODE_ERRORS
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
-from swarm.world import Child, ChildDied, ChildError
+from swarm.world import Child, ChildDied, ChildError, ChildUserError
 from swarm.world.child import ONE_THREAD, Assignment, encode
 from swarm.world.fork_server import ENVIRONMENT
 
@@ -177,7 +177,8 @@ class LocalChild:
         if good and isinstance(answer, dict):
             return answer
         kind, message = answer if isinstance(answer, tuple) else ("Error", "")
-        raise ChildError(f"{self.name}: {message}", kind)
+        raised = ChildUserError if kind == UserError.__name__ else ChildError
+        raise raised(f"{self.name}: {message}", kind)
 
     async def _receive_frame(self) -> bytes:
         await self._fill(4)

@@ -99,6 +99,19 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
     assert [row["passes"] for row in rows] == [1, 1, 1]
 
 
+def test_an_environment_that_raises_is_named(policy: Path) -> None:
+    class Broken(SortDigits):
+        def reward(self, *_: Any) -> float:
+            return 1 / 0
+
+    service = DatasetService(str(policy), "sort-digits", "1")
+    service._environment = Broken()
+    with pytest.raises(UserError, match=r"'sort-digits' could not grade .*ZeroDivisionError"):
+        service.measure(0, 0, 1, 1, 1.0, max_new_tokens=3, stop_ids=[2])
+    with pytest.raises(UserError, match="give a smaller --max-new-tokens"):
+        service.measure(0, 0, 1, 1, 1.0, max_new_tokens=1 << 20, stop_ids=[2])
+
+
 def test_an_environment_of_the_kept_tasks(tmp_path: Path) -> None:
     out = tmp_path / "kept"
     rows = [

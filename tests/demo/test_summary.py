@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from swarm.demo.state import SwarmState
-from swarm.demo.summary import draw_rewards, page, summarise, write_json
+from swarm.demo.summary import draw_rewards, page, summarise
+from swarm.output import write_json
 from tests.demo.recorded import TRAINING_SINCE, fresh, say, trained
 
 PROMISED = {
@@ -75,8 +76,8 @@ def test_a_run_cut_short_says_what_it_does_not_know() -> None:
 
 def test_it_is_written_as_json_and_drawn(tmp_path: Path) -> None:
     summary = summarise(finished(), 25.0, seed=0)
-    write_json(summary, tmp_path / "new" / "summary.json")
-    assert json.loads((tmp_path / "new" / "summary.json").read_text()) == summary
+    write_json("--json", summary, tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
     draw_rewards(summary, tmp_path / "reward.png")
     picture = (tmp_path / "reward.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000

@@ -203,7 +203,7 @@ def _find(bug: str) -> int:
         if (report := simulate("byzantine", seed=seed, plant=bug))["violations"]
         and FOUND_BY[bug] in report["violations"][0]
     )
-    assert report["led_there"]
+    assert report["led_there"] and report["virtual_seconds"] > 0
     again = simulate("byzantine", seed=seed, plant=bug)
     assert again["trace_hash"] == report["trace_hash"]
     assert again["violations"] == report["violations"]

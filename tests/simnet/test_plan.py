@@ -88,6 +88,12 @@ def test_without_asynchrony_the_trainer_waits_for_the_whole_round() -> None:
     assert found["trainer_idle_share"] == pytest.approx(1 - 20 / 50)
 
 
+def test_json_comes_to_standard_output_alone() -> None:
+    result = CliRunner().invoke(command, ["plan", "--no-simulate", "--json", "-"])
+    assert json.loads(result.stdout)["swarm"]
+    assert "how long does a broadcast take" in result.stderr
+
+
 def test_the_table_answers_the_three_questions(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     result = CliRunner().invoke(

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import UserError
+
 
 class Service:
     def __init__(self, greeting: str = "hello") -> None:
@@ -24,6 +26,9 @@ class Service:
 
     def fail(self) -> dict[str, str]:
         raise ValueError("on purpose")
+
+    def mistake(self) -> dict[str, str]:
+        raise UserError("the person can put it right")
 
     def stall(self) -> dict[str, str]:
         print("stalling", file=sys.stderr)

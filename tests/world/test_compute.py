@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from swarm import defaults
+from swarm.errors import UserError
 from swarm.events import Event, Events
 from swarm.world import ChildDied, ChildError
 from swarm.world.compute import LocalCompute
@@ -95,6 +96,15 @@ def test_an_exception_in_the_child_is_told_and_the_child_lives_on(compute: Local
                 await child.call("fail", deadline_seconds=SECONDS)
             assert caught.value.kind == "ValueError"
             assert await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+
+    trio.run(main)
+
+
+def test_a_persons_mistake_stays_one(compute: LocalCompute) -> None:
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+            with pytest.raises(UserError, match=r"^c: the person can put it right$"):
+                await child.call("mistake", deadline_seconds=SECONDS)
 
     trio.run(main)
 
