@@ -19,8 +19,9 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from simnet.disk import SimulatedDisk, Symbol
-from swarm.seeds import digest, submission_seed
+from simnet.disk import PowerCut, SimulatedDisk, Symbol
+from swarm.seeds import digest as digest_of
+from swarm.seeds import submission_seed
 from swarm.world import Child, ChildDied, ChildError
 
 TOKENIZER = b'{"simulated": "tokenizer"}'
@@ -28,7 +29,7 @@ WEIGHTS = "model.safetensors"
 TOKENIZER_HASH = blake3(TOKENIZER).digest()
 _LEADS_TO = " -> "
 """Between two names of contents, in the name of the delta from one to the other."""
-PROBE_HASH = digest("simnet/1/probe")
+PROBE_HASH = digest_of("simnet/1/probe")
 """What every honest simulated machine renders."""
 
 
@@ -127,12 +128,15 @@ def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
 def true_rewards(workload: Workload, made: SimulatedRollouts) -> list[list[float]]:
     """What a submission's completions earn, [groups][G]."""
     skill = workload.reward_start + workload.reward_gain * made.policy
-    chance = Random(digest("simnet/1/rewards", made.seed))
+    chance = Random(digest_of("simnet/1/rewards", made.seed))
     return [[float(chance.random() < skill) for _ in group] for group in made.lengths]
 
 
-async def read_rollouts(setting: Setting, path: str) -> SimulatedRollouts:
+async def read_rollouts(setting: Setting, path: str, wanted: bytes) -> SimulatedRollouts:
+    """A file's content; raises `OSError` when its digest is another one."""
     raw = await setting.disk.read(setting.disk.path_of(path))
+    if blake3(raw).digest() != wanted:
+        raise OSError("the file on this machine is not the one that arrived: its hash differs")
     return msgspec.msgpack.decode(raw, type=SimulatedRollouts)
 
 
@@ -185,7 +189,7 @@ class EngineModel:
         )  # fmt: skip
         made.invented = self._altered or self._setting.fabricates == "weights"
         if self._setting.fabricates == "prompts":
-            made.seed = digest("simnet/1/liked better", made.seed)
+            made.seed = digest_of("simnet/1/liked better", made.seed)
         tokens = sum(map(sum, made.lengths))
         seconds = tokens / self._setting.hardware.tokens_per_second
         await trio.sleep(seconds)
@@ -214,6 +218,7 @@ class InspectorModel:
     async def inspect(
         self,
         path: str,
+        digest: bytes,
         out_path: str,
         run: str,
         lineage: int,
@@ -234,7 +239,7 @@ class InspectorModel:
     ) -> dict[str, Any]:
         failed = {"proven_fault": True, "rewards": [], "group_digests": [], "tokens": 0}
         try:
-            found = await read_rollouts(self._setting, path)
+            found = await read_rollouts(self._setting, path, digest)
         except msgspec.MsgspecError as error:
             checks = [["schema", 1, 0, False]]
             return {**failed, "checks": checks, "failed": "schema", "detail": str(error)}
@@ -247,8 +252,8 @@ class InspectorModel:
         if found != right:
             checks = [["schema", 0, 0, True], ["header", 1, 0, False]]
             return {**failed, "checks": checks, "failed": "header", "detail": "another submission"}
-        disk = self._setting.disk
-        await disk.write(disk.path_of(out_path), msgspec.msgpack.encode(found))
+        disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
+        await disk.write(disk.path_of(out_path), canonical)
         return {
             "checks": [["schema", 0, 0, True], ["header", 0, 0, True]],
             "failed": "",
@@ -256,8 +261,9 @@ class InspectorModel:
             "proven_fault": False,
             "rewards": true_rewards(self._setting.workload, right),
             "group_digests": [
-                digest("simnet/1/group", found.seed, bytes([group])) for group in range(groups)
+                digest_of("simnet/1/group", found.seed, bytes([group])) for group in range(groups)
             ],
+            "canonical_digest": blake3(canonical).digest(),
             "tokens": sum(map(sum, found.lengths)),
         }
 
@@ -282,6 +288,7 @@ class PrefillModel:
     async def judge(
         self,
         path: str,
+        digest: bytes,
         policy: int,
         seed: bytes,
         temperature: float,
@@ -290,7 +297,7 @@ class PrefillModel:
     ) -> dict[str, Any]:
         if policy not in self._policies:
             raise ValueError(f"policy {policy} is not loaded")
-        found = await read_rollouts(self._setting, path)
+        found = await read_rollouts(self._setting, path, digest)
         tokens = sum(map(sum, found.lengths))
         await trio.sleep(tokens / self._setting.hardware.prefill_tokens_per_second)
         least = thresholds["proof_exponents_min"]
@@ -343,7 +350,10 @@ class TrainerModel:
     async def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if step != self._step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self._step}")
-        read = [await read_rollouts(self._setting, each["path"]) for each in submissions]
+        read = [
+            await read_rollouts(self._setting, each["path"], bytes.fromhex(each["digest"]))
+            for each in submissions
+        ]
         self._setting.tell(
             "trained",
             step=step,
@@ -507,7 +517,9 @@ class SimulatedChild:
                     await self._machine.answering()
                     result = await getattr(self._model, method)(**given)
                     await self._machine.answering()
-                except (ValueError, FileNotFoundError) as error:
+                except PowerCut:
+                    raise
+                except (ValueError, OSError) as error:
                     raise ChildError(str(error), type(error).__name__) from error
                 answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
                 return answer

@@ -385,7 +385,7 @@ class _Pushes:
 
     def _policy(self) -> PushPolicy:
         if self.policy is None:
-            raise Refused(403, "this peer accepts no pushed blobs")
+            raise Refused(503, "this peer takes no submissions, or not yet")
         return self.policy
 
 

@@ -295,15 +295,23 @@ def encode(rollouts: Rollouts, header: Header) -> bytes:
     return bytes(out.getvalue())
 
 
-def read(path: Path, limits: ReadLimits) -> Submission:
+def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submission:
     """Read an untrusted file; raises `BadSubmission` naming the first thing wrong with it.
 
     The file is read whole before it is parsed, so it cannot change meanwhile. Raises `OSError`
-    when there is none.
+    when there is none, or when its BLAKE3-256 is not `digest`: that is nothing its maker did.
     """
     with path.open("rb") as file:
         raw = file.read(limits.bytes_max + 1)
+    check_digest(raw, digest)
     return decode(raw, limits)
+
+
+def check_digest(raw: bytes, digest: bytes | None) -> None:
+    """Raise `OSError` when these are not the bytes that were hashed as they arrived (None: they
+    never were)."""
+    if digest is not None and blake3.blake3(raw).digest() != digest:
+        raise OSError("the file on this machine is not the one that arrived: its hash differs")
 
 
 def decode(raw: bytes, limits: ReadLimits) -> Submission:

@@ -48,6 +48,7 @@ class InspectorService:
     def inspect(
         self,
         path: str,
+        digest: bytes,
         out_path: str,
         run: str,
         lineage: int,
@@ -66,13 +67,15 @@ class InspectorService:
         stop_ids: Sequence[int],
         bytes_max: int,
     ) -> dict[str, Any]:
-        """Judge the file at `path` and write its rollouts in canonical form to `out_path`.
+        """Judge the file at `path`, whose BLAKE3-256 is `digest`, and write its rollouts in
+        canonical form to `out_path`.
 
         Gives `checks` [[name, figure, threshold, passed], …] up to the first that fails, and its
         name as `failed` (empty: none), `detail`, `proven_fault`, `rewards` [groups][G],
         `task_means` and `task_spreads` [groups] (empty: no length penalty), `group_digests`
-        (BLAKE3 of each group's prompt and completions) and `tokens` (completion tokens). Raises
-        `UserError` when environment or tokenizer are missing here, `OSError` when the file is.
+        (BLAKE3 of each group's prompt and completions), `canonical_digest` (of what was written)
+        and `tokens` (completion tokens). Raises `UserError` when environment or tokenizer are
+        missing here, `OSError` when the file is, or is another one.
         """
         grader = self._environment(environment, environment_version)
         renderer = self._renderer_in(Path(tokenizer_folder))
@@ -82,8 +85,9 @@ class InspectorService:
             seed = submission_seed(run, nonce, worker, number)
             tasks = [task_of_step(grader, task_seed(seed, group), step) for group in range(groups)]
             prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-            header, rollouts = self._reader.read(
+            header, rollouts, canonical_digest = self._reader.read(
                 Path(path),
+                digest,
                 Path(out_path),
                 ReadLimits(
                     bytes_max=bytes_max,
@@ -127,6 +131,7 @@ class InspectorService:
                 "task_means": [],
                 "task_spreads": [],
                 "group_digests": [],
+                "canonical_digest": b"",
                 "tokens": 0,
             }
         graded = _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids)
@@ -140,6 +145,7 @@ class InspectorService:
             "task_means": [sum(group) / len(group) for group in graded] if penalised else [],
             "task_spreads": [max(group) - min(group) for group in graded] if penalised else [],
             "group_digests": _group_digests(rollouts, group_size),
+            "canonical_digest": canonical_digest,
             "tokens": len(rollouts.completion_tokens),
         }
 

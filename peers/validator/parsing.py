@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts, read
 
@@ -29,6 +30,7 @@ ANSWER_BYTES_MAX = 64 * 1024
 
 class _Request(msgspec.Struct):
     path: str
+    digest: bytes
     out_path: str
     limits: ReadLimits
 
@@ -67,13 +69,17 @@ class Reader:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
-    def read(self, path: Path, out_path: Path, limits: ReadLimits) -> tuple[Header, Rollouts]:
-        """A submission's header and rollouts; their canonical bytes are written to `out_path`.
+    def read(
+        self, path: Path, digest: bytes, out_path: Path, limits: ReadLimits
+    ) -> tuple[Header, Rollouts, bytes]:
+        """A submission's header and rollouts, and the digest of their canonical bytes, which are
+        written to `out_path`.
 
         Raises `BadSubmission` for what `swarm.submissions.read` refuses and for a file that kills
-        its reader, which counts as no proven fault; `OSError` when there is no file or no room.
+        its reader, which counts as no proven fault; `OSError` when there is no file or no room, or
+        the file is another one.
         """
-        request = _Request(str(path), str(out_path), limits)
+        request = _Request(str(path), digest, str(out_path), limits)
         if self._process.poll() is not None:
             self.close()
             self._process = self._start()
@@ -93,7 +99,8 @@ class Reader:
                 fault.check, fault.figure, fault.threshold, fault.detail, proven=fault.proven
             )
         assert answer.header is not None
-        return answer.header, Rollouts.from_bytes(out_path.read_bytes())
+        canonical = out_path.read_bytes()
+        return answer.header, Rollouts.from_bytes(canonical), blake3(canonical).digest()
 
     def _exchange(self, request: bytes) -> bytes:
         """The reader's answer; less than a line when it died.
@@ -119,7 +126,7 @@ class Reader:
 
 def _answer(request: _Request) -> _Answer:
     try:
-        submission = read(Path(request.path), request.limits)
+        submission = read(Path(request.path), request.limits, request.digest)
         Path(request.out_path).write_bytes(submission.rollouts.to_bytes())
     except BadSubmission as error:
         return _Answer(

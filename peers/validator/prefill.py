@@ -20,7 +20,7 @@ from peers.policy.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
 from swarm.seeds import noise_key
-from swarm.submissions import Rollouts
+from swarm.submissions import Rollouts, check_digest
 
 CERTAIN = 0.99
 """Where the likeliest token has at least this probability, the right token shows nothing."""
@@ -62,23 +62,27 @@ class PrefillService:
     def judge(
         self,
         path: str,
+        digest: bytes,
         policy: int,
         seed: bytes,
         temperature: float,
         thresholds: Mapping[str, float],
         rows: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        """Judge canonical rollouts (`InspectorService.inspect`), all or those in `rows`.
+        """Judge canonical rollouts (`InspectorService.inspect`), by their BLAKE3-256 `digest`, all
+        or those in `rows`.
 
         `thresholds` are those of `swarm.messages.Thresholds`; other settings of the sampling than
         the temperature were checked before and play no part here. Gives `checks` [[name, figure,
         threshold, passed], …], `failed`, `detail`, and the figures behind them. Raises
-        `ValueError` when the policy is not loaded.
+        `ValueError` when the policy is not loaded, `OSError` when the file is another one.
         """
         if policy not in self._engines:
             raise ValueError(f"policy {policy} is not loaded; there are: {list(self._engines)}")
         self._engines.move_to_end(policy)
-        rollouts = Rollouts.from_bytes(Path(path).read_bytes())
+        raw = Path(path).read_bytes()
+        check_digest(raw, digest)
+        rollouts = Rollouts.from_bytes(raw)
         chosen = range(len(rollouts)) if rows is None else rows
         completions = [rollouts.completion(row) for row in chosen]
         prefill = self._engines[policy].prefill(

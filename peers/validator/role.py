@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import trio
 
+from peers.validator.inbox import Inbox, Key, path_of
 from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
@@ -35,9 +36,8 @@ from swarm.messages import (
 from swarm.messenger import first
 from swarm.node import RunNode
 from swarm.seeds import submission_seed
-from swarm.transport import BlobReference, Refused
 from swarm.watch import Watched
-from swarm.world import Child, ChildError, Piece, Sink
+from swarm.world import Child, ChildError
 
 INSPECT_DEADLINE_SECONDS = 60.0
 PREFILL_DEADLINE_SECONDS = 600.0
@@ -50,20 +50,7 @@ row, each until the worker turns to the next."""
 
 ORDERS_KEPT = 64
 INSPECTOR_MEMORY_BYTES = 2 << 30
-INCOMING = "incoming"
-UNANNOUNCED_SECONDS = 60.0
-"""A pushed file that nobody announced is removed after this."""
-
-
-_Key = tuple[str, bytes]
-"""(worker, digest): a file is its maker's, so that nobody else's word on it, or copy, counts."""
-
-
-@dataclass
-class _Pushed:
-    reference: BlobReference
-    arrived: float
-    whole: bool = False
+TIDY_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ class _Case:
     order: StepOrder
 
     @property
-    def key(self) -> _Key:
+    def key(self) -> Key:
         return (self.worker, self.submission.digest)
 
     @property
@@ -121,12 +108,14 @@ class ValidatorRole:
         self._database = self._disk.database("validator.sqlite")
         self._secret = self._node.world.secret_bytes(32)
         self._orders: dict[tuple[int, int], StepOrder] = {}
-        self._pushed: dict[_Key, _Pushed] = {}
-        self._waiting: dict[_Key, _Case] = {}
+        self._inbox = Inbox(
+            peer.run, peer.node.disk, peer.node.world, judged=lambda key: key in self._judged
+        )
+        self._waiting: dict[Key, _Case] = {}
         self._places: dict[tuple[str, int, int, int], bytes] = {}
         """Which submission stands at (worker, lineage, step, number)."""
-        self._judged: dict[_Key, Envelope] = {}
-        self._accepted_elsewhere: dict[_Key, Envelope] = {}
+        self._judged: dict[Key, Envelope] = {}
+        self._accepted_elsewhere: dict[Key, Envelope] = {}
         """Verdicts of other validators, which are as good as an own one: the trainer takes the
         first. (A refusal or quarantine may have a reason that does not hold here.)"""
         self._judged_places: set[tuple[str, int, int, int]] = set()
@@ -140,7 +129,6 @@ class ValidatorRole:
         """While requests are answered."""
         self._loaded: dict[int, int] = {}
         """Lineage of each policy that the prefill child holds under that number."""
-        peer.pushes.policy = self
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._on_verdict)
 
@@ -162,70 +150,30 @@ class ValidatorRole:
         ):
             self._nursery = nursery
             nursery.start_soon(self._peer.follow_checkpoints)
+            nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
             for case in list(self._waiting.values()):
                 nursery.start_soon(self._queue_in_turn, case)
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: self._on_submission}):
-                async for case in self._cases:
-                    elsewhere = self._accepted_elsewhere.get(case.key)
-                    if elsewhere is not None:
-                        await self._leave(case, PeerId(elsewhere.sender))
-                        continue
-                    self._peer.status.doing = f"judging step {case.submission.step}"
-                    await self._judge(case, inspector, prefill)
-                    self._peer.status.doing = "ready to judge"
+                # Not before: what nobody can announce yet would only take up its worker's quota.
+                self._peer.pushes.policy = self._inbox
+                try:
+                    await self._judge_in_turn(inspector, prefill)
+                finally:
+                    self._peer.pushes.policy = None
+
+    async def _judge_in_turn(self, inspector: Child, prefill: Child) -> None:
+        async for case in self._cases:
+            elsewhere = self._accepted_elsewhere.get(case.key)
+            if elsewhere is not None:
+                await self._leave(case, PeerId(elsewhere.sender))
+                continue
+            self._peer.status.doing = f"judging step {case.submission.step}"
+            await self._judge(case, inspector, prefill)
+            self._peer.status.doing = "ready to judge"
 
     # --- receiving ---------------------------------------------------------------------------
-
-    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """A place for a pushed file, within the worker's quota."""
-        limits = self._run.manifest.limits
-        if client is None:
-            raise Refused(403, "prove who you are before you push")
-        if reference.size_bytes > limits.submission_bytes_max:
-            raise Refused(
-                413,
-                f"a submission has at most {limits.submission_bytes_max} bytes in this run, "
-                f"this one {reference.size_bytes}",
-            )
-        key = (client, reference.digest)
-        mine = [worker for worker, _ in self._pushed if worker == client]
-        held = self._pushed.get(key)
-        if held is None and len(mine) >= limits.submissions_unjudged_max:
-            raise Refused(
-                429, f"{len(mine)} of your submissions wait for a verdict; deliver more later"
-            )
-        if self._disk.free_bytes() < 2 * reference.size_bytes:
-            raise Refused(507, "this validator's disk is full")
-        if self._is_here(key):
-            # Bytes land before they are checked: nobody may write over a file that is here.
-            return self._disk.sink(_again(key), 0, reference.size_bytes)
-        if held is None:
-            self._pushed[key] = _Pushed(reference, self._node.world.now())
-        return self._disk.sink(_path(key), 0, reference.size_bytes)
-
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        """A pushed file has arrived whole: make it durable."""
-        assert client is not None  # `accept` refuses it
-        key = (client, reference.digest)
-        if self._is_here(key):
-            sink.abandon()
-            await self._disk.remove(_again(key))
-            return
-        await sink.commit(piece)
-        await self._disk.sync(_path(key))
-        pushed = self._pushed.get(key)
-        if pushed is not None:
-            pushed.whole = True
-
-    def _is_here(self, key: _Key) -> bool:
-        """Whether a file has arrived whole, and may still be needed."""
-        pushed = self._pushed.get(key)
-        arrived = key in self._waiting or key in self._judged
-        return (arrived or (pushed is not None and pushed.whole)) and self._disk.exists(_path(key))
 
     async def _on_submission(
         self, envelope: Envelope, supporting: Sequence[Envelope]
@@ -238,7 +186,7 @@ class ValidatorRole:
         elsewhere = self._accepted_elsewhere.get(key)
         if elsewhere is not None:
             if key not in self._waiting:
-                await self._remove_pushed(key)
+                await self._inbox.remove(key)
             return [elsewhere]
         if key in self._waiting:
             return [await self._acknowledge(self._waiting[key])]
@@ -250,7 +198,7 @@ class ValidatorRole:
                 self._events.emit("validator.not_admitted", remote=envelope.sender, reason=detail)
                 word = AdmissionRefused(peer=envelope.sender, reason=detail[:500])
                 return [await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)]
-            await self._remove_pushed(key)
+            await self._inbox.remove(key)
             outcome = _Outcome(
                 [Check(name=check, figure=figure, threshold=threshold, passed=False)], check, detail
             )
@@ -259,6 +207,7 @@ class ValidatorRole:
         case = _Case(envelope, submission, envelope.sender, order)
         self._waiting[key] = case
         self._places[case.place] = submission.digest
+        self._inbox.hold(key, submission.size_bytes)
         await self._database.transact(
             lambda connection: connection.execute(
                 "INSERT OR REPLACE INTO unjudged (worker, digest, announced, arranged) "
@@ -336,14 +285,14 @@ class ValidatorRole:
         place = (worker, submission.lineage, submission.step, submission.number)
         if self._places.get(place, submission.digest) != submission.digest:
             return "number", submission.number, 1, "another file was delivered under this number"
-        pushed = self._pushed.get((worker, submission.digest))
-        if pushed is None or not pushed.whole:
+        size_bytes = self._inbox.size_bytes((worker, submission.digest))
+        if size_bytes is None:
             return "file", 0, 1, "the file was not pushed before it was announced"
-        if pushed.reference.size_bytes != submission.size_bytes:
+        if size_bytes != submission.size_bytes:
             return (
                 "size",
                 submission.size_bytes,
-                pushed.reference.size_bytes,
+                size_bytes,
                 "the announced size is not the file's",
             )
         return None
@@ -414,13 +363,14 @@ class ValidatorRole:
             order.manifest_bytes,
             deadline_seconds=manifest.limits.verdict_seconds,
         )
-        canonical = _path(case.key) + ".canonical"
+        canonical = path_of(case.key) + ".canonical"
         local = self._disk.local_path
         try:
             inspected = await inspector.call(
                 "inspect",
                 {
-                    "path": str(local(_path(case.key))),
+                    "path": str(local(path_of(case.key))),
+                    "digest": submission.digest,
                     "out_path": str(local(canonical)),
                     "run": self._run.id,
                     "lineage": submission.lineage,
@@ -474,7 +424,8 @@ class ValidatorRole:
                 else manifest.thresholds.prefill_share_new
             )
             if prefill_wanted(self._secret, submission.digest, share):
-                await self._recompute(case, folder, canonical, prefill, record, outcome)
+                digest = inspected["canonical_digest"]
+                await self._recompute(case, folder, (canonical, digest), prefill, record, outcome)
             return outcome
         finally:
             await self._disk.remove(canonical)
@@ -483,12 +434,12 @@ class ValidatorRole:
         self,
         case: _Case,
         folder: str,
-        canonical: str,
+        canonical: tuple[str, bytes],
         prefill: Child,
         record: WorkerRecord,
         outcome: _Outcome,
     ) -> None:
-        """Checks 6 and 7, added to `outcome`."""
+        """Checks 6 and 7, added to `outcome`. `canonical`: path and digest."""
         submission, manifest = case.submission, self._run.manifest
         policy = (submission.lineage, submission.policy)
         if self._loaded.get(submission.policy) != submission.lineage:
@@ -507,7 +458,8 @@ class ValidatorRole:
         judged = await prefill.call(
             "judge",
             {
-                "path": str(self._disk.local_path(canonical)),
+                "path": str(self._disk.local_path(canonical[0])),
+                "digest": canonical[1],
                 "policy": submission.policy,
                 "seed": seed,
                 "temperature": manifest.sampling.temperature,
@@ -563,15 +515,15 @@ class ValidatorRole:
         envelope = await self._trusted.append_verdict(verdict_at)
         self._judged[key] = envelope
         self._waiting.pop(key, None)
-        self._pushed.pop(key, None)
+        self._inbox.let_go(key)
         await self._forget_unjudged(key)
         if outcome.word == "accepted":
             # With this hash it is the only one: the file's header names its worker.
-            self._peer.blobs.register(digest, _path(key), 0, submission.size_bytes)
+            self._peer.blobs.register(digest, path_of(key), 0, submission.size_bytes)
             self._record(worker).accepted += 1
         else:
             self._record(worker).accepted = 0  # looked at closely again
-            await self._disk.remove(_path(key))
+            await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
         self._judged_places.add((worker, submission.lineage, submission.step, submission.number))
         self._progress.touch()
@@ -661,7 +613,7 @@ class ValidatorRole:
         a verdict is late; were both to judge it then, one's overload would become everybody's."""
         self._waiting.pop(case.key, None)
         await self._forget_unjudged(case.key)
-        await self._remove_pushed(case.key)
+        await self._inbox.remove(case.key)
         self._events.emit(
             "validator.accepted_elsewhere",
             submission=case.submission.digest,
@@ -692,8 +644,10 @@ class ValidatorRole:
             self._places[place] = verdict.submission
             if verdict.outcome == "accepted":
                 self._record(verdict.worker).accepted += 1
-                if self._disk.exists(_path(key)):
-                    self._peer.blobs.register(verdict.submission, _path(key), 0, verdict.size_bytes)
+                if self._disk.exists(path_of(key)):
+                    self._peer.blobs.register(
+                        verdict.submission, path_of(key), 0, verdict.size_bytes
+                    )
                     await self._say_again(envelope, verdict)
         for announced, arranged in self._database.read(
             "SELECT announced, arranged FROM unjudged ORDER BY worker, digest"
@@ -702,15 +656,13 @@ class ValidatorRole:
             order = msgspec.msgpack.decode(arranged, type=StepOrder)
             assert isinstance(envelope.message, Submission)
             case = _Case(envelope, envelope.message, envelope.sender, order)
-            if not self._disk.exists(_path(case.key)):
+            if not self._disk.exists(path_of(case.key)):
                 continue
             self._waiting[case.key] = case
             self._places[case.place] = case.submission.digest
+            self._inbox.hold(case.key, case.submission.size_bytes)
             self._take_order(order)
-        wanted = {_path(key) for key in [*self._waiting, *self._judged]}
-        for name in self._disk.list(INCOMING):
-            if f"{INCOMING}/{name}" not in wanted:  # pushed and never announced
-                await self._disk.remove(f"{INCOMING}/{name}")
+        await self._inbox.remove_others({*self._waiting, *self._judged})
 
     async def _say_again(self, envelope: Envelope, verdict: Verdict) -> None:
         """Announce a verdict whose file is still here; signed anew if its envelope has expired."""
@@ -720,24 +672,14 @@ class ValidatorRole:
             await self._peer.announce(verdict, defaults.VERDICT_LIFETIME_SECONDS)
 
     async def _tidy(self) -> None:
-        """Remove files that nobody announced or that can no longer be trained on."""
+        """Forget what can no longer be trained on."""
         while True:
-            await trio.sleep(UNANNOUNCED_SECONDS / 4)
-            now = self._node.world.now()
-            for key, pushed in list(self._pushed.items()):
-                if key not in self._waiting and now - pushed.arrived > UNANNOUNCED_SECONDS:
-                    del self._pushed[key]
-                    if key not in self._judged:
-                        await self._disk.remove(_path(key))
+            await trio.sleep(TIDY_SECONDS)
             newest = self._peer.newest_checkpoint()
             if newest is not None:
                 await self._forget_older(newest)
 
-    async def _remove_pushed(self, key: _Key) -> None:
-        self._pushed.pop(key, None)
-        await self._disk.remove(_path(key))
-
-    async def _forget_unjudged(self, key: _Key) -> None:
+    async def _forget_unjudged(self, key: Key) -> None:
         await self._database.transact(
             lambda connection: connection.execute(
                 "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
@@ -758,8 +700,7 @@ class ValidatorRole:
             if is_old(envelope):
                 if verdict.outcome == "accepted":
                     self._peer.blobs.unregister(verdict.submission)
-                await self._disk.remove(_path(key))
-                await self._disk.remove(_again(key))
+                await self._inbox.remove(key)
                 del self._judged[key]
         for key in [k for k, envelope in self._accepted_elsewhere.items() if is_old(envelope)]:
             del self._accepted_elsewhere[key]
@@ -769,16 +710,6 @@ class ValidatorRole:
         self._judged_places = {
             p for p in self._judged_places if p[1] == newest.lineage and p[2] >= oldest
         }
-
-
-def _again(key: _Key) -> str:
-    """Where a file goes that is here already."""
-    return f"{_path(key)}.again"
-
-
-def _path(key: _Key) -> str:
-    worker, digest = key
-    return f"{INCOMING}/{digest.hex()}-{worker}.parquet"
 
 
 def _outcome(result: dict[str, Any]) -> _Outcome:

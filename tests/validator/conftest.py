@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 
 from peers.inference.engine_service import EngineService
 from peers.policy import demo
@@ -70,6 +71,7 @@ class Stage:
         path.write_bytes(raw)
         return self.inspector.inspect(
             path=str(path),
+            digest=blake3(raw).digest(),
             out_path=str(self.folder / "canonical"),
             tokenizer_folder=str(self.policy),
             bytes_max=1 << 20,
@@ -82,8 +84,10 @@ class Stage:
 
     def judge(self, rows: list[int] | None = None, **changes: Any) -> dict[str, Any]:
         """Of what was inspected last."""
+        path = self.folder / "canonical"
         return self.prefill.judge(
-            path=str(self.folder / "canonical"),
+            path=str(path),
+            digest=blake3(path.read_bytes()).digest(),
             policy=1,
             seed=self.seed(**changes),
             temperature=1.0,

@@ -228,7 +228,22 @@ def test_prefill_keeps_the_last_policies(policy: Path) -> None:
     assert prefill.load(2, str(policy)) == {"policies": [1, 2]}
     assert prefill.load(3, str(policy)) == {"policies": [2, 3]}
     with pytest.raises(ValueError, match="policy 1 is not loaded"):
-        prefill.judge("", 1, bytes(32), 1.0, THRESHOLDS)
+        prefill.judge("", bytes(32), 1, bytes(32), 1.0, THRESHOLDS)
+
+
+def test_other_rollouts_than_were_inspected_are_not_judged(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    inspected = stage.inspect(header, rollouts)
+    (stage.folder / "canonical").write_bytes(b"something else")
+    with pytest.raises(OSError, match="its hash differs"):
+        stage.prefill.judge(
+            str(stage.folder / "canonical"),
+            inspected["canonical_digest"],
+            1,
+            stage.seed(),
+            1.0,
+            THRESHOLDS,
+        )
 
 
 def test_figures_can_travel(stage: Stage) -> None:

@@ -247,6 +247,7 @@ def test_what_this_machine_lacks_is_no_fault_of_the_worker(stage: Stage) -> None
     with pytest.raises(OSError, match="missing"):
         stage.inspector.inspect(
             path=str(stage.folder / "missing"),
+            digest=bytes(32),
             out_path=str(stage.folder / "canonical"),
             tokenizer_folder=str(stage.policy),
             bytes_max=1 << 20,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_bytes(reader: Reader, folder: Path, raw: bytes) -> Rollouts:
     (folder / "pushed").write_bytes(raw)
-    return reader.read(folder / "pushed", folder / "canonical", LIMITS)[1]
+    digest = blake3(raw).digest()
+    return reader.read(folder / "pushed", digest, folder / "canonical", LIMITS)[1]
 
 
 positions = st.one_of(
@@ -73,5 +75,8 @@ def test_a_reader_that_died_meanwhile_is_replaced(reader: Reader, folder: Path) 
 
 def test_trouble_of_this_machine_is_no_fault_of_the_file(reader: Reader, folder: Path) -> None:
     (folder / "pushed").write_bytes(HONEST)
+    digest = blake3(HONEST).digest()
     with pytest.raises(OSError, match="nowhere"):
-        reader.read(folder / "pushed", folder / "nowhere" / "canonical", LIMITS)
+        reader.read(folder / "pushed", digest, folder / "nowhere" / "canonical", LIMITS)
+    with pytest.raises(OSError, match="its hash differs"):
+        reader.read(folder / "pushed", bytes(32), folder / "canonical", LIMITS)

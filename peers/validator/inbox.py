@@ -1,0 +1,182 @@
+"""What workers push to a validator, from the first byte until its verdict.
+
+Every push lands under a name of its own, is hashed as it comes, and is given its final name, by
+worker and digest, only once it is whole and its hash is right. Nothing is ever written to a file
+that has its final name: what is judged is what is served afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from swarm.identity import PeerId
+from swarm.messages import Limits
+from swarm.run import Run
+from swarm.transport import BlobReference, Refused
+from swarm.world import Disk, Piece, Sink, World
+
+FOLDER = "incoming"
+UNANNOUNCED_SECONDS = 60.0
+"""A file that has arrived whole and that nobody announced is removed after this."""
+
+Key = tuple[str, bytes]
+"""(worker, digest): a file is its maker's, so that nobody else's word on it, or copy, counts."""
+
+
+def path_of(key: Key) -> str:
+    """Where a file is once it is whole."""
+    worker, digest = key
+    return f"{FOLDER}/{digest.hex()}-{worker}.parquet"
+
+
+@dataclass
+class _Whole:
+    size_bytes: int
+    arrived: float
+    announced: bool = False
+
+
+class _Arriving:
+    """A push on its way: the disk's sink, and word to the inbox of how it ended. The transport
+    ends each one that stalls or is too slow, however long it takes otherwise."""
+
+    def __init__(self, sink: Sink, worker: PeerId, path: str, inbox: Inbox) -> None:
+        self.worker = worker
+        self.path = path
+        self.size_bytes = sink.size_bytes
+        self._sink = sink
+        self._inbox = inbox
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._sink.write(data)
+
+    def finish(self) -> Piece:
+        return self._sink.finish()
+
+    async def commit(self, piece: Piece) -> None:
+        await self._sink.commit(piece)
+
+    def abandon(self) -> None:
+        self._sink.abandon()
+        self._inbox.ended(self)
+
+
+class Inbox:
+    """Takes pushes (`swarm.shardcast.service.PushPolicy`), within each worker's quota."""
+
+    def __init__(
+        self, run: Run, disk: Disk, world: World, *, judged: Callable[[Key], bool]
+    ) -> None:
+        """`judged`: whether the verdict on a file was given here."""
+        self._judged = judged
+        self._run = run
+        self._disk = disk
+        self._world = world
+        self._serial = itertools.count()
+        self._arriving: dict[_Arriving, None] = {}
+        """Those that have not ended, or whose leavings are still on the disk."""
+        self._whole: dict[Key, _Whole] = {}
+        """Those that wait to be announced, and then for a verdict."""
+        self._leavings, self._to_remove = trio.open_memory_channel[_Arriving](math.inf)
+        """No more than have been accepted: each counts against its worker until it is gone."""
+
+    async def run(self) -> None:
+        """Remove what pushes that broke off have left, and what nobody announces."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._remove_unannounced)
+            async for push in self._to_remove:
+                await self._disk.remove(push.path)
+                self._arriving.pop(push, None)
+
+    # --- pushes ------------------------------------------------------------------------------
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        """A place for a file that is pushed; raises `Refused`."""
+        limits: Limits = self._run.manifest.limits
+        if client is None:
+            raise Refused(403, "prove who you are before you push")
+        if reference.size_bytes > limits.submission_bytes_max:
+            raise Refused(
+                413,
+                f"a submission has at most {limits.submission_bytes_max} bytes in this run, "
+                f"this one {reference.size_bytes}",
+            )
+        arriving = sum(push.worker == client for push in self._arriving)
+        waiting = sum(worker == client for worker, _ in self._whole)
+        if (client, reference.digest) in self._whole:
+            waiting = 0  # it came once already, and its worker has not heard so
+        if arriving + waiting >= limits.submissions_unjudged_max:
+            raise Refused(
+                429,
+                f"{arriving + waiting} of your submissions wait for a verdict; deliver more later",
+            )
+        if self._disk.free_bytes() < 2 * reference.size_bytes:
+            raise Refused(507, "this validator's disk is full")
+        path = f"{path_of((client, reference.digest))}.{next(self._serial)}.arriving"
+        push = _Arriving(self._disk.sink(path, 0, reference.size_bytes), client, path, self)
+        self._arriving[push] = None
+        return push
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        """A push is whole and its hash is right: give it its name, durably, unless the file is
+        here already or of no use any more."""
+        assert client is not None and isinstance(sink, _Arriving)  # `accept` made it
+        key = (client, reference.digest)
+        path = path_of(key)
+        await sink.commit(piece)
+        with trio.CancelScope(shield=True):  # a file with its name is one that is counted
+            there = self._disk.exists(path)
+            if not there and not self._judged(key):
+                await self._disk.rename(sink.path, path)
+                self._arriving.pop(sink, None)
+            if not self._judged(key):
+                await self._disk.sync(path)
+                self._whole.setdefault(key, _Whole(reference.size_bytes, self._world.now()))
+        sink.abandon()
+
+    def ended(self, push: _Arriving) -> None:
+        """A push is over, in whatever way; what it left under its own name goes."""
+        if push in self._arriving:
+            self._leavings.send_nowait(push)
+
+    # --- what is here ------------------------------------------------------------------------
+
+    def size_bytes(self, key: Key) -> int | None:
+        """Of a file that has arrived whole and waits for its verdict; None if there is none."""
+        whole = self._whole.get(key)
+        return whole.size_bytes if whole is not None else None
+
+    def hold(self, key: Key, size_bytes: int) -> None:
+        """Keep a file until its verdict: it was announced."""
+        self._whole[key] = _Whole(size_bytes, self._world.now(), announced=True)
+
+    def let_go(self, key: Key) -> None:
+        """A file is judged, and stays: it is its worker's no longer."""
+        self._whole.pop(key, None)
+
+    async def remove(self, key: Key) -> None:
+        """A file is not needed any more; silent when there is none."""
+        self._whole.pop(key, None)
+        await self._disk.remove(path_of(key))
+
+    async def remove_others(self, wanted: set[Key]) -> None:
+        """Of what a life before has left, keep only these files."""
+        kept = {path_of(key) for key in wanted}
+        for name in self._disk.list(FOLDER):
+            if f"{FOLDER}/{name}" not in kept:
+                await self._disk.remove(f"{FOLDER}/{name}")
+
+    async def _remove_unannounced(self) -> None:
+        while True:
+            await trio.sleep(UNANNOUNCED_SECONDS / 4)
+            now = self._world.now()
+            for key, whole in list(self._whole.items()):
+                if not whole.announced and now - whole.arrived > UNANNOUNCED_SECONDS:
+                    await self.remove(key)

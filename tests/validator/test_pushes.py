@@ -1,0 +1,172 @@
+"""Pushed files at a validator: one place each, hashed as they come, nobody writes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from blake3 import blake3
+
+from simnet.clock import run_virtual
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.identity import PeerId
+from swarm.node import RunNode
+from swarm.transport import BlobReference, Refused
+from swarm.world import Sink
+from tests.trainer.test_role import start_run
+
+GOOD, OTHER = b"judged " * 1000, b"trained" * 1000
+REFERENCE = BlobReference(blake3(GOOD).digest(), len(GOOD))
+
+
+class Pusher:
+    """Pushes of one peer, as a transport drives them."""
+
+    def __init__(self, part: RunNode, peer: PeerId) -> None:
+        self._part, self._peer = part, peer
+
+    def open(self) -> Sink:
+        return self._part.blobs.accept(self._peer, REFERENCE)
+
+    async def end(self, sink: Sink, data: bytes) -> None:
+        """The last bytes; what `swarm.transport` does then."""
+        sink.write(data)
+        piece = sink.finish()
+        if piece.verify(REFERENCE.digest):
+            await self._part.blobs.received(self._peer, REFERENCE, sink, piece)
+        else:
+            sink.abandon()
+
+
+async def together(worker: Pusher, other: Pusher) -> None:
+    """Two of one digest at once; the wrong one ends last."""
+    right, wrong = worker.open(), worker.open()
+    await worker.end(right, GOOD)
+    await worker.end(wrong, OTHER)
+
+
+async def half(worker: Pusher, other: Pusher) -> None:
+    wrong = worker.open()
+    await worker.end(worker.open(), GOOD)
+    wrong.write(OTHER[:100])
+
+
+async def out_of_order(worker: Pusher, other: Pusher) -> None:
+    """The right bytes come in two parts around another push's."""
+    right, wrong = worker.open(), worker.open()
+    right.write(GOOD[:100])
+    wrong.write(OTHER[:4000])
+    await worker.end(right, GOOD[100:])
+    await worker.end(wrong, OTHER[4000:])
+
+
+async def afterwards(worker: Pusher, other: Pusher) -> None:
+    await worker.end(worker.open(), GOOD)
+    await worker.end(worker.open(), OTHER)
+    await worker.end(worker.open(), GOOD)
+
+
+async def by_another_peer(worker: Pusher, other: Pusher) -> None:
+    before = other.open()
+    await worker.end(worker.open(), GOOD)
+    await other.end(before, OTHER)
+    await other.end(other.open(), OTHER)
+    await other.end(other.open(), GOOD)
+
+
+@pytest.mark.parametrize("attack", [together, half, out_of_order, afterwards, by_another_peer])
+def test_a_file_that_is_here_stays_what_its_digest_says(
+    attack: Callable[[Pusher, Pusher], Awaitable[None]],
+) -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-worker")
+        await trio.sleep(10)
+        validator, worker = peers["validator"], peers["inference-worker"]
+        part = _part(validator)
+        await attack(Pusher(part, worker.id), Pusher(part, peers["trainer"].id))
+        path = f"incoming/{REFERENCE.digest.hex()}-{worker.id}.parquet"
+        assert await validator.disk.read(path) == GOOD
+
+    _simulate(main)
+
+
+def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-worker")
+        await trio.sleep(10)
+        disk = peers["validator"].disk
+        pusher = Pusher(_part(peers["validator"]), peers["inference-worker"].id)
+        sink = pusher.open()
+        for part in range(10):
+            await trio.sleep(20)
+            sink.write(GOOD[part * 700 : (part + 1) * 700])
+        await pusher.end(sink, b"")
+        await trio.sleep(50)
+        assert REFERENCE.digest.hex() in str(disk.list("incoming")), "not announced yet"
+        await trio.sleep(30)
+        assert REFERENCE.digest.hex() not in str(disk.list("incoming"))
+
+    _simulate(main)
+
+
+def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-worker")
+        await trio.sleep(10)
+        disk = peers["validator"].disk
+        pusher = Pusher(_part(peers["validator"]), peers["trainer"].id)
+        before = disk.list("incoming")
+        for _ in range(2):
+            sinks = [pusher.open() for _ in range(8)]
+            with pytest.raises(Refused, match="8 of your submissions") as caught:
+                pusher.open()
+            assert caught.value.status == 429
+            for sink in sinks:
+                sink.write(b"part")
+                sink.abandon()
+            await trio.sleep(0.1)
+        assert disk.list("incoming") == before
+
+    _simulate(main)
+
+
+def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
+    """Whatever changed it between its arrival and its inspection."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer")
+        disk = peers["validator"].disk
+
+        def spoil(_: float, __: Peer, event: Event) -> None:
+            if event.name == "inference.submission_delivered":
+                for name in disk.list("incoming"):
+                    disk.put(f"incoming/{name}", 0, b"spoilt")
+
+        simulation.listeners.append(spoil)
+        judged = simulation.expect("validator.verdict", ["validator"])
+        await simulation.add(Plan("inference-worker", ["inference"])).start()
+        assert await simulation.meet(judged, 300)
+
+    verdict = next(event.fields for event in _simulate(main) if event.name == "validator.verdict")
+    assert verdict["outcome"] == "quarantined"
+    assert "not the one that arrived" in verdict["detail"]
+
+
+def _part(peer: Peer) -> RunNode:
+    assert peer.node is not None and peer.node.part is not None
+    return peer.node.part
+
+
+def _simulate(main: Callable[[Simulation], Awaitable[None]]) -> list[Event]:
+    simulation = Simulation(seed=5)
+    said: list[Event] = []
+    simulation.listeners.append(lambda _, __, event: said.append(event))
+
+    async def virtual() -> None:
+        async with simulation.running():
+            await main(simulation)
+
+    run_virtual(virtual, seed=5, limit_seconds=600)
+    return said
