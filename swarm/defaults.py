@@ -571,6 +571,18 @@ CONNECTION_GRACE_SECONDS = 20.0
 CONNECTIONS_PER_ADDRESS_MAX = 64
 """Inbound connections from one IP address: a lab behind one NAT fits, a flood does not."""
 
+CONNECTIONS_PER_PEER_MAX = 3
+"""With one peer: both may dial at once, and a relayed one may become direct."""
+
+NEGOTIATION_BYTES_MAX = 1024
+"""One message in which a protocol is named; ours have 30 bytes."""
+
+NEGOTIATION_MESSAGES_MAX = 32
+"""Of one side, until a protocol is agreed on."""
+
+CONTAINED_EVENTS_PER_MINUTE = 20
+"""Events about strangers' connections and streams that were ended; the rest is counted."""
+
 CONNECTION_PING_SECONDS = 15.0
 """libp2p's yamux pings but ignores silence, so a peer that lost power would stay connected."""
 

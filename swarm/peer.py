@@ -59,6 +59,7 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
             uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
             world=world,
             disk=disk,
+            events=events,
             relay="relay" in settings.role or BOOTSTRAP in settings.role,
         ) as transport,
         assemble(

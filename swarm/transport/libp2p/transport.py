@@ -1,44 +1,27 @@
-"""The real network: libp2p over TCP, noise (nothing else) and yamux, with relays.
-
-    listen = ["/ip4/0.0.0.0/tcp/4001"]
-    async with open_libp2p(identity, listen, world=world, disk=disk) as transport:
-        await transport.connect(peer, addresses)
-
-What libp2p 0.8.1 gets wrong, and what is done about it here, is listed in
-`docs/decisions/libp2p.md`.
-"""
+"""`Libp2pTransport`: the seam of `swarm.transport` on libp2p."""
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
+import functools
 import logging
-import socket
 import struct
 import time
-import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import trio
-from libp2p.abc import INetConn, INetStream, INotifee
+from libp2p.abc import INetStream, INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.host.basic_host import BasicHost
 from libp2p.host.exceptions import StreamFailure
-from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
-from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.exceptions import StreamEOF
-from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
-from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeerId
 from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP_PROTOCOL
@@ -48,16 +31,13 @@ from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from libp2p.tools.anyio_service import background_trio_service
-from libp2p.transport.tcp.tcp import TCP
-from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from swarm import defaults
 from swarm.errors import UserError
-from swarm.identity import Identity, InvalidPeerId, PeerId, public_key_of
+from swarm.events import Events
+from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -80,6 +60,24 @@ from swarm.transport.bulk import (
     fetch_over_stream,
     push_over_stream,
 )
+from swarm.transport.libp2p.addresses import (
+    check_port_free,
+    expanded,
+    host_and_port,
+    is_global,
+    parse_multiaddr,
+    require_peer,
+    without_peer,
+)
+from swarm.transport.libp2p.connections import (
+    Connection,
+    HolePunching,
+    Host,
+    TamedSwarm,
+    TamedTCP,
+    Upgrader,
+)
+from swarm.transport.libp2p.guard import Guard, reason_of
 from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)
@@ -94,48 +92,6 @@ _BROKEN = (
     trio.ClosedResourceError,
 )
 """What libp2p raises when a connection or stream breaks; everything else is a defect, and loud."""
-
-
-# --- multiaddrs ------------------------------------------------------------------------------
-
-
-def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
-    """A TCP multiaddr a person typed, and the peer id it ends in, if any. Raises `UserError`."""
-    try:
-        address = Multiaddr(text)
-        protocols = [protocol.name for protocol in address.protocols()]
-    except Exception as error:  # multiaddr raises a dozen unrelated types
-        raise UserError(
-            f"{text!r} is not a multiaddr; write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
-        ) from error
-    if "tcp" not in protocols or protocols[0] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
-        raise UserError(
-            f"{text!r} has no IP address or name with a TCP port; "
-            "write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
-        )
-    peer = address.get_peer_id()
-    if peer is None:
-        return address, None
-    try:
-        public_key_of(peer)
-    except InvalidPeerId as error:
-        raise UserError(f"{text!r} does not end in an Ed25519 peer id (12D3KooW…)") from error
-    return address, PeerId(peer)
-
-
-def check_port_free(host: str, port: int) -> None:
-    """Raise `UserError` if this peer cannot listen there, above all because somebody else does:
-    libp2p would share the port silently. Port 0 asks about the host alone."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            raise UserError(
-                f"port {port} on {host} is taken or not allowed ({error.strerror}); choose another"
-            ) from error
 
 
 # --- streams ---------------------------------------------------------------------------------
@@ -194,136 +150,6 @@ class _Libp2pBytes:
             await self._stream.remove()
 
 
-# --- libp2p's swarm, put right ---------------------------------------------------------------
-
-
-async def _release_half_windows(self: YamuxStream, *, bytes_read: int = 0) -> None:
-    """One WINDOW_UPDATE per half window read, as yamux means it.
-
-    libp2p 0.8.1 sends one for every read, even of a single byte (and grants twice what was read),
-    which trebles the cost of a small frame; negotiating a protocol reads byte by byte.
-    """
-    self._pending_recv_release += bytes_read
-    if self._pending_recv_release * 2 >= self.target_recv_window:
-        released, self._pending_recv_release = self._pending_recv_release, 0
-        self.recv_window += released
-        await self.send_window_update(released)
-
-
-YamuxStream._auto_tune_and_send_window_update = _release_half_windows
-
-
-class _Buffered(RawConnection):  # type: ignore[misc]
-    """A TCP connection read in large pieces: noise asks for two bytes, then for the rest."""
-
-    _buffer = b""
-    _at = 0
-
-    async def read(self, n: int | None = None) -> bytes:
-        if self._at == len(self._buffer):
-            self._buffer, self._at = await super().read(65536), 0
-        start = self._at
-        self._at = len(self._buffer) if n is None else min(start + n, len(self._buffer))
-        return self._buffer[start : self._at]
-
-
-class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
-    """libp2p's dials every address it has ever heard of, whatever its watermarks say."""
-
-    async def maybe_connect(self) -> None:
-        return
-
-
-class _Swarm(Swarm):  # type: ignore[misc]
-    """libp2p's connection table with its defects repaired (libp2p 0.8.1).
-
-    - It dials strangers by itself.
-    - An accepted connection keeps its inbound slot, a task and its socket object until the host
-      ends, so a host stops accepting after `max_connections` connections in its whole life.
-    - There is no bound per remote address.
-    - There is no way to refuse a peer by its id.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.refuses: Callable[[PeerId], bool] = lambda peer: False
-        self._inbound_by_host: Counter[str] = Counter()
-
-    def _init_connection_management(self) -> None:
-        super()._init_connection_management()
-        self.auto_connector = _NoAutoConnector(swarm=self, auto_connect_interval=1e9)
-
-    async def _do_handle_inbound_connection(
-        self, read_write_closer: Any, maddr: Any, failure_event: Any
-    ) -> None:
-        try:  # libp2p's own get_remote_address knows no IPv6
-            host = str(read_write_closer.stream.socket.getpeername()[0])
-        except OSError:
-            host = "an address already gone"
-        if self._inbound_by_host[host] >= defaults.CONNECTIONS_PER_ADDRESS_MAX:
-            log.warning("%s has too many connections, one more is refused", host)
-            await read_write_closer.close()
-            return
-        self._inbound_by_host[host] += 1
-        try:
-            connection = _Buffered(read_write_closer, False)
-            try:
-                muxed = await self.upgrade_inbound_raw_conn(connection, maddr)
-            except Exception as error:  # whatever a stranger's handshake makes libp2p raise
-                log.debug("connection from %s refused: %r", host, error)
-                await connection.close()
-                return
-            await muxed.event_closed.wait()
-        finally:
-            read_write_closer.stream.socket.close()
-            self._inbound_by_host[host] -= 1
-            if not self._inbound_by_host[host]:
-                del self._inbound_by_host[host]
-
-    async def notify_opened_stream(self, stream: Any) -> None:
-        """Nobody listens; libp2p would start a nursery with a task for each who does not."""
-
-    async def notify_closed_stream(self, stream: Any) -> None:
-        """Likewise."""
-
-    async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Any:
-        peer = PeerId(str(muxed_conn.peer_id))
-        try:
-            public_key_of(peer)
-            reason = "the peer is banned here" if self.refuses(peer) else None
-        except InvalidPeerId as error:  # RSA or secp256k1: nothing here could check its signatures
-            reason = str(error)
-        if reason is not None:
-            await muxed_conn.secured_conn.close()
-            raise SwarmException(reason)
-        return await super().add_conn(muxed_conn, direction)
-
-
-class _TCP(TCP):  # type: ignore[misc]
-    """Remembers the sockets it dialled: libp2p closes them only if it is not cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._dialled: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    async def _dial_resolved(self, maddr: Any, source: Any = None) -> Any:
-        connection = await super()._dial_resolved(maddr, source)
-        self._dialled.add(connection.stream.stream)
-        return _Buffered(connection.stream, True)
-
-    def close_sockets(self) -> None:
-        for stream in list(self._dialled):
-            stream.socket.close()
-
-
-class _HolePunching(DCUtRProtocol):  # type: ignore[misc]
-    """DCUtR without its two-second poll over all connections: `Libp2pTransport` starts it when a
-    relayed connection comes in, as the specification has it."""
-
-    async def _auto_drive_loop(self) -> None:
-        return
-
-
 class _Notifee(INotifee):  # type: ignore[misc]
     """Hands libp2p's connection notices to the transport, in whose nursery a defect is loud:
     libp2p would only log it."""
@@ -356,12 +182,6 @@ async def _raise(error: Exception) -> None:
     raise error
 
 
-def _is_relayed(connection: INetConn) -> bool:
-    if connection.get_connection_type() is ConnectionType.RELAYED:
-        return True
-    return any("/p2p-circuit" in str(a) for a in connection.get_transport_addresses())
-
-
 # --- the transport ---------------------------------------------------------------------------
 
 
@@ -372,6 +192,7 @@ async def open_libp2p(
     *,
     world: World,
     disk: Disk,
+    events: Events | None = None,
     relay: bool = False,
     relays: Sequence[str] = (),
     announce: Sequence[str] = (),
@@ -380,7 +201,8 @@ async def open_libp2p(
 ) -> AsyncIterator[Libp2pTransport]:
     """A peer on the real network, until the block ends.
 
-    `listen`: TCP multiaddrs; none for a peer that only dials. `relay`: carry connections for
+    `listen`: TCP multiaddrs; none for a peer that only dials. `events`: told what strangers did
+    that was contained. `relay`: carry connections for
     peers behind NAT. `relays`: multiaddrs of relays that shall carry connections for this peer.
     `announce`: addresses to give out instead of those listened on (a forwarded port).
     `bulk_port`: where HTTP is served, on the same interfaces (0: any).
@@ -390,32 +212,28 @@ async def open_libp2p(
     addresses = []
     for text in listen:
         address, _ = parse_multiaddr(text)
-        host, port = _host_and_port(address)
+        host, port = host_and_port(address)
         check_port_free(host, port)
         if bulk_port:
             check_port_free(host, bulk_port)
         addresses.append(address)
     announced = [parse_multiaddr(text)[0] for text in announce]
     for text in relays:
-        _require_peer(text)
+        require_peer(text)
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
     key_pair = create_new_key_pair(identity.seed)
     peer_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()
     peerstore.add_key_pair(peer_id, key_pair)
-    tcp = _TCP()
-    swarm = _Swarm(
+    noise_key = create_new_x25519_key_pair().private_key
+    guard = Guard(events)
+    tcp = TamedTCP()
+    swarm = TamedSwarm(
+        guard,
         peer_id,
         peerstore,
-        TransportUpgrader(
-            secure_transports_by_protocol={
-                NOISE_PROTOCOL: NoiseTransport(
-                    key_pair, noise_privkey=create_new_x25519_key_pair().private_key
-                )
-            },
-            muxer_transports_by_protocol={TProtocol(YAMUX_PROTOCOL): Yamux},
-        ),
+        Upgrader({NOISE_PROTOCOL: NoiseTransport(key_pair, noise_key)}),
         transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
@@ -424,11 +242,11 @@ async def open_libp2p(
             grace_period=defaults.CONNECTION_GRACE_SECONDS,
             low_watermark=0,
             min_connections=0,
-            max_connections_per_peer=3,
+            max_connections_per_peer=defaults.CONNECTIONS_PER_PEER_MAX,
             auto_connect_interval=1e9,
         ),
     )
-    network = BasicHost(swarm, negotiate_timeout=int(defaults.STREAM_OPEN_DEADLINE_SECONDS))
+    network = Host(swarm)
     circuits = CircuitV2Protocol(
         network,
         RelayLimits(
@@ -440,7 +258,7 @@ async def open_libp2p(
         ),
         allow_hop=relay,
     )
-    punching = _HolePunching(network)
+    punching = HolePunching(network)
     async with network.run(addresses):
         if len(swarm.listeners) < len(addresses):
             raise UserError(f"cannot listen on {', '.join(listen)}; choose another with --listen")
@@ -472,31 +290,15 @@ async def open_libp2p(
                 nursery.cancel_scope.cancel()
 
 
-def _host_and_port(address: Multiaddr) -> tuple[str, int]:
-    for name in ("ip4", "ip6"):
-        with contextlib.suppress(Exception):
-            host = address.value_for_protocol(name)
-            if host is not None:
-                return str(host), int(address.value_for_protocol("tcp") or 0)
-    raise UserError(f"{address} has no IP address to listen on")
-
-
-def _require_peer(text: str) -> tuple[Multiaddr, PeerId]:
-    address, peer = parse_multiaddr(text)
-    if peer is None:
-        raise UserError(f"{text!r} does not name its peer; it must end in /p2p/12D3KooW…")
-    return address, peer
-
-
 class Libp2pTransport(BaseTransport):
     """`swarm.transport.Transport` on libp2p. Made by `open_libp2p`."""
 
     def __init__(
         self,
         identity: Identity,
-        host: BasicHost,
-        swarm: _Swarm,
-        punching: _HolePunching,
+        host: Host,
+        swarm: TamedSwarm,
+        punching: HolePunching,
         *,
         announced: Sequence[Multiaddr],
         world: World,
@@ -509,7 +311,7 @@ class Libp2pTransport(BaseTransport):
         self._swarm = swarm
         self._punching = punching
         self._announced = announced
-        self._connections: dict[PeerId, list[INetConn]] = {}
+        self._connections: dict[PeerId, list[Connection]] = {}
         self._reservations: dict[str, Multiaddr] = {}
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._seen_direct_inbound = False
@@ -535,8 +337,8 @@ class Libp2pTransport(BaseTransport):
     # --- addresses ---
 
     def addresses(self) -> Sequence[str]:
-        own = list(self._announced) or _expanded(self._host.get_transport_addrs())
-        result = [f"{_without_peer(address)}/p2p/{self.peer_id}" for address in own]
+        own = list(self._announced) or expanded(self._host.get_transport_addrs())
+        result = [f"{without_peer(address)}/p2p/{self.peer_id}" for address in own]
         for relay in self._reservations.values():
             result.append(f"{relay}/p2p-circuit/p2p/{self.peer_id}")
         return tuple(result)
@@ -552,7 +354,7 @@ class Libp2pTransport(BaseTransport):
         own = self._host.get_transport_addrs()
         if not own:
             return Reachability.PRIVATE
-        if any(_is_global(address) for address in _expanded(own)):
+        if any(is_global(address) for address in expanded(own)):
             return Reachability.PUBLIC
         return Reachability.PRIVATE if self._reservations else Reachability.UNKNOWN
 
@@ -608,7 +410,7 @@ class Libp2pTransport(BaseTransport):
             except (ConnectError, StreamError) as error:
                 return str(error)
             except _BROKEN as error:
-                return _reason(error)
+                return reason_of(error)
         if scope.cancelled_caught:
             return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
         return None
@@ -623,15 +425,15 @@ class Libp2pTransport(BaseTransport):
         self._ban(peer, seconds)
         self._nursery.start_soon(self.disconnect, peer)
 
-    def _on_connected(self, connection: INetConn) -> None:
+    def _on_connected(self, connection: Connection) -> None:
         peer = PeerId(str(connection.muxed_conn.peer_id))
         held = self._connections.setdefault(peer, [])
-        was_direct = any(not _is_relayed(other) for other in held)
+        was_direct = any(not other.relayed for other in held)
         first = not held
         held.append(connection)
         if first:
             self._bulk.forget(peer)
-        relayed = _is_relayed(connection)
+        relayed = connection.relayed
         inbound = not connection.muxed_conn.is_initiator
         if inbound and not relayed:
             self._seen_direct_inbound = True
@@ -640,9 +442,12 @@ class Libp2pTransport(BaseTransport):
         if not relayed:
             self._nursery.start_soon(self._watch, connection, name=f"watch {peer}")
         elif inbound:
-            self._nursery.start_soon(self._punch, peer, name=f"punch {peer}")
+            punch = functools.partial(self._punch, peer)
+            self._nursery.start_soon(
+                self._swarm.guard.run, "connection", peer, punch, connection.close
+            )
 
-    def _on_disconnected(self, connection: INetConn) -> None:
+    def _on_disconnected(self, connection: Connection) -> None:
         peer = PeerId(str(connection.muxed_conn.peer_id))
         held = self._connections.get(peer, [])
         if connection in held:
@@ -652,7 +457,7 @@ class Libp2pTransport(BaseTransport):
                 self._bulk_server.forget(peer)
                 self._emit(ConnectionEvent(peer, connected=False))
 
-    async def _watch(self, connection: INetConn) -> None:
+    async def _watch(self, connection: Connection) -> None:
         """Close a connection whose other end has gone silent."""
         muxed = connection.muxed_conn
         while not muxed.event_closed.is_set():
@@ -676,12 +481,8 @@ class Libp2pTransport(BaseTransport):
     async def _punch(self, peer: PeerId) -> None:
         """Try to replace a relayed connection by a direct one."""
         with trio.move_on_after(defaults.CONNECT_DEADLINE_SECONDS * 3):
-            try:
-                direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
-            except _BROKEN as error:
-                log.debug("hole punching to %s: %r", peer, error)
-            else:
-                log.debug("hole punching to %s: %s", peer, direct)
+            direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
+            log.debug("hole punching to %s: %s", peer, direct)
 
     # --- relays ---
 
@@ -695,7 +496,7 @@ class Libp2pTransport(BaseTransport):
 
     async def _keep_reservation(self, text: str) -> None:
         """Renew a reservation at half its life; get it back when the relay was lost."""
-        _, relay = _require_peer(text)
+        _, relay = require_peer(text)
         while True:
             try:
                 expires = await self._reserve(text)
@@ -716,7 +517,7 @@ class Libp2pTransport(BaseTransport):
 
     async def _reserve(self, text: str) -> float:
         """Ask for a reservation; returns when it expires (seconds since the epoch)."""
-        address, relay = _require_peer(text)
+        address, relay = require_peer(text)
         await self.connect(relay, [text])
         stream, reply = await self._ask_relay(relay, HopMessage(type=HopMessage.RESERVE))
         await stream.reset()
@@ -727,7 +528,7 @@ class Libp2pTransport(BaseTransport):
 
     async def _dial_relayed(self, peer: PeerId, text: str) -> None:
         relay_text = text.partition("/p2p-circuit")[0]
-        _, relay = _require_peer(relay_text)
+        _, relay = require_peer(relay_text)
         await self.connect(relay, [relay_text])
         request = HopMessage(
             type=HopMessage.CONNECT, peer=CircuitPeerId(id=ID.from_string(peer).to_bytes())
@@ -774,7 +575,7 @@ class Libp2pTransport(BaseTransport):
                 raise StreamError(f"stream {protocol} with {peer}: {why}") from error
             except _BROKEN as error:
                 raise StreamError(
-                    f"stream {protocol} with {peer}: the connection broke ({_reason(error)})"
+                    f"stream {protocol} with {peer}: the connection broke ({reason_of(error)})"
                 ) from error
             return self._opened_stream(_Libp2pBytes(stream), peer, protocol, framing)
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
@@ -820,13 +621,13 @@ class Libp2pTransport(BaseTransport):
 
     async def _listen_bulk(self, addresses: Sequence[Multiaddr], port: int) -> None:
         """Serve HTTP on the interfaces that libp2p listens on."""
-        for host in dict.fromkeys(_host_and_port(address)[0] for address in addresses):
+        for host in dict.fromkeys(host_and_port(address)[0] for address in addresses):
             listeners = await trio.open_tcp_listeners(port, host=host)
             bound = listeners[0].socket.getsockname()[1]
             self._nursery.start_soon(self._bulk_server.serve, listeners)
             name = "ip6" if ":" in host else "ip4"
-            for address in _expanded([Multiaddr(f"/{name}/{host}/tcp/{bound}")]):
-                own = _host_and_port(address)[0]
+            for address in expanded([Multiaddr(f"/{name}/{host}/tcp/{bound}")]):
+                own = host_and_port(address)[0]
                 own = f"[{own}]" if ":" in own else own
                 self._bulk_roots.append(f"http://{own}:{bound}")
 
@@ -910,44 +711,9 @@ class Libp2pTransport(BaseTransport):
             raise FetchError(str(error)) from error
 
 
-def _without_peer(address: Multiaddr) -> str:
-    text = str(address)
-    return text.partition("/p2p/")[0]
-
-
-def _expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
-    """Addresses with 0.0.0.0 and :: replaced by those of the interfaces, loopback last."""
-    from multiaddr.utils import get_network_addrs
-
-    result: list[Multiaddr] = []
-    for address in addresses:
-        host, port = _host_and_port(address)
-        name, version = ("ip6", 6) if ":" in host else ("ip4", 4)
-        if host not in ("0.0.0.0", "::"):
-            result.append(address)
-            continue
-        hosts = sorted(
-            get_network_addrs(version), key=lambda h: ipaddress.ip_address(h).is_loopback
-        )
-        result += [Multiaddr(f"/{name}/{host}/tcp/{port}") for host in hosts]
-    return result
-
-
-def _is_global(address: Multiaddr) -> bool:
-    return ipaddress.ip_address(_host_and_port(address)[0]).is_global
-
-
 def _status_name(status: int) -> str:
     try:
         name: str = StatusCode(status).name
         return name.lower().replace("_", " ")
     except ValueError:
         return f"status {status}"
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause of libp2p's nested exceptions, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0][:200]

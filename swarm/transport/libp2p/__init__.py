@@ -1,0 +1,14 @@
+"""The real network: libp2p over TCP, noise (nothing else) and yamux, with relays.
+
+    listen = ["/ip4/0.0.0.0/tcp/4001"]
+    async with open_libp2p(identity, listen, world=world, disk=disk) as transport:
+        await transport.connect(peer, addresses)
+
+What libp2p 0.8.1 gets wrong, and what is done about it here, is listed in
+`docs/decisions/libp2p.md`.
+"""
+
+from swarm.transport.libp2p.addresses import check_port_free, parse_multiaddr
+from swarm.transport.libp2p.transport import Libp2pTransport, open_libp2p
+
+__all__ = ["Libp2pTransport", "check_port_free", "open_libp2p", "parse_multiaddr"]

@@ -1,0 +1,94 @@
+"""Multiaddrs that people type, and addresses that connections come from."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from multiaddr import Multiaddr
+from multiaddr.utils import get_network_addrs
+
+from swarm.errors import UserError
+from swarm.identity import InvalidPeerId, PeerId, public_key_of
+
+
+def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
+    """A TCP multiaddr a person typed, and the peer id it ends in, if any. Raises `UserError`."""
+    try:
+        address = Multiaddr(text)
+        protocols = [protocol.name for protocol in address.protocols()]
+    except Exception as error:  # multiaddr raises a dozen unrelated types
+        raise UserError(
+            f"{text!r} is not a multiaddr; write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+        ) from error
+    if "tcp" not in protocols or protocols[0] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
+        raise UserError(
+            f"{text!r} has no IP address or name with a TCP port; "
+            "write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+        )
+    peer = address.get_peer_id()
+    if peer is None:
+        return address, None
+    try:
+        public_key_of(peer)
+    except InvalidPeerId as error:
+        raise UserError(f"{text!r} does not end in an Ed25519 peer id (12D3KooW…)") from error
+    return address, PeerId(peer)
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise `UserError` if this peer cannot listen there, above all because somebody else does:
+    libp2p would share the port silently. Port 0 asks about the host alone."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise UserError(
+                f"port {port} on {host} is taken or not allowed ({error.strerror}); choose another"
+            ) from error
+
+
+def host_and_port(address: Multiaddr) -> tuple[str, int]:
+    for name in ("ip4", "ip6"):
+        with contextlib.suppress(Exception):
+            host = address.value_for_protocol(name)
+            if host is not None:
+                return str(host), int(address.value_for_protocol("tcp") or 0)
+    raise UserError(f"{address} has no IP address to listen on")
+
+
+def require_peer(text: str) -> tuple[Multiaddr, PeerId]:
+    address, peer = parse_multiaddr(text)
+    if peer is None:
+        raise UserError(f"{text!r} does not name its peer; it must end in /p2p/12D3KooW…")
+    return address, peer
+
+
+def without_peer(address: Multiaddr) -> str:
+    text = str(address)
+    return text.partition("/p2p/")[0]
+
+
+def expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
+    """Addresses with 0.0.0.0 and :: replaced by those of the interfaces, loopback last."""
+    result: list[Multiaddr] = []
+    for address in addresses:
+        host, port = host_and_port(address)
+        name, version = ("ip6", 6) if ":" in host else ("ip4", 4)
+        if host not in ("0.0.0.0", "::"):
+            result.append(address)
+            continue
+        hosts = sorted(
+            get_network_addrs(version), key=lambda h: ipaddress.ip_address(h).is_loopback
+        )
+        result += [Multiaddr(f"/{name}/{host}/tcp/{port}") for host in hosts]
+    return result
+
+
+def is_global(address: Multiaddr) -> bool:
+    return ipaddress.ip_address(host_and_port(address)[0]).is_global

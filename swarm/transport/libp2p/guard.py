@@ -1,0 +1,75 @@
+"""The one place where what a stranger's connection or stream makes libp2p raise comes to an end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from swarm import defaults
+from swarm.errors import leaf_errors
+from swarm.events import Events
+
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Runs what libp2p does with a connection or a stream, and lets no exception of it out.
+
+    What failed is undone (a stream reset, a connection closed) and told as the event
+    `transport.contained`, at most `CONTAINED_EVENTS_PER_MINUTE` times a minute.
+    """
+
+    def __init__(self, events: Events | None) -> None:
+        self._events = events
+        self._minute = -1
+        self._told = 0
+        self._untold = 0
+
+    async def run(
+        self,
+        what: str,
+        remote: str,
+        task: Callable[[], Awaitable[Any]],
+        undo: Callable[[], Awaitable[Any]],
+    ) -> None:
+        """Run `task` of `remote`, a "stream" or a "connection"; `undo` it should it raise.
+
+        Raises nothing but cancellation.
+        """
+        try:
+            await task()
+        except* Exception as errors:
+            log.debug("%s of %s", what, remote, exc_info=errors)
+            self.tell(what, remote, reason_of(errors))
+            with (
+                contextlib.suppress(Exception),
+                trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True),
+            ):
+                await undo()
+
+    def tell(self, what: str, remote: str, reason: str) -> None:
+        """Say that a fault of `remote` was contained, unless that was said often enough lately."""
+        minute = int(trio.current_time() // 60)
+        if minute != self._minute:
+            self._minute, self._told = minute, 0
+        if self._told == defaults.CONTAINED_EVENTS_PER_MINUTE or self._events is None:
+            self._untold += 1
+            return
+        self._told += 1
+        untold, self._untold = self._untold, 0
+        self._events.emit(
+            "transport.contained", what=what, remote=remote, reason=reason, untold=untold
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """The innermost cause of libp2p's nested exceptions, in one line."""
+    error = leaf_errors(error)[0]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,125 @@
+"""Strangers who break the rules below our own protocols; real sockets on loopback."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from swarm import defaults
+from swarm.events import Event, Events
+from swarm.transport import Stream
+from swarm.transport.libp2p import open_libp2p
+from swarm.transport.libp2p.guard import Guard
+
+from .harness import ALICE, BOB, MALLORY, FolderDisk, World
+from .hostile import MULTISTREAM, RST, SYN, connected, data, name, opening
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+ECHO = "/swarm/echo/1.0.0"
+
+
+def run(main) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(30):
+            await main()
+
+    trio.run(bounded)
+
+
+async def echo(stream: Stream) -> None:
+    while (frame := await stream.receive()) is not None:
+        await stream.send(frame)
+
+
+@asynccontextmanager
+async def host(tmp_path, identity=BOB, **options):
+    """A relay that also serves an echo."""
+    options = {"relay": True, **options}
+    async with open_libp2p(
+        identity, LOOPBACK, world=World(), disk=FolderDisk(tmp_path), **options
+    ) as transport:
+        transport.serve(ECHO, echo)
+        yield transport
+
+
+async def is_answered(bob, tmp_path) -> None:
+    """An honest peer connects and is served."""
+    async with open_libp2p(ALICE, [], world=World(), disk=FolderDisk(tmp_path)) as alice:
+        await alice.connect(BOB.peer_id, bob.addresses())
+        stream = await alice.open_stream(BOB.peer_id, ECHO)
+        await stream.send(b"still there?")
+        assert await stream.receive() == b"still there?"
+        await stream.end()
+
+
+def test_a_protocol_name_that_is_no_text_ends_its_stream_alone(tmp_path) -> None:
+    """It ended the whole process: libp2p lets `UnicodeDecodeError` through."""
+
+    async def main() -> None:
+        async with host(tmp_path) as bob:
+            async with connected(bob.addresses()[0], MALLORY) as mallory:
+                await mallory.send(data(1, MULTISTREAM + name(b"\xff\xfe\xfd"), SYN))
+                with trio.move_on_after(0.5):
+                    await mallory.drain()
+            await is_answered(bob, tmp_path)
+
+    run(main)
+
+
+def test_what_a_stream_raises_is_contained_and_told(tmp_path) -> None:
+    async def main() -> None:
+        told: list[Event] = []
+        events = Events(World(), BOB.peer_id)
+        events.add_sink(told.append)
+
+        async def broken(stream) -> None:
+            raise KeyError("libp2p did not expect this")
+
+        async with host(tmp_path, events=events) as bob:
+            bob._host.set_stream_handler("/broken", broken)
+            async with connected(bob.addresses()[0], MALLORY) as mallory:
+                await mallory.send(opening(1, "/broken"))
+                while (await mallory.receive())[1:3] != (RST, 1):
+                    pass
+            await is_answered(bob, tmp_path)
+        (event,) = told
+        assert event.name == "transport.contained"
+        assert event.fields["remote"] == MALLORY.peer_id
+        assert "libp2p did not expect this" in event.fields["reason"]
+
+    run(main)
+
+
+def test_a_guard_contains_errors_and_never_a_cancellation() -> None:
+    async def fails() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ValueError("while it is cancelled")
+
+    async def undo() -> None:
+        undone.append(True)
+
+    async def main() -> None:
+        told: list[Event] = []
+        events = Events(World(), BOB.peer_id)
+        events.add_sink(told.append)
+        guard = Guard(events)
+        with trio.move_on_after(0) as scope:
+            await guard.run("stream", MALLORY.peer_id, fails, undo)
+            await trio.sleep_forever()
+        assert scope.cancelled_caught
+        for _ in range(2 * defaults.CONTAINED_EVENTS_PER_MINUTE):
+            guard.tell("stream", MALLORY.peer_id, "again")
+        assert len(told) == defaults.CONTAINED_EVENTS_PER_MINUTE
+        await trio.sleep(60)
+        guard.tell("stream", MALLORY.peer_id, "again")
+        assert told[-1].fields["untold"] == defaults.CONTAINED_EVENTS_PER_MINUTE + 1
+
+    undone: list[bool] = []
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert undone
