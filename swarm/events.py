@@ -190,6 +190,7 @@ class Lines:
     """
 
     QUIET = (
+        "compute.child_started",
         "compute.fork_server_missing",
         "dht.",
         "gossip.",

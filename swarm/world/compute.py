@@ -38,6 +38,11 @@ class _Process(abc.ABC):
     def __init__(self, pidfd: int) -> None:
         self._pidfd = pidfd
 
+    def pid(self) -> int:
+        """The process's number while it runs; below 1 afterwards."""
+        with open(f"/proc/self/fdinfo/{self._pidfd}", encoding="ascii") as file:  # noqa: PTH123
+            return next(int(line[4:]) for line in file if line.startswith("Pid:"))
+
     def kill(self) -> None:
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
@@ -276,8 +281,8 @@ class LocalCompute:
     def __init__(self, *, events: Events | None = None, fork_server: str | None = None) -> None:
         """`fork_server`: path of its socket; by default what SWARM_FORK_SERVER names.
 
-        Emits `compute.child_said` (a line of stderr), `compute.child_died` and
-        `compute.fork_server_missing`.
+        Emits `compute.child_started`, `compute.child_said` (a line of stderr),
+        `compute.child_died` and `compute.fork_server_missing`.
         """
         self._events = events
         self._fork_server = fork_server or os.environ.get(ENVIRONMENT)
@@ -320,6 +325,8 @@ class LocalCompute:
             nursery.start_soon(child.supervise, stderr_read)
             try:
                 await child.assign(assignment, start_deadline_seconds)
+                if self._events is not None:
+                    self._events.emit("compute.child_started", name=name, pid=process.pid())
                 yield child
             except Exception as error:  # re-raised below, outside the nursery's group
                 failed = error

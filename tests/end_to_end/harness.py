@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from swarm.demo.processes import lines_of
 from swarm.identity import Identity, load_or_create
 from swarm.messages import Limits, RunManifest, TrustedKey
 from swarm.watch import Watched
+from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,6 +39,47 @@ STEP_SECONDS = 60.0
 takes."""
 
 Event = dict[str, Any]
+
+PRELOAD = (
+    "torch",
+    "transformers.models.qwen2.modeling_qwen2",
+    "peers.trainer.service",
+    "peers.inference.engine_service",
+    "peers.validator.prefill",
+)
+
+
+def make_base(folder: Path) -> None:
+    """A policy that sorts six digits now and then, so that rewards differ within groups."""
+    import torch
+
+    from peers.environments import load
+    from peers.policy.demo import make_policy
+    from peers.trainer.sft import Warmup, warm_up
+
+    torch.set_num_threads(1)
+    make_policy(folder, seed=0)
+    warm_up(folder, load(*ENVIRONMENT), 0, Warmup(accuracy=0.05))
+
+
+@contextmanager
+def running_fork_server(folder: Path) -> Iterator[Path]:
+    """Socket of a process that has torch imported, for the peers' children to fork off."""
+    path = folder / "socket"
+    command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(path)]
+    with subprocess.Popen(
+        [*command, "--preload", ",".join(PRELOAD)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield path
+        finally:
+            process.kill()
 
 
 @dataclass
@@ -65,6 +108,7 @@ class Person:
             stdout=output_end,
             stderr=complaints_end,
             start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),  # however this process ends
             cwd=REPOSITORY,
             env={**os.environ, **self.environment},
         )
@@ -200,6 +244,17 @@ def processes_in_group(group: int) -> set[int]:
             with suppress(OSError):
                 state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
                 if int(pgrp) == group and state != "Z":
+                    found.add(int(entry.name))
+    return found
+
+
+def processes_with(word: str) -> set[int]:
+    """Processes on this machine with this word in their command line."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if word.encode() in (entry / "cmdline").read_bytes():
                     found.add(int(entry.name))
     return found
 

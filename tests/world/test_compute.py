@@ -340,11 +340,12 @@ from swarm.events import Events
 from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine
 events = Events(Machine(), "owner")
-events.add_sink(lambda event: print(event.fields["line"], flush=True))
+def say(event):
+    print(event.fields["pid" if event.name == "compute.child_started" else "line"], flush=True)
+events.add_sink(say)
 async def main():
     compute = LocalCompute(events=events, fork_server={compute._fork_server!r})
     async with compute.child({SERVICE!r}, name="c") as c:
-        print((await c.call("pid", deadline_seconds=30))["pid"], flush=True)
         await c.call("stall", deadline_seconds=300)
 trio.run(main)
 """
