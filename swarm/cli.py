@@ -153,8 +153,9 @@ def run_create(
         Path | None, typer.Option(help="Where the signed manifest goes: FILE with .manifest.")
     ] = None,
     owner_key: Annotated[
-        Path, typer.Option(help="The owner's key; made with mode 0600 if there is none.")
-    ] = Path("owner.key"),
+        Path | None,
+        typer.Option(help="The owner's key, made if there is none. [default: ~/.swarm/owner.key]"),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder with tokenizer.json; the model's, if it is a folder here."),
@@ -176,19 +177,33 @@ def run_create(
         manifest = manifest_from_toml(
             file, {"tokenizer_hash": tokenizer_hash, "environment.probe_hash": probe_hash}
         )
-        envelope = sign_manifest(load_or_create(owner_key), manifest, time.time())
+        key = owner_key or _default_owner_key()
+        envelope = sign_manifest(load_or_create(key), manifest, time.time())
         target = out or file.with_suffix(".manifest")
         try:
             target.write_bytes(envelope.raw)
         except OSError as error:
             raise UserError(f"--out {target} cannot be written ({error.strerror})") from error
         print(f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {target}")
-        print(f"owner key: {owner_key} (keep it safe: whoever has it owns the run)")
+        print(f"owner key: {key} (keep it safe: whoever has it owns the run)")
         print("next, start a peer that hands the manifest out, then the trainer and validators:")
         print(f"  python -m swarm.peer --role bootstrap --manifest {target}")
         print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
 
     finish(work)
+
+
+def _default_owner_key() -> Path:
+    """The key in the default home: no checkout is there that could publish it."""
+    from swarm.settings import PeerSettings
+
+    key, earlier = PeerSettings().home_path / "owner.key", Path("owner.key")
+    if earlier.exists() and not key.exists():
+        raise UserError(
+            f"there is a key {earlier} in this folder, and none at {key}; give --owner-key "
+            f"{earlier} to sign with it, or move it there"
+        )
+    return key
 
 
 def _what_to_probe(file: Path) -> tuple[str, str, str]:

@@ -18,6 +18,7 @@ import nacl.exceptions
 import nacl.signing
 
 from swarm.errors import UserError
+from swarm.world.home import make_home
 
 PeerId = NewType("PeerId", str)
 
@@ -100,15 +101,13 @@ def load_or_create(path: Path) -> Identity:
 
     Raises `UserError` when the file cannot be read, is readable by others, or is no key.
     """
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        seed = os.urandom(SEED_BYTES)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(seed.hex() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return Identity(seed)
+    try:
+        if not path.exists():
+            return _create(path)
+    except OSError as error:
+        raise UserError(
+            f"key file {path} cannot be made ({error.strerror}); choose another folder"
+        ) from error
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
@@ -127,3 +126,14 @@ def load_or_create(path: Path) -> Identity:
             f"key file {path} does not hold a key of 64 hex digits; "
             "restore it from a backup, or move it away to get a new identity"
         ) from error
+
+
+def _create(path: Path) -> Identity:
+    make_home(path.parent)
+    seed = os.urandom(SEED_BYTES)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(seed.hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return Identity(seed)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from swarm.settings import PeerSettings, load_settings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
+from swarm.world.home import make_home, sole_user
 from swarm.world.machine import Machine
 
 SHUTDOWN_SECONDS = 4.0
@@ -42,7 +43,13 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
     for address in [*settings.bootstrap, *settings.listen]:
         parse_multiaddr(address)
     home = settings.home_path
-    _make_home(home)
+    with _used_home(home, settings.role):
+        async with _node_at(home, settings, events_sink) as node:
+            yield node
+
+
+@asynccontextmanager
+async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> AsyncIterator[Node]:
     identity = load_or_create(home / "identity.key")
     world = Machine()
     events = Events(world, identity.peer_id)
@@ -76,15 +83,18 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
         yield node
 
 
-def _make_home(home: Path) -> None:
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(home, os.R_OK | os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise UserError(
-            f"--home {home} cannot be used ({error.strerror}); choose another folder"
-        ) from error
+@contextmanager
+def _used_home(home: Path, roles: Sequence[str]) -> Iterator[None]:
+    """The home made and locked; raises `UserError`."""
+    with ExitStack() as stack:
+        try:
+            make_home(home)
+            stack.enter_context(sole_user(home, ", ".join(roles)))
+        except OSError as error:
+            raise UserError(
+                f"--home {home} cannot be used ({error.strerror}); choose another folder"
+            ) from error
+        yield
 
 
 async def run_peer(settings: PeerSettings) -> None:

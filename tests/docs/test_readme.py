@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import textwrap
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -73,12 +74,16 @@ def test_the_command_signs_it(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
     save_tokenizer(tmp_path / "first" / "base")
     result = CliRunner().invoke(app, ["run", "create", "run.toml", "--out", "run.manifest"])
     assert result.exit_code == 0, result.output
     signed = load_manifest(tmp_path / "run.manifest").message
     assert isinstance(signed, RunManifest)
     assert signed.name == "sorting"
+    assert stat.S_IMODE((tmp_path / "me/.swarm/owner.key").stat().st_mode) == 0o600
+    assert "me/.swarm/owner.key" in result.output
+    assert not list(tmp_path.glob("*.key")), "a key in a checkout is soon in git"
 
 
 def test_the_trainers_settings_are_read(tmp_path: Path) -> None:
