@@ -350,10 +350,18 @@ class TrainerModel:
     async def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if step != self._step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self._step}")
-        read = [
-            await read_rollouts(self._setting, each["path"], bytes.fromhex(each["digest"]))
-            for each in submissions
-        ]
+        read: list[SimulatedRollouts] = []
+        unreadable: list[tuple[int, str]] = []
+        for index, each in enumerate(submissions):
+            try:
+                digest = bytes.fromhex(each["digest"])
+                read.append(await read_rollouts(self._setting, each["path"], digest))
+            except PowerCut:
+                raise
+            except OSError as error:
+                unreadable.append((index, str(error)))
+        if unreadable:
+            return {"unreadable": unreadable}
         self._setting.tell(
             "trained",
             step=step,

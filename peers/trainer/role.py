@@ -13,7 +13,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import trio
@@ -194,8 +194,8 @@ class TrainerRole:
         self._keep_rate = KeepRate()
         self._judged_since_order = 0
         """Verdicts heard since the newest order or revision."""
-        self._refused_since_order = 0
-        """Those among them that accepted nothing: their workers' quota is spent all the same."""
+        self._wasted_since_order = 0
+        """Submissions since then that serve no batch: their workers' quota is spent."""
         self._left_out: Counter[str] = Counter()
         """Accepted groups that were not trained on in this life, by reason."""
         self._changed = Watched(0)
@@ -425,7 +425,7 @@ class TrainerRole:
                 key = (verdict.worker, verdict.submission)
                 self._judged[key] = None
                 self._judged_since_order += 1
-                self._refused_since_order += verdict.outcome != "accepted"
+                self._wasted_since_order += verdict.outcome != "accepted"
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
                 wanted = verdict.outcome == "accepted" and verdict.submission not in self._known
@@ -567,7 +567,7 @@ class TrainerRole:
         following = order.step + 1
         spare = self._run.manifest.sampling.groups_per_submission
         refill = self._filters.fill == "refill"
-        wasted = self._judged_since_order if refill else self._refused_since_order
+        wasted = self._wasted_since_order + (self._judged_since_order if refill else 0)
         if missing == 0 and self._may_open(following):
             await self._issue(following, self._missing_groups(following), None)
         elif (
@@ -595,7 +595,7 @@ class TrainerRole:
         submissions = -(-missing // self._run.manifest.sampling.groups_per_submission)
         if revised and self._filters.fill == "refill":
             submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
-        self._judged_since_order = self._refused_since_order = 0
+        self._judged_since_order = self._wasted_since_order = 0
         order = StepOrder(
             lineage=self._lineage,
             step=step,
@@ -645,26 +645,16 @@ class TrainerRole:
             self._peer.status.doing = f"waiting for rollouts of step {step}"
             began = self._node.world.now()
             self._idle = dict.fromkeys(self._idle, 0.0)
-            batch = await self._next_batch()
-            self._peer.status.doing = f"training step {step}"
-            started = self._node.world.now()
-            result = await learner.call(
-                "train",
-                {
-                    "step": step,
-                    "submissions": [
-                        {
-                            "digest": accepted.digest.hex(),
-                            "path": str(self._disk.local_path(accepted.path)),
-                            "policy": accepted.verdict.policy,
-                            "rewards": accepted.verdict.rewards,
-                            "kept": [group == "kept" for group in accepted.groups],
-                        }
-                        for accepted in batch
-                    ],
-                },
-                deadline_seconds=TRAIN_DEADLINE_SECONDS,
-            )
+            while True:
+                batch = await self._next_batch()
+                self._peer.status.doing = f"training step {step}"
+                started = self._node.world.now()
+                result = await self._train_on(learner, step, batch)
+                if "unreadable" not in result:
+                    break
+                await self._skip(batch, result["unreadable"])
+            for accepted in batch:
+                self._left_out.update(group for group in accepted.groups if group != "kept")
             trained = self._node.world.now()
             consumed = [
                 Consumed(step=step, submission=accepted.digest, outcomes=outcomes)
@@ -697,6 +687,47 @@ class TrainerRole:
             await self._drop_consumed(batch)
             await self._heed(learner, step, self._alarms.look(result))
 
+    async def _train_on(self, learner: Child, step: int, batch: list[Accepted]) -> dict[str, Any]:
+        """One step of the child (`TrainerService.train`)."""
+        return await learner.call(
+            "train",
+            {
+                "step": step,
+                "submissions": [
+                    {
+                        "digest": accepted.digest.hex(),
+                        "path": str(self._disk.local_path(accepted.path)),
+                        "policy": accepted.verdict.policy,
+                        "rewards": accepted.verdict.rewards,
+                        "kept": [group == "kept" for group in accepted.groups],
+                    }
+                    for accepted in batch
+                ],
+            },
+            deadline_seconds=TRAIN_DEADLINE_SECONDS,
+        )
+
+    async def _skip(self, batch: list[Accepted], unreadable: list[tuple[int, str]]) -> None:
+        """Leave out of a batch what the child could not read; the rest goes back to the pool, and
+        others make up for what is missing."""
+        reasons = dict(unreadable)
+        lost = [batch[index] for index in reasons]
+        for index, accepted in enumerate(batch):
+            if index in reasons:
+                self._events.emit(
+                    "trainer.unreadable",
+                    submission=accepted.digest,
+                    worker=accepted.verdict.worker,
+                    groups=len(accepted.groups),
+                    reason=reasons[index],
+                )
+            else:
+                self._pool.add(accepted)
+        self._swept = None  # what is back has missed the last look
+        self._training_groups = 0
+        await self._log_left_out([accepted.verdict for accepted in lost], "unreadable")
+        await self._drop_consumed(lost)
+
     async def _next_batch(self) -> list[Accepted]:
         """The oldest submissions in the pool that make a whole batch, once there are enough; with
         `fill = "refill"`, after its deadline, whatever has anything to teach."""
@@ -710,8 +741,6 @@ class TrainerRole:
             if groups >= wanted or (late and groups > 0):
                 batch = self._pool.take(wanted)
                 groups -= self._pool.groups
-                for accepted in batch:
-                    self._left_out.update(group for group in accepted.groups if group != "kept")
                 self._training_groups = max(wanted, groups)
                 return batch
             with trio.move_on_at(math.inf if late else deadline):
@@ -771,18 +800,26 @@ class TrainerRole:
             await self._drop_consumed(stale)
 
     async def _log_stale(self, verdicts: list[Verdict]) -> None:
+        await self._log_left_out(verdicts, "stale")
+        self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
+
+    async def _log_left_out(
+        self, verdicts: list[Verdict], outcome: Literal["stale", "unreadable"]
+    ) -> None:
+        """Log what became of accepted submissions that no step has taken. Their workers' quota is
+        spent all the same, so somebody is to be allowed more."""
         await self._trusted.append(
             [
                 Consumed(
                     step=self._policy.value,
                     submission=verdict.submission,
-                    outcomes=["stale"] * len(verdict.rewards),
+                    outcomes=[outcome] * len(verdict.rewards),
                 )
                 for verdict in verdicts
             ]
         )
-        self._left_out["stale"] += sum(len(verdict.rewards) for verdict in verdicts)
-        self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
+        self._left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
+        self._wasted_since_order += len(verdicts)
 
     async def _keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
         """Make durable what the log will say of the submissions in the state of `step`: written

@@ -22,7 +22,7 @@ from peers.trainer.sft import warm_up
 from peers.trainer.sharding import Sharding
 from swarm.errors import UserError
 from swarm.messages import Objective, Sampling, Schedule
-from swarm.submissions import ReadLimits, Rollouts, read
+from swarm.submissions import BadSubmission, ReadLimits, Rollouts, read
 
 PROMPT_TOKENS_MAX = 1 << 20
 EVALUATION_PROMPTS = 512
@@ -123,11 +123,23 @@ class TrainerService:
         Each submission is `{digest (hex), path, policy, rewards [groups][G], kept [groups]}`; the
         rewards are the validator's, and what is not `kept` is left out (all are, unless given).
         Gives the learner's metrics, and `outcomes`: for each submission, for each group,
-        "consumed" or "zero-advantage".
+        "consumed" or "zero-advantage". Where some cannot be read, nothing is trained on, and all
+        it gives is `unreadable`: [[index, reason], …].
         """
         learner = self._held()
         started = time.perf_counter()
-        by_submission = [self._groups(submission) for submission in submissions]
+        read = [self._groups(submission) for submission in submissions]
+        # What one rank cannot read, none of them trains on.
+        failed = self._ranks.max([float(isinstance(found, str)) for found in read])
+        if any(failed):
+            return {
+                "unreadable": [
+                    [index, found if isinstance(found, str) else "another rank cannot read it"]
+                    for index, (found, bad) in enumerate(zip(read, failed, strict=True))
+                    if bad
+                ]
+            }
+        by_submission = [found for found in read if not isinstance(found, str)]
         groups = [group for some in by_submission for group in some]
         found = learner.train_step(
             groups, step, [str(submission["digest"]) for submission in submissions]
@@ -192,21 +204,28 @@ class TrainerService:
             raise ValueError("call start or resume first")
         return self._learner
 
-    def _groups(self, submission: Mapping[str, Any]) -> list[Group]:
-        """The groups of an accepted file; a validator has checked it whole."""
+    def _groups(self, submission: Mapping[str, Any]) -> list[Group] | str:
+        """The groups of an accepted file, or why they cannot be trained on: a validator has checked
+        it whole, but this is another machine, and its disk another disk."""
         rewards: list[list[float]] = submission["rewards"]
+        policy = int(submission["policy"])
+        kept = submission.get("kept", [True] * len(rewards))
         path = Path(submission["path"])
-        found = read(
-            path,
-            ReadLimits(
+        if policy not in self._held().policies:
+            return f"its policy {policy} is not held here; there are: {self._held().policies}"
+        try:
+            limits = ReadLimits(
                 bytes_max=path.stat().st_size,
                 rows_max=sum(map(len, rewards)),
                 prompt_tokens_max=PROMPT_TOKENS_MAX,
                 completion_tokens_max=self._sampling.max_new_tokens,
-            ),
-        ).rollouts
-        kept = submission.get("kept", [True] * len(rewards))
-        return list(_cut(found, rewards, int(submission["policy"]), kept))
+            )
+            found = read(path, limits, bytes.fromhex(submission["digest"])).rollouts
+            return list(_cut(found, rewards, policy, kept))
+        except BadSubmission as error:
+            return error.detail
+        except (OSError, ValueError) as error:
+            return str(error)
 
 
 def _cut(

@@ -11,9 +11,10 @@ from msgspec import Meta
 from swarm import defaults
 from swarm.messages import Count, Digest, Key, Line, Rewards, Roles, Verdict
 
-Outcome = Literal["consumed", "zero-advantage", "stale", "carried"]
-"""What became of an accepted group; all four are credited. Stale: its policy was too old, its
-worker evicted, or another file taken under its number (and that one credited)."""
+Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
+"""What became of an accepted group; all five are credited. Stale: its policy was too old, its
+worker evicted, or another file taken under its number (and that one credited). Unreadable: the
+trainer could not read its file again, whoever's fault that was."""
 
 _Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
 

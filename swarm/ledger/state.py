@@ -146,9 +146,16 @@ def ledger_state(
 
 
 _TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})
-"""Outcomes of a step that took the group; stale ones were never taken, carried ones not yet."""
+"""Outcomes of a step that took the group; stale and unreadable ones were never taken, carried ones
+not yet."""
 
-_FINALITY: dict[Outcome, int] = {"carried": 0, "stale": 1, "zero-advantage": 2, "consumed": 3}
+_FINALITY: dict[Outcome, int] = {
+    "carried": 0,
+    "stale": 1,
+    "unreadable": 2,
+    "zero-advantage": 3,
+    "consumed": 4,
+}
 
 
 def _merge(consumed: dict[bytes, list[Outcome]], entry: Consumed) -> None:

@@ -61,7 +61,8 @@ def signed(log: Log, sequence: int, size: int | None = None, root: bytes | None 
             step=st.integers(0, 2**53),
             submission=st.binary(min_size=32, max_size=32),
             outcomes=st.lists(
-                st.sampled_from(["consumed", "zero-advantage", "stale", "carried"]), max_size=9
+                st.sampled_from(["consumed", "zero-advantage", "stale", "carried", "unreadable"]),
+                max_size=9,
             ),
         ),
     )

@@ -103,14 +103,14 @@ def test_a_fault_still_counts_until_a_step_takes_a_group() -> None:
     assert state(logs).verdicts[FIRST] == judged(1)
 
 
-def test_all_four_outcomes_and_quarantine_are_credited() -> None:
-    outcomes = ["consumed", "zero-advantage", "stale", "carried"]
+def test_every_outcome_and_quarantine_are_credited() -> None:
+    outcomes = ["consumed", "zero-advantage", "stale", "carried", "unreadable"]
     logs: dict[str, list[Entry]] = {
-        ALICE.peer_id: [judged(number) for number in range(4)] + [judged(4, "quarantined")],
+        ALICE.peer_id: [judged(number) for number in range(5)] + [judged(5, "quarantined")],
         TRAINER.peer_id: [consumed(n, outcome, outcome) for n, outcome in enumerate(outcomes)],
     }
     total = state(logs).totals[WORKER.peer_id]
-    assert (total.accepted, total.quarantined, total.groups, total.samples) == (4, 1, 10, 80)
+    assert (total.accepted, total.quarantined, total.groups, total.samples) == (5, 1, 12, 96)
 
 
 def test_a_submission_is_credited_once() -> None:

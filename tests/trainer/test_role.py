@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import trio
 
 from simnet.clock import run_virtual
@@ -12,8 +13,7 @@ from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.identity import PeerId
-from swarm.transport import BlobReference
+from swarm.ledger.entries import Consumed, decode
 
 
 def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
@@ -116,29 +116,39 @@ def test_its_manifests_name_its_mirrors() -> None:
     assert held and all(named == mirrors for _, named in held)
 
 
-def test_nobody_writes_over_a_submission_that_a_validator_holds() -> None:
-    """Bytes land before they are checked, and every admitted peer may push."""
-    held: list[tuple[str, bytes, bytes]] = []
+def consumed(peer: Peer) -> list[Consumed]:
+    """What the trainer's own log says of submissions."""
+    rows = peer.disk.database("ledger.sqlite").read(
+        "SELECT entry FROM entries WHERE owner = ? ORDER BY position", (str(peer.id),)
+    )
+    return [entry for (raw,) in rows if isinstance(entry := decode(raw), Consumed)]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) -> None:
+    """Also when it lies in the pool of a trainer that starts again."""
+    entries: list[Consumed] = []
 
     async def main(simulation: Simulation) -> None:
-        peers = await start_run(simulation, "validator", "trainer", "inference-honest")
-        judged = simulation.expect("validator.verdict", ["validator"])
+        peers = await start_run(simulation, "validator", "trainer", "inference-one")
+        trainer = peers["trainer"]
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        await trio.sleep(45)  # a step trains, and the pool holds the next one's
+        if restarts:
+            await trainer.kill()
+        for name in trainer.disk.list("accepted"):
+            trainer.disk.put(f"accepted/{name}", 0, b"spoilt")
+        if restarts:
+            await trainer.start(resume=True)
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries.extend(consumed(trainer))
 
-        def strike(_: float, peer: Peer, event: Event) -> None:
-            if event.name == "validator.verdict" and not held:
-                part = peer.node.part if peer.node else None
-                assert part is not None
-                digest = event.fields["submission"]
-                worker = PeerId(event.fields["worker"])
-                path = f"incoming/{digest.hex()}-{worker}.parquet"
-                for pusher in (worker, peers["trainer"].id):
-                    sink = part.blobs.accept(pusher, BlobReference(digest, 7))
-                    sink.write(b"rubbish")
-                size = peer.disk.size_bytes(path)
-                held.append((path, digest, peer.disk.digest_now(path, 0, size)))
-
-        simulation.listeners.append(strike)
-        assert await simulation.meet(judged, 600)
-
-    simulate(main)
-    assert [found == digest for _, digest, found in held] == [True]
+    said = simulate(main)
+    unreadable = [event.fields for _, event in said if event.name == "trainer.unreadable"]
+    lost = {entry.submission for entry in entries if set(entry.outcomes) == {"unreadable"}}
+    assert lost and {fields["submission"] for fields in unreadable} == lost
+    assert all("its hash differs" in fields["reason"] for fields in unreadable)
+    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    assert [fields["groups"] >= 8 for fields in trained] == [True] * 3
+    assert len({entry.submission for entry in entries}) == len(entries)
+    assert not [event for _, event in said if event.name == "trainer.starved"]

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import torch
+from blake3 import blake3
 
 from peers.environments import Renderer
 from peers.environments import load as load_environment
@@ -78,6 +79,33 @@ def crossed(value: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
+    base: Path, tmp_path: Path
+) -> None:
+    service = TrainerService()
+    service.start(**crossed(run_arguments(base)))
+    names = ["good", "missing", "other", "garbage", "policy", "rewards"]
+    made = {name: submission(base, tmp_path / name, policy=0) for name in names}
+    (tmp_path / "missing").unlink()
+    (tmp_path / "other").write_bytes((tmp_path / "good").read_bytes() + b"!")
+    (tmp_path / "garbage").write_bytes(b"garbage")
+    made["garbage"]["digest"] = blake3(b"garbage").hexdigest()
+    made["policy"]["policy"] = 7
+    made["rewards"]["rewards"] = [*REWARDS, [0.0]]
+    found = crossed(service.train(**crossed({"step": 0, "submissions": list(made.values())})))
+    reasons = {names[index]: reason for index, reason in found.pop("unreadable")}
+    assert (found, list(reasons)) == ({}, names[1:])
+    for name, words in {
+        "missing": "No such file",
+        "other": "its hash differs",
+        "garbage": "no sound Parquet",
+        "policy": "policy 7 is not held",
+        "rewards": "7 rewards for 6 completions",
+    }.items():
+        assert words in reasons[name], reasons
+    assert service.train(**crossed({"step": 0, "submissions": [made["good"]]}))["groups"] == 2
+
+
 def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: Path) -> None:
     service = TrainerService()
     assert service.start(**crossed(run_arguments(base))) == {"step": 0}
@@ -114,14 +142,6 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
         "sampled": 0,
         "greedy": 0,
     }
-
-
-def test_rewards_of_other_rows_are_refused(base: Path, tmp_path: Path) -> None:
-    service = TrainerService()
-    service.start(**run_arguments(base))
-    wrong = {**submission(base, tmp_path / "a", policy=0), "rewards": [*REWARDS, [0.0]]}
-    with pytest.raises(ValueError, match="7 rewards for 6 completions"):
-        service.train(step=0, submissions=[wrong])
 
 
 def test_nothing_before_start() -> None:
