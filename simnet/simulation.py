@@ -383,7 +383,7 @@ class Simulation:
             objective=Objective(),
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
-            admissions=Admissions(unproven_max=100_000),
+            admissions=Admissions(unproven_max=100_000, helpers_max=100_000),
             limits=limits or Limits(),
             filters=filters or Filters(),
             broadcast_mode=broadcast_mode,

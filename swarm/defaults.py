@@ -91,6 +91,16 @@ ADMISSION_LEASE_SECONDS = 60.0
 PRESENCE_SECONDS = 5.0
 """Between presence digests that trusted peers publish."""
 
+PRESENCE_BYTES_MAX = 32 * 1024
+"""Of peers named in one digest: some 230, so that a thousand of one trusted peer are all named
+again before any would count as suspected. The next digest goes on where this one ended."""
+
+PLACE_IDLE_SECONDS = 600.0
+"""An unproven peer of which nothing was accepted for so long gives its place to one that waits."""
+
+PLACE_CROWDED_SECONDS = 60.0
+"""The same where the one that waits comes from a network that has fewer places."""
+
 PEER_RECORD_LIFETIME_SECONDS = 3600.0
 """Peer records live an hour and are republished at half of it."""
 

@@ -121,6 +121,11 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "membership.peer_gone": lambda f: f"peer {_short(f['remote'])} is gone",
     "membership.peer_returned": lambda f: f"peer {_short(f['remote'])} is back",
     "membership.peer_evicted": lambda f: f"peer {_short(f['remote'])} was evicted: {f['reason']}",
+    "membership.waiting_for_place": lambda f: f"not admitted yet: {f['reason']}",
+    "membership.place_lost": lambda f: (
+        f"peer {_short(f['remote'])} delivered nothing and gave its place to one that waited"
+    ),
+    "membership.refused_others": lambda f: f"{f['count']} further requests were not admitted",
     "membership.refused": lambda f: f"peer {_short(f['remote'])} was not admitted: {f['reason']}",
     "shardcast.checkpoint_complete": lambda f: (
         f"fetched {'the delta to ' if f['delta'] else ''}policy {f['step']}: "

@@ -10,9 +10,13 @@ needs nothing but a heartbeat. Trusted peers publish what they know of who is th
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
 import trio
 
 from swarm import defaults
@@ -22,6 +26,7 @@ from swarm.events import Events
 from swarm.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.messages import (
+    DOING_REPEATED_MAX,
     Admission,
     AdmissionRefused,
     AdmissionRequest,
@@ -36,6 +41,16 @@ from swarm.seeds import rendezvous
 from swarm.world import World
 
 Standing = Literal["live", "suspected", "gone", "evicted"]
+
+ROLES = ("bootstrap", "inference", "observer", "relay")
+"""Roles that every run admits. Trainers and validators are named in the manifest, and not admitted;
+further ones are an owner's to allow, so that what a stranger calls itself is never news."""
+
+PRESENT_MAX = 200
+"""Peers in one presence digest."""
+
+REFUSALS_TOLD_MAX = 10
+"""Refused requests between two digests that become an event each: strangers can make thousands."""
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = defaults.HEARTBEAT_SECONDS
@@ -134,12 +149,14 @@ class Lease:
         self._reach = reach
         self._describe = describe
         self._granted = granted
+        self._full = ""
+        """Why there is no place yet."""
         self.admission: Envelope | None = None
 
     async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be admitted (then `started`), and renew until cancelled.
 
-        Raises `NotAdmitted` with the reason when every trusted peer that answers refuses.
+        Raises `NotAdmitted` with the reason when a trusted peer refuses for good.
         """
         started = False
         pause = RETRY_SECONDS_MIN
@@ -166,6 +183,7 @@ class Lease:
 
     async def _ask_in_rank(self) -> Envelope | None:
         """An admission from the first trusted peer in rank that answers; None if none does."""
+        full = ""
         for trusted in rendezvous(self._run.manifest.trusted_ids(), self._peer_id.encode()):
             if trusted == self._peer_id:
                 continue
@@ -192,8 +210,29 @@ class Lease:
             refusal = first(reply, AdmissionRefused)
             if refusal is not None and refusal.sender == trusted:
                 assert isinstance(refusal.message, AdmissionRefused)
-                raise NotAdmitted(refusal.message.reason)
+                if not refusal.message.later:
+                    raise NotAdmitted(refusal.message.reason)
+                full = refusal.message.reason
+        if full and full != self._full:
+            self._events.emit("membership.waiting_for_place", reason=full)
+        self._full = full
         return None
+
+
+@dataclass
+class _Member:
+    """Who was admitted here."""
+
+    heartbeat: Heartbeat
+    heard: float
+    useful: float
+    """When it was admitted, or a further submission of it was seen to be accepted."""
+    accepted: int
+    """Of its submissions."""
+    network: str
+    """Its /24 (IPv6: /64); empty where that says nothing."""
+    logged: bool = False
+    standing: Standing = "live"
 
 
 class Registrar:
@@ -211,11 +250,13 @@ class Registrar:
         peer_id: PeerId,
         seal: Sealer,
         describe: Callable[[], Heartbeat],
-        proven: Callable[[str], bool],
+        accepted: Callable[[str], int],
         admitted: Callable[[str, Sequence[str]], Awaitable[None]],
+        network_of: Callable[[PeerId], str] = lambda _peer: "",
     ) -> None:
-        """`proven` says whether a worker has a record; `admitted` is told of each first admission
-        and makes it durable before the peer hears of it."""
+        """`accepted` counts a worker's accepted submissions; `admitted` is told once of each peer
+        that came to have any, and makes it durable; `network_of` names the /24 or /64 that a
+        connected peer comes from, or nothing."""
         self._run = run
         self._gate = gate
         self._gossip = gossip
@@ -225,11 +266,16 @@ class Registrar:
         self._peer_id = peer_id
         self._seal = seal
         self._describe = describe
-        self._proven = proven
+        self._accepted = accepted
         self._admitted = admitted
-        self._heard: dict[str, tuple[Heartbeat, float]] = {}
-        self._standing: dict[str, str] = {}
-        self._others: dict[str, tuple[Presence, float]] = {}
+        self._network_of = network_of
+        self._members: dict[str, _Member] = {}
+        self._others: dict[str, dict[str, tuple[Present, float]]] = {}
+        """What other trusted peers said of whom, and when that was heard."""
+        self._refused = 0
+        """Requests refused since the last tick."""
+        self._named_last = ""
+        """The last peer in the newest digest, if that had no room for all."""
         gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:
@@ -240,9 +286,15 @@ class Registrar:
             while True:
                 await trio.sleep(defaults.PRESENCE_SECONDS)
                 self._notice_silence()
-                presence = Presence(peers=self._own_view()[:200])
+                if self._refused > REFUSALS_TOLD_MAX:
+                    self._events.emit(
+                        "membership.refused_others", count=self._refused - REFUSALS_TOLD_MAX
+                    )
+                self._refused = 0
                 self._gossip.publish(
-                    await self._seal(presence, defaults.GONE_SECONDS + defaults.PRESENCE_SECONDS)
+                    await self._seal(
+                        self._next_digest(), defaults.GONE_SECONDS + defaults.PRESENCE_SECONDS
+                    )
                 )
 
     def present(self) -> list[Present]:
@@ -250,8 +302,8 @@ class Registrar:
         word on each."""
         freshest: dict[str, Present] = {p.peer: p for p in self._own_view()}
         now = self._world.now()
-        for presence, received in self._others.values():
-            for entry in presence.peers:
+        for entries in self._others.values():
+            for entry, received in entries.values():
                 age = entry.age_seconds + (now - received)
                 held = freshest.get(entry.peer)
                 if held is None or age < held.age_seconds:
@@ -268,7 +320,7 @@ class Registrar:
         return [
             entry.peer
             for entry in self.present()
-            if entry.standing == "live" and "inference" in entry.heartbeat.roles
+            if entry.standing == "live" and _is_worker(entry.heartbeat.roles)
         ]
 
     # --- requests ----------------------------------------------------------------------------
@@ -287,47 +339,114 @@ class Registrar:
         return await self._grant(envelope.sender, envelope.message)
 
     async def _grant(self, peer: str, heartbeat: Heartbeat) -> Sequence[Envelope]:
-        refusal = self._refusal(peer)
+        accepted = self._accepted(peer)
+        network = self._network_of(PeerId(peer))
+        refusal = self._refusal(peer, heartbeat.roles, accepted, network)
         if refusal is not None:
-            self._events.emit("membership.refused", remote=peer, reason=refusal)
-            message = AdmissionRefused(peer=peer, reason=refusal)
-            return [await self._seal(message, defaults.ENVELOPE_LIFETIME_SECONDS)]
-        first_time = peer not in self._heard
-        self._heard[peer] = (heartbeat, self._world.now())
-        if first_time:
-            await self._admitted(peer, heartbeat.roles)
-            self._standing[peer] = "live"
+            self._refused += 1
+            if self._refused <= REFUSALS_TOLD_MAX:
+                self._events.emit("membership.refused", remote=peer, reason=refusal.reason)
+            return [await self._seal(refusal, defaults.ENVELOPE_LIFETIME_SECONDS)]
+        now = self._world.now()
+        told = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
+        member = self._members.get(peer)
+        if member is None:
+            member = self._members[peer] = _Member(told, now, now, accepted, network)
             self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
-        elif self._standing.get(peer) != "live":
-            self._standing[peer] = "live"
+        elif member.standing != "live":
             self._events.emit("membership.peer_returned", remote=peer)
+        if accepted > member.accepted:
+            member.accepted, member.useful = accepted, now
+        member.heartbeat, member.heard, member.standing = told, now, "live"
+        if accepted and not member.logged:
+            member.logged = True
+            await self._admitted(peer, heartbeat.roles)
         admission = Admission(peer=peer, roles=heartbeat.roles)
         return [await self._seal(admission, defaults.ADMISSION_LEASE_SECONDS)]
 
-    def _refusal(self, peer: str) -> str | None:
-        admissions = self._run.manifest.admissions
-        if self._run.manifest.is_trainer(peer) or self._run.manifest.is_validator(peer):
+    def _refusal(
+        self, peer: str, roles: Sequence[str], accepted: int, network: str
+    ) -> AdmissionRefused | None:
+        """Why a peer is not let in, or None; one that waits may take an idle one's place."""
+
+        def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
+            return AdmissionRefused(peer=peer, reason=reason, later=later)
+
+        manifest = self._run.manifest
+        admissions = manifest.admissions
+        if peer in manifest.trusted_ids():
             return None
         eviction = self._run.evicted(peer)
         if eviction is not None:
-            return f"evicted: {eviction.reason}"
+            return refused(f"evicted: {eviction.reason}"[:500])
+        known = (*ROLES, *admissions.further_roles)
+        unknown = [role for role in roles if role not in known]
+        if unknown or not roles:
+            what = f"no role {unknown[0]!r}" if unknown else "no peer without a role"
+            return refused(
+                f"this run admits {what}; its roles are {', '.join(sorted(known))}"[:400]
+                + ", and its owner can add others to admissions.further_roles"
+            )
         if admissions.policy == "allow-list" and peer not in admissions.allowed:
-            return "this run admits only the peers on its allow-list; ask its owner to add your id"
-        if peer not in self._heard and not self._proven(peer):
-            unproven = [p for p in self.live_workers() if not self._proven(p)]
-            if len(unproven) >= admissions.unproven_max:
-                return (
-                    f"{len(unproven)} peers without a record take part already, the most this run "
-                    "allows; try again later"
-                )
-        return None
+            return refused(
+                "this run admits only the peers on its allow-list; ask its owner to add your id"
+            )
+        if _is_worker(roles) and accepted >= manifest.thresholds.proven_after:
+            return None
+        held = self._members.get(peer)
+        if held is not None and _is_worker(held.heartbeat.roles) == _is_worker(roles):
+            return None
+        full = self._make_room(_is_worker(roles), network)
+        return refused(full, later=True) if full else None
+
+    def _make_room(self, worker: bool, network: str) -> str:
+        """Find a place for one more worker without a record, or one more helper: free, or of one
+        that is idle. Else why there is none."""
+        admissions, trusted = self._run.manifest.admissions, self._run.manifest.trusted_ids()
+        proven_after = self._run.manifest.thresholds.proven_after
+        bound = admissions.unproven_max if worker else admissions.helpers_max
+        now = self._world.now()
+        held = {
+            peer: member
+            for peer, member in self._members.items()
+            if _is_worker(member.heartbeat.roles) == worker
+            and not (worker and member.accepted >= proven_after)
+            and now - member.heard < defaults.ADMISSION_LEASE_SECONDS
+        }
+        taken = Counter(member.network for member in held.values())
+        what = "peers without a record" if worker else "helpers"
+        if network and taken[network] >= admissions.range_max:
+            held = {peer: member for peer, member in held.items() if member.network == network}
+            full = f"{taken[network]} {what} of your network ({network}) take part already"
+        elif len(held) >= (bound + len(trusted) - 1 - trusted.index(self._peer_id)) // len(trusted):
+            full = f"{len(held)} {what} take part here already"
+        else:
+            return ""
+
+        def idle(member: _Member) -> bool:
+            crowded = taken[member.network] > taken[network] + 1 and not member.accepted
+            patience = defaults.PLACE_CROWDED_SECONDS if crowded else defaults.PLACE_IDLE_SECONDS
+            return now - member.useful >= patience
+
+        idlers = [peer for peer in sorted(held) if idle(held[peer])]
+        if not idlers:
+            return f"{full}, the most this run allows; waiting for a place"
+        loser = max(idlers, key=lambda peer: (taken[held[peer].network], now - held[peer].useful))
+        del self._members[loser]
+        self._events.emit("membership.place_lost", remote=loser)
+        return ""
 
     # --- who is there ------------------------------------------------------------------------
 
     def _on_presence(self, envelope: Envelope) -> None:
         if envelope.sender != self._peer_id:
             assert isinstance(envelope.message, Presence)
-            self._others[envelope.sender] = (envelope.message, self._world.now())
+            now = self._world.now()
+            entries = self._others.setdefault(envelope.sender, {})
+            entries.update((entry.peer, (entry, now)) for entry in envelope.message.peers)
+            for peer, (entry, received) in list(entries.items()):
+                if entry.age_seconds + (now - received) > 10 * defaults.GONE_SECONDS:
+                    del entries[peer]
 
     def _stand(self, peer: str, age_seconds: float) -> Standing:
         if self._run.evicted(peer) is not None:
@@ -344,23 +463,47 @@ class Registrar:
         return [me] + [
             Present(
                 peer=peer,
-                heartbeat=heartbeat,
-                age_seconds=now - heard,
-                standing=self._stand(peer, now - heard),
+                heartbeat=member.heartbeat,
+                age_seconds=now - member.heard,
+                standing=self._stand(peer, now - member.heard),
             )
-            for peer, (heartbeat, heard) in sorted(self._heard.items())
+            for peer, member in sorted(self._members.items())
         ]
+
+    def _next_digest(self) -> Presence:
+        """This peer and as many members as fit, from the one after the last one named."""
+        me, *others = self._own_view()
+        start = bisect_right([entry.peer for entry in others], self._named_last)
+        page = digest([me, *others[start:], *others[:start]])
+        self._named_last = page.peers[-1].peer if len(page.peers) <= len(others) else ""
+        return page
 
     def _notice_silence(self) -> None:
         """Say which peers fell silent or came back: towards every trusted peer, not only this
         one, since a member that found another in charge sends its heartbeats there."""
         freshest = {entry.peer: entry for entry in self.present()}
-        for peer in sorted(self._heard):
+        for peer, member in sorted(self._members.items()):
             entry = freshest[peer]
-            if self._standing.get(peer) != entry.standing:
-                self._standing[peer] = entry.standing
+            if member.standing != entry.standing:
+                member.standing = entry.standing
                 word = "returned" if entry.standing == "live" else entry.standing
                 self._events.emit(f"membership.peer_{word}", remote=peer)
-            if entry.age_seconds > 10 * defaults.GONE_SECONDS:
-                del self._heard[peer]
-                del self._standing[peer]
+            # Identities are free: those that did nothing are not remembered for long.
+            if entry.age_seconds > (10 if member.accepted else 2) * defaults.GONE_SECONDS:
+                del self._members[peer]
+
+
+def digest(entries: Sequence[Present]) -> Presence:
+    """The first of these peers, as many as fit one digest."""
+    room = defaults.PRESENCE_BYTES_MAX
+    page: list[Present] = []
+    for entry in entries[:PRESENT_MAX]:
+        room -= len(msgspec.msgpack.encode(entry))
+        if page and room < 0:
+            break
+        page.append(entry)
+    return Presence(peers=page)
+
+
+def _is_worker(roles: Sequence[str]) -> bool:
+    return "inference" in roles

@@ -20,7 +20,17 @@ Key = Annotated[str, Meta(min_length=46, max_length=64)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
-Roles = Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]
+Role = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,19}\Z")]
+"""A word that is safe to show and to sort by. Which ones a run knows, its manifest says."""
+Roles = Annotated[list[Role], Meta(max_length=8)]
+Speed = Annotated[float, Meta(ge=0, le=1e12)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+DOING_CHARACTERS_MAX = 80
+"""Of the few words in which a peer says what it is doing."""
+
+DOING_REPEATED_MAX = 40
+"""Of them a trusted peer tells others so many: they are a stranger's."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -54,12 +64,12 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
 
     roles: Roles
     lineage: Count = 0
-    policy: int = -1
+    policy: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     """Step of the newest policy held; -1 for none."""
-    step: int = -1
+    step: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     """Step being worked on."""
-    doing: Name = ""
-    tokens_per_second: float = 0.0
+    doing: Annotated[str, Meta(max_length=DOING_CHARACTERS_MAX)] = ""
+    tokens_per_second: Speed = 0.0
     bytes_sent: Count = 0
     bytes_received: Count = 0
 
@@ -69,12 +79,14 @@ class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     peer: Key
     heartbeat: Heartbeat
-    age_seconds: float
+    """Its `doing` cut to `DOING_REPEATED_MAX` characters."""
+    age_seconds: Seconds
     standing: Literal["live", "suspected", "gone", "evicted"]
 
 
 class Presence(StateMessage, frozen=True, kw_only=True):
-    """What one trusted peer knows of who is there."""
+    """What one trusted peer knows of who is there: in a large run a page of it, the next one a
+    tick later."""
 
     peers: Annotated[list[Present], Meta(max_length=200)]
 
@@ -258,7 +270,14 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     policy: Literal["open", "allow-list"] = "open"
     allowed: Annotated[list[Key], Meta(max_length=1000)] = []
     unproven_max: Count = 100
-    """Peers without a record admitted at once."""
+    """Peers with the role `inference` and without a record admitted at once. Each trusted peer
+    admits an even share of these and of the next."""
+    further_roles: Annotated[list[Role], Meta(max_length=32)] = []
+    """Roles that peers may be admitted with beside `swarm.membership.ROLES`."""
+    helpers_max: Count = 250
+    """Peers without the role `inference` admitted at once."""
+    range_max: Count = 32
+    """Of either sort within one /24 (IPv6: /64); private and loopback ranges are not bounded."""
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -275,7 +294,7 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class RunManifest(StateMessage, frozen=True, kw_only=True):
     """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\Z")]
     version: Annotated[int, Meta(ge=1, le=2**53)]
     model: Name
     tokenizer_hash: Digest
@@ -335,6 +354,8 @@ class AdmissionRefused(Message, frozen=True, kw_only=True):
 
     peer: Key
     reason: Line
+    later: bool = False
+    """Whether asking again later may help: the run is full."""
 
 
 # --- the trainer's word ----------------------------------------------------------------------

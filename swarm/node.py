@@ -24,6 +24,7 @@ from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.membership import Lease, NotAdmitted, TrustedClock, admits
 from swarm.messages import (
+    DOING_CHARACTERS_MAX,
     Checkpoint,
     Eviction,
     Heartbeat,
@@ -63,6 +64,10 @@ LAST_BOOTSTRAP = "last-bootstrap"
 
 RECORDS_MAX = 1024
 """Peer records remembered (about 0.5 KB each)."""
+
+RECORD_BYTES_MAX = 11 * 1024
+"""A larger one is not remembered: 16 + 16 addresses of 300 characters fit, and 16 records fit the
+frame in which they are handed on."""
 
 SOURCES_MAX = 64
 """Peers considered as sources of one checkpoint."""
@@ -156,6 +161,8 @@ class Node:
 
     def learn_record(self, envelope: Envelope) -> None:
         """Remember a peer record (its signature is checked already); the newest counts."""
+        if len(envelope.raw) > RECORD_BYTES_MAX:
+            return  # padded
         held = self._records.get(envelope.sender)
         if held is None or held.body.sequence < envelope.body.sequence:
             self._records[envelope.sender] = envelope
@@ -508,7 +515,7 @@ class RunNode:
             roles=self.node.settings.role,
             policy=self.status.policy,
             step=self.status.step,
-            doing=self.status.doing,
+            doing=self.status.doing[:DOING_CHARACTERS_MAX],
             tokens_per_second=self.status.tokens_per_second,
             bytes_sent=moved.sent,
             bytes_received=moved.received,

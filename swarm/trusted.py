@@ -74,7 +74,7 @@ class TrustedPart:
             peer_id=peer.peer_id,
             seal=peer.seal,
             describe=peer.describe,
-            proven=self.proven,
+            accepted=self.accepted_of,
             admitted=self._admitted,
         )
         peer.gossip.listen(LogHead, self._on_head)
@@ -176,12 +176,12 @@ class TrustedPart:
         rows = self._database.read("SELECT envelope FROM verdicts ORDER BY position")
         return [open_envelope(row[0]) for row in rows]
 
-    def proven(self, worker: str) -> bool:
-        """Whether trusted peers accepted enough of a worker's submissions."""
+    def accepted_of(self, worker: str) -> int:
+        """How many of a worker's submissions trusted peers have accepted."""
         rows = self._database.read(
             "SELECT COUNT(*) FROM accepted WHERE worker = ? ORDER BY 1", (worker,)
         )
-        return int(rows[0][0]) >= self._run.manifest.thresholds.proven_after
+        return int(rows[0][0])
 
     def log_of(self, owner: str) -> Log | None:
         """This peer's log, or its mirror of another trusted peer's."""

@@ -9,7 +9,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from swarm import defaults
-from swarm.messages import Count, Digest, Key, Line, Rewards, Roles, Verdict
+from swarm.messages import Count, Digest, Key, Line, Rewards, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """What became of an accepted group; all five are credited. Stale: its policy was too old, its
@@ -27,10 +27,11 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Admitted(_Struct, frozen=True, kw_only=True, tag="admitted"):
-    """A peer was admitted (once per start of the trusted peer, not per lease)."""
+    """A peer that was admitted has delivered something (once per start of the trusted peer): an
+    identity costs nothing, so being admitted alone leaves no trace."""
 
     peer: Key
-    roles: Roles
+    roles: Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]
 
 
 class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):

@@ -82,14 +82,13 @@ def test_verdicts_in_parallel_stand_at_the_index_they_name(tmp_path: Path) -> No
     in_virtual_time(main)
 
 
-def test_trusted_peers_mirror_each_other_and_know_who_is_proven(tmp_path: Path) -> None:
+def test_trusted_peers_mirror_each_other_and_know_a_workers_record(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = Swarm(tmp_path)
         async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
             for number in range(8):
-                assert not bob.trusted.proven(WORKER.peer_id)
                 await alice.trusted.append_verdict(verdict_at(number))
-            await bob.until(lambda: bob.trusted.proven(WORKER.peer_id), "bob knows the record")
+            await bob.until(lambda: bob.trusted.accepted_of(WORKER.peer_id) == 8, "bob knows it")
             assert entries_of(bob, ALICE.peer_id) == entries_of(alice, ALICE.peer_id)
             assert not bob.events("ledger.forked")
 
@@ -118,6 +117,7 @@ def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
             async with alice.run_node.joined():
                 stream = await bob.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
                 assert await LedgerClient(stream).head(ALICE.peer_id) is not None
+                await alice.trusted.append_verdict(verdict_at(0, BOB))
                 await appending.acquire()  # as if its disk were slow
                 nursery.start_soon(ask_for_admission)
                 await bob.until(lambda: appending.statistics().tasks_waiting == 1, "bob asks")
@@ -256,13 +256,19 @@ def test_evictions_spread_and_only_the_owner_takes_them_back(tmp_path: Path) -> 
     in_virtual_time(main)
 
 
-def test_admissions_are_logged(tmp_path: Path) -> None:
+def test_an_admission_is_logged_once_the_peer_has_delivered(tmp_path: Path) -> None:
+    admitted = Admitted(peer=WORKER.peer_id, roles=["observer"])
+
     async def main() -> None:
         swarm = Swarm(tmp_path)
         async with swarm.peer(ALICE) as alice, swarm.peer(WORKER):
-            assert Admitted(peer=WORKER.peer_id, roles=["observer"]) in entries_of(
-                alice, ALICE.peer_id
+            assert entries_of(alice, ALICE.peer_id) == [], "an identity alone leaves no trace"
+            await alice.trusted.append_verdict(verdict_at(0))
+            await alice.until(
+                lambda: entries_of(alice, ALICE.peer_id)[1:] == [admitted], "it is logged"
             )
+            await trio.sleep(30)
+            assert len(entries_of(alice, ALICE.peer_id)) == 2, "once"
 
     in_virtual_time(main)
 

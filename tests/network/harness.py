@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
@@ -136,7 +137,10 @@ class Member:
         self.roles = ["inference"]
         self.granted: list[Envelope] = []
         self.admitted: list[str] = []
-        self.proven: set[str] = set()
+        self.accepted: Counter[str] = Counter()
+        """Submissions by worker."""
+        self.networks: dict[str, str] = {}
+        """The /24 of peers, where it is bounded."""
         self._sequence = 0
         self._network = network
 
@@ -197,8 +201,9 @@ class Member:
             peer_id=self.id,
             seal=self.seal,
             describe=self.describe,
-            proven=self.proven.__contains__,
+            accepted=self.accepted.__getitem__,
             admitted=admitted,
+            network_of=lambda peer: self.networks.get(peer, ""),
         )
 
     def names(self) -> list[str]:

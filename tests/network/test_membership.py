@@ -11,15 +11,19 @@ import trio
 from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
-from swarm.membership import NotAdmitted, admits, check_admission
+from swarm.identity import Identity
+from swarm.membership import NotAdmitted, Registrar, admits, check_admission
 from swarm.messages import (
     Acknowledgement,
     Admission,
+    AdmissionRefused,
     Admissions,
     Eviction,
     Heartbeat,
+    Presence,
     Submission,
 )
+from swarm.messenger import first
 from swarm.run import Run
 from swarm.seeds import rendezvous
 from tests.network.harness import (
@@ -153,10 +157,14 @@ def test_too_many_unproven_peers_are_refused_until_some_prove_themselves() -> No
             await nursery.start(worker.lease().keep)
             await trio.sleep(10)
             late = await run.add(OTHER)
-            with pytest.raises(NotAdmitted, match="without a record"):
+            with trio.move_on_after(60):
                 await late.lease().keep()
+                raise AssertionError("there was no place")
+            assert late.granted == []
+            told = [e.fields["reason"] for e in late.seen if e.name.endswith("waiting_for_place")]
+            assert len(told) == 1 and "without a record" in told[0]
             for member in (trainer, validator):
-                member.proven.add(worker.id)
+                member.accepted[worker.id] = 8
             await nursery.start(late.lease().keep)
             nursery.cancel_scope.cancel()
 
@@ -355,5 +363,148 @@ def test_an_answer_ends_with_the_part_that_gives_it() -> None:
             await ask()  # nobody is there for it
             async with validator.messenger.answering({Submission: answer}):
                 pass
+
+    in_virtual_time(main)
+
+
+# --- identities cost nothing ---------------------------------------------------------------------
+
+
+def stranger(number: int) -> Identity:
+    return identity(1_000 + number)
+
+
+async def ask(
+    member: Member, trusted: Member, roles: list[str], *, padded: bool = False
+) -> AdmissionRefused | None:
+    """Say a heartbeat as a member that follows no rule; the refusal, if that is the answer."""
+    await member.reach(trusted.id)
+    words = "🙂" * (80 if padded else 0)
+    beat = await member.seal(Heartbeat(roles=roles, doing=words, bytes_sent=2**53), 120.0)
+    replies = await member.messenger.request(trusted.id, beat)
+    refusal = first(replies, AdmissionRefused)
+    assert refusal is not None or first(replies, Admission) is not None, "some answer is due"
+    return refusal.message if refusal is not None else None  # type: ignore[return-value]
+
+
+def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() -> None:
+    count = 400
+    admissions = Admissions(unproven_max=2 * count, further_roles=["x" * 20, "y" * 20])
+
+    async def main() -> None:
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            trainer, validator, _ = await trusted_and_worker(run, nursery)
+            digests: list[Envelope] = []
+            trainer.gossip.listen(Presence, digests.append)
+            registrar: Registrar = validator.granted  # type: ignore[assignment]
+            crowd = [await run.add(stranger(n), speaks=False) for n in range(count)]
+            roles = ["inference", *["x" * 20] * 4, *["y" * 20] * 3]
+            for member in crowd:
+                assert await ask(member, validator, roles, padded=True) is None
+            began = len(digests)
+            await trio.sleep(defaults.SUSPECTED_SECONDS)
+            assert all(len(e.raw) <= defaults.PRESENCE_BYTES_MAX + 1024 for e in digests)
+            told = {
+                p.peer for e in digests[began:] if e.sender == validator.id for p in e.message.peers
+            }  # type: ignore[attr-defined]
+            assert told == {validator.id, *(member.id for member in crowd)}
+            others = trainer.granted.present()  # type: ignore[attr-defined]
+            assert told <= {entry.peer for entry in others}, "the pages add up"
+            assert all(len(p.heartbeat.doing) <= 40 for p in registrar.present())
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize(
+    ("roles", "reason"),
+    [
+        ([], "no peer without a role"),
+        (["trainer"], "no role 'trainer'"),
+        (["inference", "king"], "no role 'king'"),
+        (["archive"], None),
+    ],
+)
+def test_a_run_admits_the_roles_it_knows(roles: list[str], reason: str | None) -> None:
+    async def main() -> None:
+        known = Admissions(further_roles=["archive"])
+        async with running(run_with(known)) as run, trio.open_nursery() as nursery:
+            _, validator, worker = await trusted_and_worker(run, nursery)
+            refusal = await ask(worker, validator, roles)
+            assert (refusal is None) == (reason is None)
+            assert refusal is None or ((reason or "") in refusal.reason and not refusal.later)
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("role", ["inference", "observer"])
+def test_a_crowd_of_one_network_leaves_room_for_others(role: str) -> None:
+    """Keys in numbers come first, from one /24, which may hold 8 of this peer's 10 places."""
+    admissions = Admissions(unproven_max=20, helpers_max=20, range_max=8)
+
+    async def main() -> None:
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            _, validator, worker = await trusted_and_worker(run, nursery)
+            admitted = [await run.add(stranger(n), speaks=False) for n in range(22)]
+            for number, member in enumerate(admitted):
+                validator.networks[member.id] = "203.0.113.0" if number < 20 else f"n{number}"
+            answers = [await ask(member, validator, [role]) for member in admitted]
+            let_in = [number for number, answer in enumerate(answers) if answer is None]
+            assert let_in == [*range(8), 20, 21]
+            assert "of your network (203.0.113.0)" in answers[8].reason  # type: ignore[union-attr]
+            assert all(answer is None or answer.later for answer in answers)
+            assert validator.admitted == [], "nothing is written for good"
+            validator.networks[worker.id] = "198.51.100.0"
+            assert await ask(worker, validator, [role]) is not None
+            for _ in range(7):
+                await trio.sleep(10)
+                for member in admitted:
+                    await ask(member, validator, [role])
+            assert await ask(worker, validator, [role]) is None, "the crowded network gives way"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_who_delivers_nothing_gives_its_place_to_one_that_waits() -> None:
+    async def main() -> None:
+        async with (
+            running(run_with(Admissions(unproven_max=4))) as run,
+            trio.open_nursery() as nursery,
+        ):
+            _, validator, worker = await trusted_and_worker(run, nursery)
+            idle, busy = [await run.add(stranger(n), speaks=False) for n in (1, 2)]
+            for second in range(0, 590, 10):
+                validator.accepted[busy.id] = min(1 + second // 100, 7)
+                assert await ask(idle, validator, ["inference"]) is None
+                assert await ask(busy, validator, ["inference"]) is None
+                await trio.sleep(10)
+            assert await ask(worker, validator, ["inference"]) is not None, "it may still deliver"
+            await trio.sleep(15)
+            assert await ask(worker, validator, ["inference"]) is None
+            assert await ask(idle, validator, ["inference"]) is not None
+            assert await ask(busy, validator, ["inference"]) is None
+            assert validator.admitted == [busy.id], "who delivered is in the log, once"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_what_is_remembered_of_identities_that_come_and_go_is_bounded() -> None:
+    async def main() -> None:
+        async with (
+            running(run_with(Admissions(unproven_max=8, helpers_max=8))) as run,
+            trio.open_nursery() as nursery,
+        ):
+            _, validator, _ = await trusted_and_worker(run, nursery)
+            registrar: Registrar = validator.granted  # type: ignore[assignment]
+            for number in range(120):
+                member = await run.add(stranger(number), speaks=False)
+                await ask(member, validator, ["observer" if number % 2 else "inference"])
+                run.network.kill(member.id)
+                await trio.sleep(5)
+                assert len(registrar.present()) <= 2 + 4 * 8
+            nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
