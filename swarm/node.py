@@ -54,7 +54,15 @@ from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.service import BlobService, PushPolicy
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.shardcast.uploads import Uploads
-from swarm.transport import BlobReference, Reachability, Refused, Source, Transport
+from swarm.transport import (
+    BlobReference,
+    ConnectError,
+    DialFailure,
+    Reachability,
+    Refused,
+    Source,
+    Transport,
+)
 from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
 from swarm.world import Compute, Database, Disk, Piece, Sink, World
@@ -298,12 +306,16 @@ async def join_network(node: Node) -> list[PeerId]:
     named: dict[PeerId, list[str]] = {}
     for address in node.settings.bootstrap:
         named.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)
-    named.pop(node.peer_id, None)
+    failures = [
+        DialFailure(address, "that is this peer itself", "give the address of another peer")
+        for address in named.pop(node.peer_id, ())
+    ]
 
     async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
         try:
             await node.transport.connect(peer, addresses)
-        except PeerError as error:
+        except ConnectError as error:
+            failures.extend(error.failures)
             node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
 
     with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
@@ -312,9 +324,15 @@ async def join_network(node: Node) -> list[PeerId]:
                 nursery.start_soon(connect, peer, addresses)
     answered = [peer for peer in node.transport.connected() if peer in named]
     if not answered:
+        failed = {failure.address: failure for failure in failures}
+        silent = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
+        told = [
+            failed.get(address) or DialFailure(address, silent)
+            for address in node.settings.bootstrap
+        ]
         raise UserError(
-            f"nobody answered at {', '.join(node.settings.bootstrap)}; check the address, that "
-            "the peer runs, and that no firewall is in between"
+            "no bootstrap peer can be reached: "
+            + "; ".join(f"{failure} ({failure.advice})" for failure in told)
         )
     await node.disk.write(LAST_BOOTSTRAP, "\n".join(node.settings.bootstrap).encode())
     return answered

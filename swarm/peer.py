@@ -26,7 +26,7 @@ from swarm.node import Node, assemble
 from swarm.roles import BOOTSTRAP, load_role, take_part
 from swarm.run import load_manifest, run_id
 from swarm.settings import PeerSettings, load_settings
-from swarm.transport.libp2p import open_libp2p, parse_multiaddr
+from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user
@@ -40,7 +40,9 @@ SHUTDOWN_SECONDS = 4.0
 async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
     """A node on the real network, from settings; raises `UserError` before anything is started
     where a setting is wrong."""
-    for address in [*settings.bootstrap, *settings.listen]:
+    for address in settings.bootstrap:
+        require_peer(address)
+    for address in settings.listen:
         parse_multiaddr(address)
     home = settings.home_path
     with _used_home(home, settings.role):

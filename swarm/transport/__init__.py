@@ -27,6 +27,7 @@ __all__ = [
     "BulkService",
     "ConnectError",
     "ConnectionEvent",
+    "DialFailure",
     "FetchError",
     "Framing",
     "OpenBlob",
@@ -41,8 +42,25 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class DialFailure:
+    """Why one address led nowhere."""
+
+    address: str
+    reason: str
+    advice: str = "check the address, that the peer runs, and that no firewall is in between"
+    """What helps, if a person gave the address."""
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.reason}"
+
+
 class ConnectError(PeerError):
-    """No connection to a peer could be made. Says who, where, and why."""
+    """No connection to a peer could be made. Says who, where, and why; `failures` by address."""
+
+    def __init__(self, message: str, failures: Sequence[DialFailure] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
 
 
 class StreamError(PeerError):

@@ -227,7 +227,7 @@ def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     [
         (["--bootstrap", "here"], "'here'"),
         (["--bootstrap", "/ip4/127.0.0.1/tcp/1"], "/ip4/127.0.0.1/tcp/1"),
-        (["--bootstrap", NOBODY], "nobody answered at /ip4/127.0.0.1/tcp/1/p2p/"),
+        (["--bootstrap", NOBODY], "no bootstrap peer can be reached: /ip4/127.0.0.1/tcp/1/p2p/"),
         (["--bootstrap", NOBODY, "http://127.0.0.1:1"], "give either a mirror's address"),
         (
             ["--bootstrap", NOBODY, "--mirror", "http://127.0.0.1:1"],

@@ -28,6 +28,7 @@ OWNER = Identity(bytes(32))
     [
         (["--bootstrap", "localhost:4001"], "'localhost:4001' is not a multiaddr"),
         (["--bootstrap", "/ip4/1"], "'/ip4/1' is not a multiaddr"),
+        (["--bootstrap", "/ip4/127.0.0.1/tcp/1"], "must end in /p2p/12D3KooW…"),
         (["--bootstrap", NOBODY, "--listen", "/ip4/0.0.0.0"], "'/ip4/0.0.0.0'"),
         (["--bootstrap", NOBODY, "--role", "miner"], "unknown role 'miner'; there are: bootstrap"),
         (["--role", "inference"], "no way into the network: give --bootstrap"),
@@ -96,14 +97,35 @@ def test_a_home_is_made_private(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "a mistake in the flags leaves nothing behind"
 
 
-def test_nobody_at_the_bootstrap_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SELF = "/ip4/127.0.0.1/tcp/1/p2p/SELF"
+SILENT = f"/ip4/127.0.0.1/tcp/PORT/p2p/{OWNER.peer_id}"
+NAMELESS = f"/dns4/nowhere.invalid/tcp/4001/p2p/{OWNER.peer_id}"
+
+
+@pytest.mark.parametrize(
+    ("address", "reason", "advice"),
+    [
+        (NOBODY, "nobody listens on that port", "check the port, and that the peer runs"),
+        (SILENT, "no answer within 0.5 s", "check the address, that the peer runs, and that no"),
+        (NAMELESS, "the name nowhere.invalid does not resolve (", "this machine's DNS"),
+        (SELF, "that is this peer itself", "give the address of another peer"),
+    ],
+)
+def test_a_bootstrap_address_that_leads_nowhere(
+    address: str, reason: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(defaults, "BOOTSTRAP_DEADLINE_SECONDS", 0.5)
-    said = complaint(
-        *("peer", "--bootstrap", NOBODY, "--home", tmp_path / "home"),
-        *("--listen", "/ip4/127.0.0.1/tcp/0"),
-    )
-    assert f"nobody answered at {NOBODY}" in said and "check the address" in said
-    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+    home = tmp_path / "home"
+    address = address.replace("SELF", load_or_create(home / "identity.key").peer_id)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = address.replace("PORT", str(silent.getsockname()[1]))
+        said = complaint(
+            *("peer", "--bootstrap", address, "--home", home),
+            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+        )
+    assert said.startswith(f"no bootstrap peer can be reached: {address}: {reason}")
+    assert advice in said
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -126,6 +148,17 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (folder / name).write_bytes(signed_manifest(folder, OWNER, name).raw)
     with bootstrap_peer(folder / "home", folder / "first", folder / "second") as multiaddr:
         yield multiaddr
+
+
+def test_another_peer_at_the_bootstrap_address(two_runs: str) -> None:
+    address, _, theirs = two_runs.rpartition("/")
+    said = complaint("status", "--bootstrap", f"{address}/{OWNER.peer_id}")
+    assert f"{OWNER.peer_id}: another peer answers there, {theirs} (ask for the address" in said
+
+
+def test_names_are_resolved_as_this_machine_does(two_runs: str) -> None:
+    named = two_runs.replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+    assert "knows several runs" in complaint("run", "show", "--bootstrap", named)
 
 
 @pytest.mark.parametrize("command", ["peer", "status", "run show"])

@@ -8,7 +8,7 @@ What libp2p 0.8.1 gets wrong, and what is done about it here, is listed in
 `docs/decisions/libp2p.md`.
 """
 
-from swarm.transport.libp2p.addresses import check_port_free, parse_multiaddr
+from swarm.transport.libp2p.addresses import check_port_free, parse_multiaddr, require_peer
 from swarm.transport.libp2p.transport import Libp2pTransport, open_libp2p
 
-__all__ = ["Libp2pTransport", "check_port_free", "open_libp2p", "parse_multiaddr"]
+__all__ = ["Libp2pTransport", "check_port_free", "open_libp2p", "parse_multiaddr", "require_peer"]

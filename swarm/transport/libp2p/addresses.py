@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 
+import trio
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 from multiaddr.utils import get_network_addrs
 
 from swarm.errors import UserError
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
+from swarm.transport import DialFailure
+from swarm.transport.libp2p.guard import innermost, reason_of
+
+RESOLVED_MAX = 4
+"""IP addresses of one name that are tried."""
+
+_FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
@@ -51,6 +61,50 @@ def check_port_free(host: str, port: int) -> None:
             raise UserError(
                 f"port {port} on {host} is taken or not allowed ({error.strerror}); choose another"
             ) from error
+
+
+async def resolved(address: Multiaddr) -> list[Multiaddr]:
+    """An address with its name replaced by each IP address that this machine finds for it.
+
+    libp2p asks a DNS server instead, and knows no `/etc/hosts`. Raises `socket.gaierror`.
+    """
+    protocol = next(iter(address.protocols())).name
+    if protocol not in _FAMILIES:
+        return [address]
+    found = await trio.socket.getaddrinfo(
+        address.value_for_protocol(protocol),
+        None,
+        family=_FAMILIES[protocol],
+        type=socket.SOCK_STREAM,
+    )
+    rest = str(address).split("/", 3)[3]
+    hosts = list(dict.fromkeys(str(entry[4][0]) for entry in found))[:RESOLVED_MAX]
+    return [Multiaddr(f"/{'ip6' if ':' in host else 'ip4'}/{host}/{rest}") for host in hosts]
+
+
+def dial_failure(text: str, error: BaseException) -> DialFailure:
+    """Why dialling an address raised, as a person understands it."""
+    cause = innermost(error)
+    if isinstance(cause, socket.gaierror):
+        return DialFailure(
+            text,
+            f"the name {text.split('/')[2]} does not resolve ({cause.strerror})",
+            "check its spelling, and this machine's DNS",
+        )
+    if isinstance(cause, PeerIDMismatchesPubkey):
+        other = str(cause).rpartition("=")[2]
+        return DialFailure(
+            text,
+            f"another peer answers there, {other}",
+            "ask for the address again: its peer has another key now, or runs elsewhere",
+        )
+    if isinstance(cause, ConnectionRefusedError):
+        return DialFailure(
+            text, "nobody listens on that port", "check the port, and that the peer runs"
+        )
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return DialFailure(text, os.strerror(cause.errno).lower())
+    return DialFailure(text, reason_of(error))
 
 
 def host_and_port(address: Multiaddr) -> tuple[str, int]:

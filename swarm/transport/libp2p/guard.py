@@ -66,10 +66,17 @@ class Guard:
         )
 
 
+def innermost(error: BaseException) -> BaseException:
+    """The first cause of nested exceptions and groups of them."""
+    while True:
+        error = leaf_errors(error)[0]
+        if error.__cause__ is None:
+            return error
+        error = error.__cause__
+
+
 def reason_of(error: BaseException) -> str:
     """The innermost cause of libp2p's nested exceptions, in one line."""
-    error = leaf_errors(error)[0]
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = innermost(error)
     text = str(error) or type(error).__name__
     return text.splitlines()[0][:200]

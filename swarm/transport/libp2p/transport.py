@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import struct
@@ -43,6 +44,7 @@ from swarm.transport import (
     BlobReference,
     ConnectError,
     ConnectionEvent,
+    DialFailure,
     FetchError,
     Framing,
     Reachability,
@@ -62,11 +64,13 @@ from swarm.transport.bulk import (
 )
 from swarm.transport.libp2p.addresses import (
     check_port_free,
+    dial_failure,
     expanded,
     host_and_port,
     is_global,
     parse_multiaddr,
     require_peer,
+    resolved,
     without_peer,
 )
 from swarm.transport.libp2p.connections import (
@@ -371,7 +375,7 @@ class Libp2pTransport(BaseTransport):
             raise ConnectError(f"{peer} is banned here")
         if peer == self.peer_id:
             raise ConnectError("a peer does not connect to itself")
-        reasons: list[str] = []
+        failures: list[DialFailure] = []
         seconds = defaults.CONNECT_DEADLINE_SECONDS
         lock = self._dialling.setdefault(peer, trio.Lock())
         try:
@@ -380,25 +384,28 @@ class Libp2pTransport(BaseTransport):
                     for address in addresses[: defaults.DIAL_ADDRESSES_MAX]:
                         if peer in self._connections:
                             return
-                        reason = await self._try_address(peer, address)
-                        if reason is None:
+                        failure = await self._try_address(peer, address)
+                        if failure is None:
                             return
-                        reasons.append(f"{address}: {reason}")
+                        failures.append(failure)
         finally:
             if not lock.locked():
                 self._dialling.pop(peer, None)
+        reasons = [str(failure) for failure in failures]
         if scope.cancelled_caught:
             reasons.append(f"no answer within {seconds:g} s")
-        raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
+        raise ConnectError(
+            f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}", failures
+        )
 
-    async def _try_address(self, peer: PeerId, text: str) -> str | None:
+    async def _try_address(self, peer: PeerId, text: str) -> DialFailure | None:
         """None when connected, else why not."""
         try:
             address, named = parse_multiaddr(text)
         except UserError:
-            return "not a TCP multiaddr"
+            return DialFailure(text, "not a TCP multiaddr")
         if named is not None and named != peer:
-            return "the address names another peer"
+            return DialFailure(text, "the address names another peer")
         with trio.move_on_after(defaults.DIAL_DEADLINE_SECONDS) as scope:
             try:
                 if "/p2p-circuit" in text:
@@ -406,14 +413,22 @@ class Libp2pTransport(BaseTransport):
                 else:
                     # Not host.connect: that waits 250 ms after every dial that succeeded
                     # ("happy eyeballs"), and blocks a peer for 60 s after one that failed.
-                    await self._swarm.dial_addr(address, ID.from_string(peer))
+                    await self._dial_any(await resolved(address), ID.from_string(peer))
             except (ConnectError, StreamError) as error:
-                return str(error)
+                return DialFailure(text, str(error))
             except _BROKEN as error:
-                return reason_of(error)
+                return dial_failure(text, error)
         if scope.cancelled_caught:
-            return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
+            return DialFailure(text, f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s")
         return None
+
+    async def _dial_any(self, addresses: Sequence[Multiaddr], peer: ID) -> None:
+        """Dial addresses of one name in turn; raises what the last one did."""
+        for address in addresses[:-1]:
+            with contextlib.suppress(*_BROKEN):
+                await self._swarm.dial_addr(address, peer)
+                return
+        await self._swarm.dial_addr(addresses[-1], peer)
 
     async def disconnect(self, peer: PeerId) -> None:
         for connection in list(self._connections.get(peer, ())):
