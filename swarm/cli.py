@@ -158,7 +158,9 @@ def run_create(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Folder with tokenizer.json; the model's, if it is a folder here."),
+        typer.Option(
+            help="Folder with tokenizer.json and config.json; the model's, if it is a folder here."
+        ),
     ] = None,
 ) -> None:
     """Make and sign a run manifest.
@@ -171,12 +173,16 @@ def run_create(
         from swarm.demo.command import probe, sign_manifest
         from swarm.identity import load_or_create
         from swarm.run import manifest_from_toml, run_id
+        from swarm.run_check import check_run
 
         model, environment, version = _what_to_probe(file)
-        tokenizer_hash, probe_hash = probe(tokenizer or Path(model), environment, version)
+        folder = tokenizer or Path(model)
+        tokenizer_hash, probe_hash = probe(folder, environment, version)
         manifest = manifest_from_toml(
             file, {"tokenizer_hash": tokenizer_hash, "environment.probe_hash": probe_hash}
         )
+        for warning in check_run(manifest, folder, str(file)):
+            print(f"warning: {warning}", file=sys.stderr)
         key = owner_key or _default_owner_key()
         envelope = sign_manifest(load_or_create(key), manifest, time.time())
         target = out or file.with_suffix(".manifest")

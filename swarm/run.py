@@ -40,14 +40,11 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
+from swarm.run_check import check_manifest_numbers
 from swarm.transport import Stream, Transport
 from swarm.world import Disk
 
 PROTOCOL = "/swarm/runs/1.0.0"
-SUBMISSION_ROWS_MAX = 4096
-"""Completions in a submission: their rewards, 9 bytes each, must fit the verdict's envelope, as
-must two more figures of each group."""
-SUBMISSION_GROUPS_MAX = 1024
 
 RUN_NAMESPACE = "swarm-run"
 PEER_NAMESPACE = "swarm-peer"
@@ -202,61 +199,23 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
     for field in ("trainers", "validators"):
-        table[field] = [
-            {"peer": _peer_id(entry, field)} if isinstance(entry, str) else entry
-            for entry in table.get(field, [])
-        ]
+        entries = table.setdefault(field, [])
+        if isinstance(entries, list):
+            table[field] = [
+                {"peer": _peer_id(entry, f"{path}: {field}")} if isinstance(entry, str) else entry
+                for entry in entries
+            ]
     for name, value in computed.items():
         section, _, key = name.rpartition(".")
-        (table.setdefault(section, {}) if section else table)[key] = value
+        target = table.setdefault(section, {}) if section else table
+        if isinstance(target, dict):
+            target[key] = value
     manifest = struct_from_mapping(RunManifest, table, str(path))
-    problem = manifest.objective.problem(manifest.schedule)
-    if problem is not None:
-        raise UserError(f"{path}: {problem}")
-    groups = manifest.sampling.groups_per_submission
-    if groups > SUBMISSION_GROUPS_MAX:
-        raise UserError(
-            f"{path}: sampling.groups_per_submission is {groups}; a submission has at most "
-            f"{SUBMISSION_GROUPS_MAX} groups"
-        )
-    low, high = manifest.filters.accuracy_min, manifest.filters.accuracy_max
-    if not low < high:
-        raise UserError(
-            f"{path}: filters.accuracy_min is {low:g} and filters.accuracy_max {high:g}, so "
-            "nothing could be trained on"
-        )
-    rows = groups * manifest.sampling.group_size
-    if rows > SUBMISSION_ROWS_MAX:
-        raise UserError(
-            f"{path}: sampling.groups_per_submission times sampling.group_size is {rows}; a "
-            f"submission has at most {SUBMISSION_ROWS_MAX} completions, so that its verdict with "
-            "all rewards fits an envelope"
-        )
-    if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
-        raise UserError(
-            f"{path}: schedule.max_staleness is {manifest.schedule.max_staleness}, less than "
-            f"schedule.asynchrony ({manifest.schedule.asynchrony}), so nothing could be trained on"
-        )
-    check_batch(manifest, str(path))
+    check_manifest_numbers(manifest, str(path))
     return manifest
-
-
-def check_batch(manifest: RunManifest, where: str) -> None:
-    """Raises `UserError` when no batch of this run could ever teach anything or be cut evenly."""
-    size, groups = manifest.sampling.group_size, manifest.schedule.groups_per_step
-    if size < 2:
-        raise UserError(
-            f"{where}: sampling.group_size is {size}; a group needs at least 2 completions, "
-            "because a lone one has nothing to be better than"
-        )
-    if groups % manifest.objective.optimiser_steps:
-        raise UserError(
-            f"{where}: schedule.groups_per_step is {groups}, which objective.optimiser_steps "
-            f"({manifest.objective.optimiser_steps}) does not divide"
-        )
 
 
 def _peer_id(text: str, field: str) -> str:
@@ -295,6 +254,8 @@ def _convert(type_: Any, value: Any, where: str) -> Any:
     ):
         if not isinstance(value, list):
             raise UserError(f"{where} must be a list, not {type(value).__name__}")
+        if info.max_length is not None and len(value) > info.max_length:
+            raise UserError(f"{where} has {len(value)} entries; {info.max_length} are the most")
         return [struct_from_mapping(info.item_type.cls, item, where) for item in value]
     try:
         return msgspec.convert(value, type_)

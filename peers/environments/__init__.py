@@ -5,9 +5,11 @@ from peers.environments.base import (
     Environment,
     Renderer,
     Task,
+    grade,
     load,
     probe_hash,
     split_of,
+    task_of,
     task_of_step,
 )
 
@@ -16,8 +18,10 @@ __all__ = [
     "Environment",
     "Renderer",
     "Task",
+    "grade",
     "load",
     "probe_hash",
     "split_of",
+    "task_of",
     "task_of_step",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,6 +25,9 @@ ENTRY_POINT_GROUP = "swarm.environments"
 PROBE_TASKS = 64
 HELD_OUT_BELOW = 16
 """A prompt whose BLAKE3 starts with a byte below this is held out: one in sixteen."""
+
+REWARD_MAX = 1e6
+"""Largest reward, and least, that a verdict can carry."""
 
 DRAWS_MAX = 10_000
 """Redraws until a task falls into the split asked for; (15/16)^10000 is below 1e-280."""
@@ -75,9 +79,57 @@ class Curriculum(Protocol):
 
 
 def task_of_step(environment: Environment, seed: bytes, step: int, split: Split = "train") -> Task:
-    """The task of a seed in a rollout step: by `task_at` where the environment has it."""
+    """The task of a seed in a rollout step: by `task_at` where the environment has it.
+
+    Raises `UserError` when the environment's code does not give one.
+    """
     at: Callable[[bytes, int, Split], Task] | None = getattr(environment, "task_at", None)
-    return environment.task(seed, split) if at is None else at(seed, step, split)
+    if at is None:
+        return task_of(environment, seed, split)
+    return _drawn(environment, partial(at, seed, step, split))
+
+
+def task_of(environment: Environment, seed: bytes, split: Split = "train") -> Task:
+    """The task of a seed, whatever the step; raises `UserError` likewise."""
+    return _drawn(environment, partial(environment.task, seed, split))
+
+
+def _drawn(environment: Environment, draw_it: Callable[[], Task]) -> Task:
+    try:
+        task = draw_it()
+    except Exception as error:  # the code is a lab's, and may raise anything
+        raise UserError(
+            f"environment {environment.name!r} cannot draw a task ({_described(error)}); repair it"
+        ) from error
+    if not isinstance(task, Task) or not isinstance(task.prompt, str):
+        raise UserError(
+            f"environment {environment.name!r} draws {task!r:.100}; it must be a Task with a "
+            "prompt of text"
+        )
+    return task
+
+
+def grade(environment: Environment, task: Task, completion_text: str, finished: bool) -> float:
+    """The environment's reward; raises `UserError` when it raises, or is no usable number."""
+    text = repr(completion_text[:40])
+    try:
+        reward = environment.reward(task, completion_text, finished)
+    except Exception as error:
+        raise UserError(
+            f"environment {environment.name!r} cannot grade the completion {text} "
+            f"({_described(error)}); a reward must never raise, but be 0 for what it does not "
+            "understand"
+        ) from error
+    if not isinstance(reward, (int, float)) or not abs(reward) <= REWARD_MAX:
+        raise UserError(
+            f"environment {environment.name!r} gives the completion {text} the reward {reward!r}; "
+            f"it must be a number of at most {REWARD_MAX:g}"
+        )
+    return float(reward)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
 
 
 def split_of(prompt: str) -> Split:
@@ -110,17 +162,23 @@ def load(name: str, version: str) -> Environment:
 
     name, asked, options = name.partition("?")
     installed = entry_points(group=ENTRY_POINT_GROUP)
-    factory: Callable[[], Environment]
+    environment: Environment
     if name == SortDigits.name:
-        factory = SortDigits
+        environment = SortDigits()
     elif name in installed.names:
-        factory = installed[name].load()
+        try:
+            environment = installed[name].load()()
+        except UserError:
+            raise
+        except Exception as error:  # a lab's package may do anything
+            raise UserError(
+                f"environment {name!r} cannot be loaded ({_described(error)}); repair its package"
+            ) from error
     else:
         known = sorted({SortDigits.name, *installed.names})
         raise UserError(
             f"environment {name!r} is not installed here; there are: {', '.join(known)}"
         )
-    environment = factory()
     if environment.version != version:
         raise UserError(
             f"environment {name!r} is installed in version {environment.version!r}, but the run "
@@ -167,6 +225,11 @@ class Renderer:
         return self._tokenizer.decode(list(kept), skip_special_tokens=False), finished
 
 
+def probe_seed(index: int) -> bytes:
+    """The seed of one of the `PROBE_TASKS` probe tasks."""
+    return digest("swarm/1/probe", index.to_bytes(4, "big"))
+
+
 def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
     """BLAKE3-256 over the token ids of 64 probe tasks: shows that two machines render alike.
 
@@ -175,7 +238,7 @@ def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
     """
     hasher = blake3.blake3(b"swarm/1/probe")
     for index in range(PROBE_TASKS):
-        task = environment.task(digest("swarm/1/probe", index.to_bytes(4, "big")))
+        task = task_of(environment, probe_seed(index))
         for tokens in (
             renderer.encode_prompt(task.prompt),
             renderer.encode_completion(task.answer),

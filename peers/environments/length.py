@@ -1,6 +1,6 @@
 """Length rewards: an environment whose prompts ask for a number of tokens, and hold to it.
 
-The reward is r_task − alpha · |target − length| (INTELLECT-2, arXiv 2505.07291, §2.3), where the
+The reward is r_task − alpha · |target − length| (INTELLECT-2, arXiv 2505.07291, §3.1.2), where the
 length counts every completion token, its stop token included, as the validator counts them. The
 target is one of a few, drawn from the task's seed: the same for a whole group.
 """

@@ -7,14 +7,12 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import blake3
 
-from peers.environments import Renderer
+from peers.environments import Renderer, grade, task_of
 from peers.environments import load as load_environment
 from peers.policy.model import weight_files
 from peers.policy.native import NativeEngine
@@ -52,17 +50,6 @@ class DatasetService:
             "stop_ids": stops if isinstance(stops, list) else [stops],
         }
 
-    @contextmanager
-    def _blaming_the_environment(self, task: str) -> Iterator[None]:
-        """Whatever it raises is its author's to put right."""
-        try:
-            yield
-        except Exception as error:
-            raise UserError(
-                f"environment {self._environment.name!r} could not {task} "
-                f"({type(error).__name__}: {error})"
-            ) from error
-
     def measure(
         self,
         seed: int,
@@ -80,8 +67,7 @@ class DatasetService:
             digest("swarm/1/dataset", seed.to_bytes(8, "big"), place.to_bytes(8, "big"))
             for place in places
         ]
-        with self._blaming_the_environment("make a task"):
-            tasks = [self._environment.task(each) for each in seeds]
+        tasks = [task_of(self._environment, each) for each in seeds]
         prompts = [self._renderer.encode_prompt(task.prompt) for task in tasks]
         for task, prompt in zip(tasks, prompts, strict=True):
             if not prompt:
@@ -106,9 +92,7 @@ class DatasetService:
             )
             for (place, _), tokens in zip(some, made.tokens, strict=True):
                 text, finished = self._renderer.decode_completion(tokens, stop_ids)
-                with self._blaming_the_environment(f"grade {text!r}"):
-                    grade = self._environment.reward(tasks[place], text, finished)
-                passes[place] += grade >= 1.0
+                passes[place] += grade(self._environment, tasks[place], text, finished) >= 1.0
         return {
             "rows": [
                 {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peers.environments import Environment, Renderer
+from peers.environments import Environment, Renderer, grade, task_of
 from peers.environments.base import Split
 from peers.policy.engine import Engine
 from swarm.messages import Sampling
@@ -33,7 +33,9 @@ def mean_reward(
     drawn = digest("swarm/1/evaluation", seed.to_bytes(8, "big"), split.encode())
     key = None if greedy else noise_key(drawn)
     tasks = [
-        environment.task(digest("swarm/1/evaluation-task", drawn, index.to_bytes(4, "big")), split)
+        task_of(
+            environment, digest("swarm/1/evaluation-task", drawn, index.to_bytes(4, "big")), split
+        )
         for index in range(prompts)
     ]
     total = 0.0
@@ -49,5 +51,5 @@ def mean_reward(
         )
         for task, tokens in zip(batch, made.tokens, strict=True):
             text, finished = renderer.decode_completion(tokens, sampling.stop_ids)
-            total += environment.reward(task, text, finished)
+            total += grade(environment, task, text, finished)
     return total / prompts

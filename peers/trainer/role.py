@@ -29,7 +29,7 @@ from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
 from swarm.node import RunNode
-from swarm.run import check_batch
+from swarm.run_check import check_batch
 from swarm.transport import BlobReference, FetchError, Source
 from swarm.watch import Watched
 from swarm.world import Child

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from peers.environments import Renderer
+from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
 from peers.policy import model as policy_model
 from peers.policy.config import read_config
@@ -258,7 +258,7 @@ def _from_environment(name: str, version: str, settings: SftSettings) -> Iterato
     seen = set()
     for index in range(2 * wanted):
         seed = settings.seed.to_bytes(8, "big") + index.to_bytes(8, "big")
-        task = environment.task(digest("swarm/1/sft-example", seed))
+        task = task_of(environment, digest("swarm/1/sft-example", seed))
         if task.prompt in seen:
             continue
         seen.add(task.prompt)

@@ -106,7 +106,7 @@ def test_an_environment_that_raises_is_named(policy: Path) -> None:
 
     service = DatasetService(str(policy), "sort-digits", "1")
     service._environment = Broken()
-    with pytest.raises(UserError, match=r"'sort-digits' could not grade .*ZeroDivisionError"):
+    with pytest.raises(UserError, match=r"'sort-digits' cannot grade .*ZeroDivisionError"):
         service.measure(0, 0, 1, 1, 1.0, max_new_tokens=3, stop_ids=[2])
     with pytest.raises(UserError, match="give a smaller --max-new-tokens"):
         service.measure(0, 0, 1, 1, 1.0, max_new_tokens=1 << 20, stop_ids=[2])

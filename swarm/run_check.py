@@ -1,0 +1,202 @@
+"""Whether a run can work at all: what is asked before its manifest is signed.
+
+Every problem is one `UserError` that names the field, its value and the way out. What a person may
+well want, but most often does not, is a warning instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.errors import UserError
+from swarm.identity import InvalidPeerId, public_key_of
+from swarm.messages import RunManifest
+
+SUBMISSION_ROWS_MAX = 4096
+"""Completions in a submission: their rewards, 9 bytes each, must fit the verdict's envelope, as
+must two more figures of each group."""
+SUBMISSION_GROUPS_MAX = 1024
+
+TOKEN_BYTES = 8
+"""A completion token and its log-probability in a submission's file."""
+PROOF_BYTES, PROOF_TOKENS = 258, 32
+"""Of a proof, and the completion tokens it covers."""
+
+
+def check_run(manifest: RunManifest, model: Path, where: str) -> list[str]:
+    """Probe a run whose policy 0 lies in the folder `model`; gives warnings.
+
+    Raises `UserError` where nothing could come of the run: numbers out of bounds, a model that is
+    not supported, prompts longer than it, stop ids that it lacks, an environment that raises.
+    `where` begins the sentences about the manifest: the file it is described in.
+    """
+    check_manifest_numbers(manifest, where)
+    probe: Callable[[RunManifest, Path, str], list[str]] = importlib.import_module(
+        "peers.run_probe"
+    ).probe_run
+    return probe(manifest, model, where)
+
+
+def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
+    """Raises `UserError` for a manifest that contradicts itself, whatever its model."""
+    for name, value in _floats(manifest):
+        if not math.isfinite(value):
+            raise UserError(f"{where}: {name} is {value}; it must be a finite number")
+    for name, fits, words in _RANGES:
+        value = _field(manifest, name)
+        if not fits(value):
+            raise UserError(f"{where}: {name} is {value:g}; it must be {words}")
+    _check_trusted(manifest, where)
+    _check_admissions(manifest, where)
+    problem = manifest.objective.problem(manifest.schedule)
+    if problem is not None:
+        raise UserError(f"{where}: {problem}")
+    low, high = manifest.filters.accuracy_min, manifest.filters.accuracy_max
+    if not low < high:
+        raise UserError(
+            f"{where}: filters.accuracy_min is {low:g} and filters.accuracy_max {high:g}, so "
+            "nothing could be trained on"
+        )
+    _check_submissions(manifest, where)
+    if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
+        raise UserError(
+            f"{where}: schedule.max_staleness is {manifest.schedule.max_staleness}, less than "
+            f"schedule.asynchrony ({manifest.schedule.asynchrony}), so nothing could be trained on"
+        )
+    check_batch(manifest, where)
+    steps = manifest.schedule.steps * manifest.objective.optimiser_steps
+    if manifest.objective.warmup_steps > steps:
+        raise UserError(
+            f"{where}: objective.warmup_steps is {manifest.objective.warmup_steps}, but the whole "
+            f"run has {steps} optimiser steps, so its learning rate would never be reached; warm "
+            "up for fewer, or make schedule.steps larger"
+        )
+
+
+def check_batch(manifest: RunManifest, where: str) -> None:
+    """Raises `UserError` when no batch of this run could ever teach anything or be cut evenly."""
+    size, groups = manifest.sampling.group_size, manifest.schedule.groups_per_step
+    if size < 2:
+        raise UserError(
+            f"{where}: sampling.group_size is {size}; a group needs at least 2 completions, "
+            "because a lone one has nothing to be better than"
+        )
+    if groups % manifest.objective.optimiser_steps:
+        raise UserError(
+            f"{where}: schedule.groups_per_step is {groups}, which objective.optimiser_steps "
+            f"({manifest.objective.optimiser_steps}) does not divide"
+        )
+
+
+_Range = tuple[str, Callable[[float], bool], str]
+_SHARE = "between 0 and 1"
+_RANGES: tuple[_Range, ...] = (
+    ("objective.learning_rate", lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    ("objective.final_learning_rate_share", lambda v: 0 <= v <= 1, _SHARE),
+    ("objective.kl_coefficient", lambda v: v >= 0, "0 or more"),
+    ("objective.entropy_coefficient", lambda v: v >= 0, "0 or more"),
+    ("objective.gradient_norm_max", lambda v: v > 0, "above 0"),
+    ("objective.beta1", lambda v: 0 <= v < 1, "0 or more and below 1"),
+    ("objective.beta2", lambda v: 0 <= v < 1, "0 or more and below 1"),
+    ("objective.weight_decay", lambda v: v >= 0, "0 or more"),
+    ("filters.accuracy_min", lambda v: 0 <= v <= 1, _SHARE),
+    ("filters.accuracy_max", lambda v: 0 <= v <= 1, _SHARE),
+    ("thresholds.proof_mantissa_mean_max", lambda v: v >= 0, "0 or more"),
+    ("thresholds.proof_mantissa_median_max", lambda v: v >= 0, "0 or more"),
+    ("thresholds.proof_chunks_share_min", lambda v: 0 <= v <= 1, _SHARE),
+    ("thresholds.margin_mean_max", lambda v: v > 0, "above 0"),
+    ("thresholds.margin_max", lambda v: v > 0, "above 0"),
+    ("thresholds.honest_mismatch_rate", lambda v: 0 < v < 1, "above 0 and below 1"),
+    ("thresholds.eviction_p_value", lambda v: 0 <= v < 1, "0 or more and below 1"),
+    ("thresholds.prefill_share_new", lambda v: 0 <= v <= 1, _SHARE),
+    ("thresholds.prefill_share_proven", lambda v: 0 <= v <= 1, _SHARE),
+    ("limits.submissions_unjudged_max", lambda v: v >= 1, "at least 1"),
+    ("limits.acknowledgement_seconds", lambda v: v > 0, "above 0"),
+    ("limits.verdict_seconds", lambda v: v > 0, "above 0"),
+)
+"""What the messages' own bounds leave open: field, test, and the test in words."""
+
+
+def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Name and value of every float in a structure, nested ones too."""
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if isinstance(value, msgspec.Struct):
+            yield from _floats(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield prefix + name, value
+
+
+def _field(manifest: RunManifest, name: str) -> Any:
+    table, _, key = name.partition(".")
+    return getattr(getattr(manifest, table), key)
+
+
+def _check_trusted(manifest: RunManifest, where: str) -> None:
+    for field, keys in (("trainers", manifest.trainers), ("validators", manifest.validators)):
+        if not any(key.from_version <= manifest.version for key in keys):
+            raise UserError(
+                f"{where}: {field} names nobody in version {manifest.version}; list the id of at "
+                f"least one peer that is to be a {field[:-1]} (`swarm id HOME` prints it)"
+            )
+        seen = set()
+        for key in keys:
+            _check_peer_id(key.peer, f"{where}: {field}")
+            if key.peer in seen:
+                raise UserError(f"{where}: {field} names {key.peer} twice; list each peer once")
+            seen.add(key.peer)
+
+
+def _check_admissions(manifest: RunManifest, where: str) -> None:
+    admissions = manifest.admissions
+    for peer in admissions.allowed:
+        _check_peer_id(peer, f"{where}: admissions.allowed")
+    if admissions.policy == "open" and admissions.unproven_max == 0:
+        raise UserError(
+            f"{where}: admissions.unproven_max is 0, so nobody new could ever take part; make it "
+            'at least 1, or admissions.policy "allow-list"'
+        )
+    if admissions.policy == "allow-list" and not admissions.allowed:
+        raise UserError(
+            f'{where}: admissions.policy is "allow-list" and admissions.allowed is empty, so '
+            'nobody could take part; list peer ids, or make the policy "open"'
+        )
+
+
+def _check_peer_id(text: str, where: str) -> None:
+    try:
+        public_key_of(text)
+    except InvalidPeerId as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _check_submissions(manifest: RunManifest, where: str) -> None:
+    """Raises `UserError` when a whole submission would fit no verdict, or not its own limit."""
+    sampling = manifest.sampling
+    groups, rows = sampling.groups_per_submission, sampling.groups_per_submission
+    rows *= sampling.group_size
+    if groups > SUBMISSION_GROUPS_MAX:
+        raise UserError(
+            f"{where}: sampling.groups_per_submission is {groups}; a submission has at most "
+            f"{SUBMISSION_GROUPS_MAX} groups"
+        )
+    if rows > SUBMISSION_ROWS_MAX:
+        raise UserError(
+            f"{where}: sampling.groups_per_submission times sampling.group_size is {rows}; a "
+            f"submission has at most {SUBMISSION_ROWS_MAX} completions, so that its verdict with "
+            "all rewards fits an envelope"
+        )
+    tokens = sampling.max_new_tokens
+    largest = rows * (tokens * TOKEN_BYTES + -(-tokens // PROOF_TOKENS) * PROOF_BYTES)
+    if largest > manifest.limits.submission_bytes_max:
+        raise UserError(
+            f"{where}: limits.submission_bytes_max is {manifest.limits.submission_bytes_max}, but "
+            f"{rows} completions of {tokens} tokens take {largest} bytes; raise it, or make "
+            "sampling.groups_per_submission smaller"
+        )
