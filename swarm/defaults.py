@@ -590,6 +590,38 @@ NEGOTIATION_BYTES_MAX = 1024
 NEGOTIATION_MESSAGES_MAX = 32
 """Of one side, until a protocol is agreed on."""
 
+NEGOTIATIONS_PER_CONNECTION_MAX = 16
+"""Streams of one connection whose protocol is being agreed on; more wait their turn."""
+
+MUXER_STREAMS_MAX = 256
+"""Streams that the other side of a connection may have open: ten of a role's own, 64 at most of
+our protocols, and the circuits of a relay."""
+
+MUXER_UNREAD_BYTES_MAX = 4 << 20
+"""Of one connection. Our protocols drain their streams into their own bounded queues, so that a
+connection seldom holds more than a window."""
+
+UNREAD_BYTES_MAX = 64 << 20
+"""Of all connections together."""
+
+MUXER_OVERRUNS_MAX = 8
+"""Streams reset for what they held, after which a connection is closed."""
+
+MUXER_FRAMES_PER_SECOND = 2000.0
+"""Small frames of one connection read in a second on average, at about 40 µs of computing each."""
+
+MUXER_FRAMES_BURST = 10_000.0
+"""And at once."""
+
+MUXER_FRAMES_PER_STREAM = 10
+"""As many small frames as opening a stream counts: 200 streams a second."""
+
+MUXER_FRAMES_PER_PING = 20
+"""As many as a ping counts; one in fifteen seconds is usual."""
+
+MUXER_FRAME_FREE_BYTES = 256
+"""A frame with so much data is not counted: its bytes slow its sender."""
+
 CONTAINED_EVENTS_PER_MINUTE = 20
 """Events about strangers' connections and streams that were ended; the rest is counted."""
 
@@ -606,7 +638,8 @@ DIAL_ADDRESSES_MAX = 8
 """Addresses of a peer tried in turn."""
 
 STREAM_WRITE_SECONDS = 8.0
-"""One write to a connection; above the 5 s after which libp2p's yamux itself gives a stream up."""
+"""One frame to a connection, or one message to a stream. Other implementations of yamux give a
+stream up after 5 to 10 s."""
 
 CLOSE_SECONDS = 2.0
 """Taking leave of all connections when a peer ends."""

@@ -12,6 +12,7 @@ from swarm.events import Event, Events
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p
 from swarm.transport.libp2p.guard import Guard
+from swarm.transport.libp2p.yamux import WINDOW_BYTES
 
 from .harness import ALICE, BOB, MALLORY, FolderDisk, World
 from .hostile import MULTISTREAM, RST, SYN, connected, data, name, opening
@@ -123,3 +124,23 @@ def test_a_guard_contains_errors_and_never_a_cancellation() -> None:
     undone: list[bool] = []
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert undone
+
+
+def test_data_for_a_stream_whose_reader_lags_is_not_hoarded(tmp_path) -> None:
+    """A relay went from 112 to 1,304 MB in 16 seconds: libp2p only logs an overrun window."""
+
+    async def main() -> None:
+        async with host(tmp_path) as bob:
+            async with connected(bob.addresses()[0], MALLORY) as mallory, trio.open_nursery() as n:
+
+                async def flood() -> None:
+                    await mallory.send(opening(1, "/ipfs/ping/1.0.0"))
+                    for _ in range(16 * WINDOW_BYTES // 65000):
+                        await mallory.send(data(1, bytes(65000)))
+
+                n.start_soon(flood)
+                while (await mallory.receive())[1:3] != (RST, 1):
+                    pass
+            await is_answered(bob, tmp_path)
+
+    run(main)

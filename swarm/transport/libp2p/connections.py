@@ -18,35 +18,23 @@ from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol
+from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP_PROTOCOL
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
-from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
+from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from swarm import defaults
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
+from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
+from swarm.transport.libp2p.yamux import Unread, Yamux
 
 log = logging.getLogger(__name__)
-
-
-async def _release_half_windows(self: YamuxStream, *, bytes_read: int = 0) -> None:
-    """One WINDOW_UPDATE per half window read, as yamux means it.
-
-    libp2p 0.8.1 sends one for every read, even of a single byte (and grants twice what was read),
-    which trebles the cost of a small frame; negotiating a protocol reads byte by byte.
-    """
-    self._pending_recv_release += bytes_read
-    if self._pending_recv_release * 2 >= self.target_recv_window:
-        released, self._pending_recv_release = self._pending_recv_release, 0
-        self.recv_window += released
-        await self.send_window_update(released)
-
-
-YamuxStream._auto_tune_and_send_window_update = _release_half_windows
 
 
 class _Buffered(RawConnection):  # type: ignore[misc]
@@ -173,6 +161,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
     def __init__(self, muxed_conn: Any, swarm: TamedSwarm, direction: str) -> None:
         super().__init__(muxed_conn, swarm, direction=direction)
+        self.negotiating = trio.Semaphore(defaults.NEGOTIATIONS_PER_CONNECTION_MAX)
         kind = muxed_conn.get_connection_type()
         addresses = muxed_conn.get_transport_addresses()
         self.set_transport_info(addresses, kind)
@@ -191,6 +180,16 @@ class Connection(SwarmConn):  # type: ignore[misc]
                 nursery.start_soon(self._handle_muxed_stream, stream)
             await self.close()
 
+    async def close(self) -> None:
+        """Only the first call does anything."""
+        if self.event_closed.is_set():
+            return
+        self.event_closed.set()
+        self.swarm.remove_conn(self)
+        await self.muxed_conn.close()
+        self.streams.clear()
+        await self.swarm.notify_disconnected(self)
+
     async def _handle_muxed_stream(self, muxed_stream: Any) -> None:
         stream = await self._add_stream(muxed_stream)
         try:
@@ -202,6 +201,9 @@ class Connection(SwarmConn):  # type: ignore[misc]
             )
         finally:
             self.remove_stream(stream)
+            if stream.get_protocol() != STOP_PROTOCOL:  # that stream now carries a connection
+                with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+                    await muxed_stream.retire()
 
 
 class Host(BasicHost):  # type: ignore[misc]
@@ -213,6 +215,18 @@ class Host(BasicHost):  # type: ignore[misc]
         mux: Any = self.get_mux()
         self.multiselect = BoundedMultiselect(mux.handlers)
         self.multiselect_client = BoundedMultiselectClient()
+
+    async def _swarm_stream_handler(self, net_stream: Any) -> None:
+        try:
+            async with net_stream.swarm_conn.negotiating:
+                protocol, handler = await self.multiselect.negotiate(
+                    MultiselectCommunicator(net_stream), self.negotiate_timeout
+                )
+        except MultiselectError as error:
+            log.debug("%s: %r", net_stream.muxed_conn.peer_id, error)
+            return
+        net_stream.set_protocol(protocol)
+        await handler(net_stream)
 
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         if peer_id in self._identify_inflight or not self._should_identify_peer(peer_id):
@@ -231,12 +245,23 @@ class Host(BasicHost):  # type: ignore[misc]
 class Upgrader(TransportUpgrader):  # type: ignore[misc]
     """Agrees on noise and yamux with bounded messages."""
 
-    def __init__(self, noise: Any) -> None:
-        super().__init__(noise, {TProtocol(YAMUX_PROTOCOL): Yamux})
+    def __init__(self, noise: Any, guard: Guard) -> None:
+        super().__init__(noise, {TProtocol(yamux.PROTOCOL): Yamux})
+        self._guard = guard
+        self._unread = Unread()
         for layer in (self.security_multistream, self.muxer_multistream):
             selector = layer._selector
             selector.multiselect = BoundedMultiselect(selector.multiselect.handlers)
             selector.multiselect_client = BoundedMultiselectClient()
+
+    async def upgrade_connection(self, conn: Any, peer_id: ID) -> Yamux:
+        """libp2p's own makes a muxer of its own, whatever it was given."""
+        try:
+            await self.muxer_multistream.select_transport(conn)
+        except MultiselectError as error:
+            raise MuxerUpgradeFailure("no muxer was agreed on") from error
+        tell = functools.partial(self._guard.tell, "stream", str(peer_id))
+        return Yamux(conn, peer_id, self._unread, tell)
 
 
 class TamedTCP(TCP):  # type: ignore[misc]

@@ -8,12 +8,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
+from libp2p.exceptions import BaseLibp2pError
 
 from swarm import defaults
 from swarm.errors import leaf_errors
 from swarm.events import Events
 
 log = logging.getLogger(__name__)
+
+BROKEN = (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""What libp2p raises when a connection or stream breaks, as any may."""
 
 
 class Guard:
@@ -44,7 +48,8 @@ class Guard:
             await task()
         except* Exception as errors:
             log.debug("%s of %s", what, remote, exc_info=errors)
-            self.tell(what, remote, reason_of(errors))
+            if not all(isinstance(error, BROKEN) for error in leaf_errors(errors)):
+                self.tell(what, remote, reason_of(errors))
             with (
                 contextlib.suppress(Exception),
                 trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,6 @@ from libp2p.abc import INetStream, INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.exceptions import StreamFailure
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
@@ -81,21 +79,15 @@ from swarm.transport.libp2p.connections import (
     TamedTCP,
     Upgrader,
 )
-from swarm.transport.libp2p.guard import Guard, reason_of
+from swarm.transport.libp2p.guard import BROKEN, Guard, reason_of
 from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-_BROKEN = (
-    BaseLibp2pError,
-    OSError,
-    ValueError,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-)
-"""What libp2p raises when a connection or stream breaks; everything else is a defect, and loud."""
+_BROKEN = (*BROKEN, ValueError)
+"""A broken connection or stream, or nonsense on it; everything else is a defect, and loud."""
 
 
 # --- streams ---------------------------------------------------------------------------------
@@ -121,15 +113,14 @@ class _Libp2pBytes:
             raise StreamError(f"the connection broke ({type(error).__name__})") from error
 
     async def write(self, data: bytes) -> None:
-        # Shielded: half a yamux frame would ruin the connection for all of its streams.
+        # Shielded: half a message would garble the rest of the stream.
         with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
             try:
                 await self._stream.write(data)
             except _BROKEN as error:
                 raise StreamError(f"the connection broke ({type(error).__name__})") from error
             return
-        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
-            await self._stream.muxed_conn.close()
+        await self.reset()
         raise StreamError(f"nothing could be sent for {defaults.STREAM_WRITE_SECONDS:g} s")
 
     async def close_write(self) -> None:
@@ -237,7 +228,7 @@ async def open_libp2p(
         guard,
         peer_id,
         peerstore,
-        Upgrader({NOISE_PROTOCOL: NoiseTransport(key_pair, noise_key)}),
+        Upgrader({NOISE_PROTOCOL: NoiseTransport(key_pair, noise_key)}, guard),
         transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
@@ -479,16 +470,12 @@ class Libp2pTransport(BaseTransport):
             with trio.move_on_after(defaults.CONNECTION_PING_SECONDS):
                 await muxed.event_closed.wait()
                 return
-            pong = muxed._ping_event = trio.Event()
-            muxed._ping_sent_time = trio.current_time()
-            ping = struct.pack("!BBHII", 0, 2, 1, 0, 0)  # yamux: version, PING, SYN, stream, value
             with trio.move_on_after(defaults.CONNECTION_PONG_SECONDS) as scope:
                 try:
-                    await muxed._write_frame(ping)
+                    await muxed.ping()
                 except _BROKEN as error:
                     log.debug("pinging %s: %r", muxed.peer_id, error)
                 else:
-                    await pong.wait()
                     continue
             log.debug("%s is silent: %s", muxed.peer_id, scope.cancelled_caught)
             await connection.close()

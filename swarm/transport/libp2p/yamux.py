@@ -1,0 +1,453 @@
+"""Yamux: many streams on one connection, none of which holds more than its window here.
+
+https://github.com/hashicorp/yamux/blob/master/spec.md, with go-libp2p's initial window of 256 KiB.
+libp2p 0.8.1's own only logs that a window was overrun and buffers on, accepts any number of
+streams, polls every 10 ms while a window is empty, and cannot be given to its upgrader.
+
+Memory is bounded in four steps: a window a stream (beyond it the stream is reset), a number of
+streams a connection, `MUXER_UNREAD_BYTES_MAX` a connection, and `UNREAD_BYTES_MAX` over all of
+them (beyond either the stream that holds most is reset). A connection whose streams are reset for
+that `MUXER_OVERRUNS_MAX` times is closed, and so is one that breaks the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+
+from swarm import defaults
+from swarm.transport.libp2p.guard import BROKEN
+
+PROTOCOL = "/yamux/1.0.0"
+
+_HEAD = struct.Struct("!BBHII")
+"""Version, kind, flags, stream, length."""
+
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+
+WINDOW_BYTES = 256 * 1024
+"""What either side may send on a new stream, as the specification says."""
+
+_WINDOW_BYTES_MAX = (1 << 32) - 1
+
+_FRAME_BYTES_MAX = 65535 - 16 - _HEAD.size
+"""Of data in a frame that we send: with its head it fills one noise message."""
+
+
+class YamuxError(Exception):
+    """The other side broke the protocol. Says how."""
+
+
+class Unread:
+    """How much all connections of a host hold that nobody has read yet."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.muxers: dict[Yamux, None] = {}
+
+    def relieve(self) -> None:
+        """Drop the fullest stream of the fullest connection."""
+        max(self.muxers, key=lambda muxer: muxer.unread_bytes).drop_fullest()
+
+
+class YamuxStream(IMuxedStream):  # type: ignore[misc]
+    """One stream; any number of tasks may read and write."""
+
+    def __init__(self, number: int, muxer: Yamux) -> None:
+        self.number = number
+        self.muxed_conn = muxer
+        self.closed = False
+        self.received = bytearray()
+        self._receive_window = WINDOW_BYTES  # what the other side may still send
+        self._read_bytes = 0  # and not granted again yet
+        self._send_window = WINDOW_BYTES
+        self._send_ended = False
+        self._receive_ended = False
+        self._readers = trio.lowlevel.ParkingLot()
+        self._writers = trio.lowlevel.ParkingLot()
+
+    # --- this side ---
+
+    async def read(self, n: int | None = -1) -> bytes:
+        """At least one byte and at most `n`. Raises `MuxedStreamEOF`, `MuxedStreamReset`."""
+        await trio.lowlevel.checkpoint()
+        # Granting before bytes are taken, not after, so that a cancelled read loses none.
+        if self._read_bytes * 2 >= WINDOW_BYTES and not self._receive_ended and not self.closed:
+            granted, self._read_bytes = self._read_bytes, 0
+            self._receive_window += granted
+            await self.muxed_conn.send(WINDOW_UPDATE, 0, self.number, granted)
+        while not self.received:
+            if self.closed:
+                raise MuxedStreamReset("the stream was reset")
+            if self._receive_ended:
+                raise MuxedStreamEOF("the other side has ended the stream")
+            await self._readers.park()
+        size = len(self.received) if n is None or n < 0 else min(n, len(self.received))
+        data = bytes(memoryview(self.received)[:size])
+        del self.received[:size]
+        self.muxed_conn.count(-size)
+        self._read_bytes += size
+        self._forget_if_over()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """All of `data`, waiting for the other side to grant room."""
+        view = memoryview(data)
+        while view:
+            while not self._send_window and not self.closed and not self._send_ended:
+                await self._writers.park()
+            if self.closed:
+                raise MuxedStreamReset("the stream was reset")
+            if self._send_ended:
+                raise MuxedStreamClosed("the stream was ended by this side")
+            size = min(len(view), self._send_window, _FRAME_BYTES_MAX)
+            self._send_window -= size
+            await self.muxed_conn.send(DATA, 0, self.number, size, view[:size])
+            view = view[size:]
+
+    async def close(self) -> None:
+        """End our half of the stream."""
+        if self._send_ended or self.closed:
+            return
+        self._send_ended = True
+        self._writers.unpark_all()
+        self._forget_if_over()
+        await self.muxed_conn.send(WINDOW_UPDATE, FIN, self.number, 0)
+
+    async def reset(self) -> None:
+        """End both halves at once, unless both have ended."""
+        if not self.closed and self.number in self.muxed_conn.streams:
+            self.drop()
+            await self.muxed_conn.send_reset(self.number)
+
+    async def retire(self) -> None:
+        """Nobody will read any more: forget a stream that we have ended, reset any other."""
+        if self._send_ended:
+            self.drop()
+        else:
+            await self.reset()
+
+    # --- what came from the other side ---
+
+    def feed(self, data: bytes) -> bool:
+        """Take in what came; False when that is more than the window, or came after the end."""
+        if self._receive_ended or len(data) > self._receive_window:
+            return False
+        self._receive_window -= len(data)
+        self.received += data
+        self.muxed_conn.count(len(data))
+        self._readers.unpark_all()
+        return True
+
+    def grant(self, size_bytes: int) -> None:
+        self._send_window = min(self._send_window + size_bytes, _WINDOW_BYTES_MAX)
+        self._writers.unpark_all()
+
+    def end_receiving(self) -> None:
+        self._receive_ended = True
+        self._readers.unpark_all()
+        self._forget_if_over()
+
+    def drop(self) -> None:
+        """Forget the stream and what it holds; readers and writers get an error."""
+        self.closed = True
+        self.muxed_conn.count(-len(self.received))
+        self.received.clear()
+        self.muxed_conn.forget(self)
+        self._readers.unpark_all()
+        self._writers.unpark_all()
+
+    def _forget_if_over(self) -> None:
+        if self._send_ended and self._receive_ended and not self.received:
+            self.muxed_conn.forget(self)
+
+    # --- what libp2p asks for besides ---
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed
+
+    def set_deadline(self, ttl: int) -> None:
+        raise NotImplementedError("deadlines are trio's")
+
+    def get_remote_address(self) -> Any:
+        return self.muxed_conn.get_remote_address()
+
+    async def __aenter__(self) -> YamuxStream:
+        return self
+
+
+class Yamux(IMuxedConn):  # type: ignore[misc]
+    """A connection full of streams. `start` reads it until it ends.
+
+    `overrun(reason)` is told of each stream that was reset for holding too much.
+    """
+
+    def __init__(
+        self,
+        secured_conn: Any,
+        peer_id: Any,
+        unread: Unread,
+        overrun: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.secured_conn = secured_conn
+        self.peer_id = peer_id
+        self.on_close: Callable[[], Awaitable[Any]] | None = None
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.streams: dict[int, YamuxStream] = {}
+        self.unread_bytes = 0
+        self._unread = unread
+        self._overrun = overrun
+        self._overruns = 0
+        self._initiator = bool(secured_conn.is_initiator)
+        self._next = 1 if self._initiator else 2
+        self._foreign = 0
+        self._opened, self._arrivals = trio.open_memory_channel[YamuxStream](
+            defaults.MUXER_STREAMS_MAX
+        )
+        self._buffer = bytearray()
+        self._writing = trio.Lock()
+        self._stuck = False
+        self._closing = False
+        self._reading = trio.CancelScope()
+        self._nursery: trio.Nursery
+        self._pong = trio.Event()
+        self._allowance = float(defaults.MUXER_FRAMES_BURST)
+        self._allowed_at = trio.current_time()
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Read frames until the connection ends. Raises `YamuxError` for a broken protocol."""
+        broken: YamuxError | None = None
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._unread.muxers[self] = None
+                self.event_started.set()
+                try:
+                    with self._reading, contextlib.suppress(*BROKEN):
+                        await self._read_frames()
+                except YamuxError as error:
+                    broken = error
+                finally:
+                    del self._unread.muxers[self]
+                self._nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.close()
+        if broken is not None:
+            raise broken
+
+    async def close(self) -> None:
+        """Take leave and drop everything. Only the first call does anything."""
+        if self._closing:
+            return
+        self._closing = True
+        if not self._stuck and not self._writing.locked():
+            with contextlib.suppress(*BROKEN), trio.move_on_after(defaults.CLOSE_SECONDS):
+                await self.secured_conn.write(_HEAD.pack(0, GO_AWAY, 0, 0, 0))
+        for stream in list(self.streams.values()):
+            stream.drop()
+        self._opened.close()
+        self._reading.cancel()
+        with contextlib.suppress(*BROKEN):
+            await self.secured_conn.close()
+        self.event_closed.set()
+        if self.on_close is not None:
+            await self.on_close()
+
+    async def ping(self) -> None:
+        """Return when the other side has answered."""
+        pong = self._pong = trio.Event()
+        await self.send(PING, SYN, 0, 0)
+        await pong.wait()
+
+    # --- streams ---
+
+    async def open_stream(self) -> YamuxStream:
+        if self._closing:
+            raise MuxedConnUnavailable("the connection is closed")
+        stream = YamuxStream(self._next, self)
+        self._next += 2
+        self.streams[stream.number] = stream
+        try:
+            await self.send(WINDOW_UPDATE, SYN, stream.number, 0)
+        except BaseException:
+            stream.drop()
+            raise
+        return stream
+
+    async def accept_stream(self) -> YamuxStream:
+        """The next stream that the other side opened. Raises `MuxedConnUnavailable`."""
+        async for stream in self._arrivals:
+            if not stream.closed:
+                return stream
+        raise MuxedConnUnavailable("the connection is closed")
+
+    def forget(self, stream: YamuxStream) -> None:
+        if self.streams.pop(stream.number, None) is not None and self._is_foreign(stream.number):
+            self._foreign -= 1
+
+    def count(self, size_bytes: int) -> None:
+        self.unread_bytes += size_bytes
+        self._unread.size_bytes += size_bytes
+
+    def drop_fullest(self) -> None:
+        """Reset the stream that holds most. The other side is told by a task of its own, since
+        another connection's reader may be the one that asks for it."""
+        stream = max(self.streams.values(), key=lambda stream: len(stream.received))
+        self._overran(f"it held {len(stream.received)} unread bytes when there was no more room")
+        stream.drop()
+        self._nursery.start_soon(self.send_reset, stream.number)
+
+    async def send_reset(self, number: int) -> None:
+        with contextlib.suppress(*BROKEN):
+            await self.send(WINDOW_UPDATE, RST, number, 0)
+
+    def _overran(self, reason: str) -> None:
+        self._overruns += 1
+        self._overrun(reason)
+        if self._overruns == defaults.MUXER_OVERRUNS_MAX:
+            self._reading.cancel()
+
+    # --- frames ---
+
+    async def send(
+        self, kind: int, flags: int, number: int, length: int, data: bytes | memoryview = b""
+    ) -> None:
+        """Write one frame whole, or end the connection: half a frame would garble every stream."""
+        async with self._writing:
+            if self._closing:
+                raise MuxedStreamError("the connection is closed")
+            with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+                await self.secured_conn.write(_HEAD.pack(0, kind, flags, number, length) + data)
+                return
+        self._stuck = True
+        self._reading.cancel()
+        raise MuxedStreamError(f"nothing could be sent for {defaults.STREAM_WRITE_SECONDS:g} s")
+
+    async def _read_frames(self) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()  # a full buffer must not starve the others
+            while len(self._buffer) < _HEAD.size:
+                self._buffer += await self.secured_conn.read()
+            version, kind, flags, number, length = _HEAD.unpack_from(self._buffer)
+            del self._buffer[: _HEAD.size]
+            if version or kind > GO_AWAY:
+                raise YamuxError(f"a frame of version {version} and kind {kind}")
+            if kind == GO_AWAY:
+                return
+            if kind == PING:
+                await self._on_ping(flags, length)
+                continue
+            if number == 0:
+                raise YamuxError("stream 0 is not a stream")
+            if kind == DATA and length > WINDOW_BYTES:
+                raise YamuxError(f"a frame of {length} bytes, more than any window")
+            if kind == WINDOW_UPDATE or length < defaults.MUXER_FRAME_FREE_BYTES:
+                await self._pace(1)
+            if flags & SYN:
+                await self._on_open(number, flags)
+            if kind == DATA:
+                await self._on_data(number, length)
+            stream = self.streams.get(number)  # None: the frame crossed our end of the stream
+            if stream is None:
+                continue
+            if kind == WINDOW_UPDATE:
+                stream.grant(length)
+            if flags & RST:
+                stream.drop()
+            elif flags & FIN:
+                stream.end_receiving()
+
+    async def _on_data(self, number: int, left: int) -> None:
+        """Hand a frame's data on as it comes, so that no more than a noise message lies here."""
+        while left:
+            if not self._buffer:
+                self._buffer += await self.secured_conn.read()
+            data = bytes(memoryview(self._buffer)[:left])
+            del self._buffer[: len(data)]
+            left -= len(data)
+            stream = self.streams.get(number)
+            if stream is not None and not stream.feed(data):
+                self._overran("more came than its window allows")
+                await stream.reset()
+            if self.unread_bytes > defaults.MUXER_UNREAD_BYTES_MAX:
+                self.drop_fullest()
+            elif self._unread.size_bytes > defaults.UNREAD_BYTES_MAX:
+                self._unread.relieve()
+
+    async def _on_open(self, number: int, flags: int) -> None:
+        if not self._is_foreign(number):
+            raise YamuxError(f"stream {number} is not the other side's to open")
+        if number in self.streams:
+            raise YamuxError(f"stream {number} is open already")
+        await self._pace(defaults.MUXER_FRAMES_PER_STREAM)
+        if flags & RST:
+            return
+        stream = YamuxStream(number, self)
+        if self._foreign < defaults.MUXER_STREAMS_MAX:
+            with contextlib.suppress(trio.WouldBlock):
+                self._opened.send_nowait(stream)
+                self.streams[number] = stream
+                self._foreign += 1
+                await self.send(WINDOW_UPDATE, ACK, number, 0)
+                return
+        await self.send_reset(number)
+
+    async def _on_ping(self, flags: int, value: int) -> None:
+        await self._pace(defaults.MUXER_FRAMES_PER_PING)
+        if flags & SYN:
+            await self.send(PING, ACK, 0, value)
+        else:
+            self._pong.set()
+
+    async def _pace(self, cost: float) -> None:
+        """Read small frames no faster than so many a second: a flood slows itself."""
+        now = trio.current_time()
+        rate = defaults.MUXER_FRAMES_PER_SECOND
+        earned = (now - self._allowed_at) * rate
+        self._allowance = min(self._allowance + earned, defaults.MUXER_FRAMES_BURST) - cost
+        self._allowed_at = now
+        if self._allowance < 0:
+            await trio.sleep(-self._allowance / rate)
+
+    def _is_foreign(self, number: int) -> bool:
+        return bool(number % 2) != self._initiator
+
+    # --- what libp2p asks for besides ---
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._initiator
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self._closing
+
+    @property
+    def is_closed(self) -> bool:
+        return self.event_closed.is_set()
+
+    def get_transport_addresses(self) -> Any:
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> Any:
+        return self.secured_conn.get_connection_type()
+
+    def get_remote_address(self) -> Any:
+        return self.secured_conn.get_remote_address()

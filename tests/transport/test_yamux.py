@@ -1,0 +1,360 @@
+"""The muxer by itself, over memory and in virtual time: two honest sides, and one that is not."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+
+from swarm import defaults
+from swarm.transport.libp2p.yamux import WINDOW_BYTES, Unread, Yamux, YamuxError
+
+from .hostile import ACK, DATA, FIN, FRAME, GO_AWAY, PING, RST, SYN, WINDOW, data, frame
+
+
+class Carrier:
+    """An end of a pipe, as libp2p's noise has it."""
+
+    def __init__(self, stream, is_initiator: bool) -> None:
+        self._stream = stream
+        self.is_initiator = is_initiator
+
+    async def read(self, n: int | None = None) -> bytes:
+        got = await self._stream.receive_some(n)
+        if not got:
+            raise trio.BrokenResourceError
+        return got
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+
+def run(main) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(3600):
+            await main()
+
+    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@asynccontextmanager
+async def pair():
+    """Two muxers with each other."""
+    near, far = trio.testing.memory_stream_pair()
+    muxers = [
+        Yamux(Carrier(near, True), "near", Unread()),
+        Yamux(Carrier(far, False), "far", Unread()),
+    ]
+    async with trio.open_nursery() as nursery:
+        for muxer in muxers:
+            await nursery.start(started, muxer)
+        yield muxers
+        for muxer in muxers:
+            await muxer.close()
+
+
+async def started(muxer: Yamux, task_status=trio.TASK_STATUS_IGNORED) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(muxer.start)
+        await muxer.event_started.wait()
+        task_status.started()
+
+
+class Stranger:
+    """A muxer under test, and the raw bytes of the other side, which opened the connection."""
+
+    def __init__(self, unread: Unread | None = None) -> None:
+        self.pipe, end = trio.testing.memory_stream_pair()
+        self.overruns: list[str] = []
+        self.unread = unread or Unread()
+        self.muxer = Yamux(Carrier(end, False), "stranger", self.unread, self.overruns.append)
+        self.broken: YamuxError | None = None
+        self.answers: list[tuple[int, int, int, int]] = []
+
+    async def live(self, task_status=trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read)
+            task_status.started()
+            try:
+                await self.muxer.start()
+            except YamuxError as error:
+                self.broken = error
+
+    async def _read(self) -> None:
+        buffer = bytearray()
+        with contextlib.suppress(trio.ClosedResourceError):
+            async for got in self.pipe:
+                buffer += got
+                while len(buffer) >= FRAME.size:
+                    _, *answer = FRAME.unpack_from(buffer)
+                    del buffer[: FRAME.size]  # it never sends data
+                    self.answers.append(tuple(answer))
+
+    async def send(self, *frames: bytes) -> None:
+        """Send frames and let them be dealt with."""
+        with contextlib.suppress(trio.BrokenResourceError):
+            await self.pipe.send_all(b"".join(frames))
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def stranger(unread: Unread | None = None):
+    other = Stranger(unread)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(other.live)
+        yield other
+        await other.pipe.aclose()
+    assert other.muxer.unread_bytes == 0
+    assert not other.muxer.streams
+
+
+def test_more_than_a_window_arrives_whole_while_it_is_read() -> None:
+    async def main() -> None:
+        sent = bytes(range(256)) * 8192  # 2 MiB
+        async with pair() as (near, far):
+            stream = await near.open_stream()
+            there = await far.accept_stream()
+
+            async def write() -> None:
+                await stream.write(sent)
+                await stream.close()
+
+            got = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write)
+                with pytest.raises(MuxedStreamEOF):
+                    while True:
+                        got += await there.read(1000)
+            assert got == sent
+            await there.write(b"bye")
+            assert await stream.read() == b"bye"
+            await there.close()
+            with pytest.raises(MuxedStreamEOF):
+                await stream.read()
+            with pytest.raises(MuxedStreamClosed):
+                await stream.write(b"more")
+            assert not near.streams
+            assert not far.streams
+
+    run(main)
+
+
+def test_a_writer_waits_for_a_reader_that_lags() -> None:
+    async def main() -> None:
+        async with pair() as (near, far):
+            stream = await near.open_stream()
+            there = await far.accept_stream()
+            with trio.move_on_after(60) as scope:
+                await stream.write(bytes(2 * WINDOW_BYTES))
+            assert scope.cancelled_caught
+            assert far.unread_bytes == WINDOW_BYTES
+            await stream.reset()
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(MuxedStreamReset):
+                await there.read()
+            assert far.unread_bytes == 0
+
+    run(main)
+
+
+def test_a_ping_is_answered_and_the_end_reaches_every_stream() -> None:
+    async def main() -> None:
+        async with pair() as (near, far):
+            await near.ping()
+            stream = await near.open_stream()
+            await far.accept_stream()
+            async with trio.open_nursery() as nursery:
+
+                async def read() -> None:
+                    with pytest.raises(MuxedStreamReset):
+                        await stream.read()
+
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                await far.close()
+            await near.event_closed.wait()
+
+    run(main)
+
+
+def test_a_stream_that_overruns_its_window_is_reset_and_its_neighbour_is_not() -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            await other.send(frame(WINDOW, SYN, 1, 0), frame(WINDOW, SYN, 3, 0))
+            await other.send(data(3, b"kept"))
+            for _ in range(4):
+                await other.send(data(1, bytes(WINDOW_BYTES // 4)))
+            assert other.muxer.unread_bytes == WINDOW_BYTES + 4
+            await other.send(data(1, b"x"))
+            assert (WINDOW, RST, 1, 0) in other.answers
+            assert other.muxer.unread_bytes == 4
+            assert len(other.overruns) == 1
+            await other.send(data(1, bytes(1000)))  # it is no stream any longer
+            assert other.muxer.unread_bytes == 4
+            assert other.muxer.streams.keys() == {3}
+
+    run(main)
+
+
+def test_overrunning_again_and_again_ends_the_connection() -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            for number in range(1, 2 * defaults.MUXER_OVERRUNS_MAX, 2):
+                assert not other.muxer.is_closed
+                await other.send(frame(WINDOW, SYN, number, 0))
+                for _ in range(2):
+                    await other.send(data(number, bytes(WINDOW_BYTES * 2 // 3)))
+            assert other.muxer.is_closed
+            assert len(other.overruns) == defaults.MUXER_OVERRUNS_MAX
+
+    run(main)
+
+
+def test_one_connection_and_all_together_hold_so_much() -> None:
+    async def main() -> None:
+        unread = Unread()
+        async with contextlib.AsyncExitStack() as stack:
+            fill = defaults.MUXER_UNREAD_BYTES_MAX // WINDOW_BYTES
+            others = []
+            for _ in range(2 + defaults.UNREAD_BYTES_MAX // defaults.MUXER_UNREAD_BYTES_MAX):
+                other = await stack.enter_async_context(stranger(unread))
+                others.append(other)
+                for number in range(1, 2 * fill + 4, 2):
+                    await other.send(data(number, bytes(WINDOW_BYTES), SYN))
+                    assert other.muxer.unread_bytes <= defaults.MUXER_UNREAD_BYTES_MAX
+                    assert unread.size_bytes <= defaults.UNREAD_BYTES_MAX
+            assert all(other.overruns for other in others)
+            # Whoever holds little keeps it: room is made by those who hold most.
+            modest = await stack.enter_async_context(stranger(unread))
+            await modest.send(data(1, bytes(WINDOW_BYTES), SYN))
+            assert modest.muxer.unread_bytes == WINDOW_BYTES
+            assert not modest.overruns
+
+    run(main)
+
+
+def test_streams_beyond_the_limit_are_refused() -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            limit = defaults.MUXER_STREAMS_MAX
+            for number in range(1, 2 * limit + 20, 2):
+                await other.send(frame(WINDOW, SYN, number, 0))
+            assert len(other.muxer.streams) == limit
+            assert (WINDOW, RST, 2 * limit + 1, 0) in other.answers
+            await other.send(frame(WINDOW, RST, 1, 0), frame(WINDOW, SYN, 2 * limit + 21, 0))
+            assert not other.muxer.is_closed
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        frame(DATA, 0, 1, 0, version=1),
+        frame(4, 0, 1, 0),
+        frame(255, 65535, 1, 0),
+        frame(WINDOW, SYN, 2, 0),
+        frame(WINDOW, SYN, 0, 0),
+        frame(DATA, 0, 0, 0),
+        frame(DATA, SYN, 1, WINDOW_BYTES + 1),
+        frame(DATA, 0, 1, 2**32 - 1),
+        frame(WINDOW, SYN, 1, 0) * 2,
+    ],
+)
+def test_a_broken_protocol_ends_the_connection(broken: bytes) -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            await other.send(broken)
+            assert other.muxer.is_closed
+            assert other.broken is not None
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        frame(WINDOW, SYN | RST, 1, 0),
+        data(9, b"to nobody"),
+        frame(WINDOW, 0, 9, 2**32 - 1),
+        frame(WINDOW, FIN, 9, 0),
+        frame(WINDOW, RST, 9, 0),
+        frame(PING, ACK, 0, 7),
+        frame(WINDOW, SYN | FIN, 1, 0) + frame(WINDOW, 0, 1, 2**32 - 1) * 3,
+        data(1, b"", SYN) + data(1, b"", FIN) + frame(WINDOW, FIN, 1, 0),
+    ],
+)
+def test_what_is_only_odd_does_not(odd: bytes) -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            await other.send(odd, frame(PING, SYN, 0, 42))
+            assert (PING, ACK, 0, 42) in other.answers
+
+    run(main)
+
+
+def test_a_flood_of_small_frames_slows_its_own_connection() -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            at_once = int(defaults.MUXER_FRAMES_BURST / defaults.MUXER_FRAMES_PER_PING)
+            a_second = int(defaults.MUXER_FRAMES_PER_SECOND / defaults.MUXER_FRAMES_PER_PING)
+            await other.send(frame(PING, SYN, 0, 1) * 2 * at_once)
+            assert at_once <= len(other.answers) <= at_once + 1
+            with trio.move_on_after(3):
+                await trio.sleep_forever()
+            assert at_once + 2.9 * a_second < len(other.answers) < at_once + 3.1 * a_second
+
+    run(main)
+
+
+def test_whoever_does_not_read_its_answers_is_left() -> None:
+    async def main() -> None:
+        near, far = trio.testing.lockstep_stream_pair()  # writes wait for the reader
+        muxer = Yamux(Carrier(far, False), "stranger", Unread())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(muxer.start)
+            await near.send_all(frame(PING, SYN, 0, 1))
+            began = trio.current_time()
+            await muxer.event_closed.wait()
+            assert trio.current_time() - began <= (
+                defaults.STREAM_WRITE_SECONDS + defaults.CLOSE_SECONDS
+            )
+
+    run(main)
+
+
+kinds = st.one_of(st.sampled_from([DATA, WINDOW, PING, GO_AWAY]), st.integers(0, 255))
+numbers = st.one_of(st.integers(0, 12), st.integers(0, 2**32 - 1))
+lengths = st.one_of(st.integers(0, 40), st.integers(0, 2**32 - 1))
+frames = st.one_of(
+    st.builds(frame, kinds, st.integers(0, 65535), numbers, lengths),
+    st.builds(data, st.integers(1, 12), st.binary(max_size=40), st.integers(0, 15)),
+    st.builds(
+        lambda number, size, flags: data(number, bytes(size), flags),
+        st.integers(1, 12),
+        st.integers(0, WINDOW_BYTES),
+        st.sampled_from([0, 0, SYN, FIN, RST]),
+    ),
+    st.binary(max_size=40),
+)
+
+
+@given(st.lists(frames, max_size=40))
+def test_nothing_a_stranger_sends_does_anything_but_end_its_connection(sent: list[bytes]) -> None:
+    async def main() -> None:
+        async with stranger() as other:  # it ends by `YamuxError` alone, with nothing left over
+            for raw in sent:
+                await other.send(raw)
+                held = sum(len(stream.received) for stream in other.muxer.streams.values())
+                assert other.muxer.unread_bytes == held <= defaults.MUXER_UNREAD_BYTES_MAX
+
+    run(main)
