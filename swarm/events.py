@@ -105,6 +105,9 @@ def _judgement(f: dict[str, Any]) -> str:
 
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "compute.child_died": lambda f: (
+        f"child process {f['name']} {f['how']}; its last words: {' | '.join(f['last']) or 'none'}"
+    ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"
@@ -125,6 +128,17 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "membership.place_lost": lambda f: (
         f"peer {_short(f['remote'])} delivered nothing and gave its place to one that waited"
     ),
+    "membership.bad_admission": lambda f: (
+        f"trusted peer {_short(f['remote'])} gave an admission that does not count: {f['reason']}"
+    ),
+    "membership.clock_corrected": lambda f: (
+        f"this machine's clock is {abs(f['seconds']):.0f} s "
+        f"{'slow' if f['seconds'] > 0 else 'fast'} by the trusted peers' clocks; counting with "
+        "theirs, please set it"
+    ),
+    "membership.trusted_silent": lambda f: (
+        f"trusted peer {_short(f['remote'])} does not answer: {f['reason']}"
+    ),
     "membership.refused_others": lambda f: f"{f['count']} further requests were not admitted",
     "membership.refused": lambda f: f"peer {_short(f['remote'])} was not admitted: {f['reason']}",
     "shardcast.checkpoint_complete": lambda f: (
@@ -138,6 +152,12 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "shardcast.delta_failed": lambda f: (
         f"no delta for policy {f['step']}, in full instead: {f['reason']}"
+    ),
+    "shardcast.not_synced": lambda f: (
+        f"policy {f['step']} could not be made durable yet: {f['reason']}"
+    ),
+    "shardcast.pieces_lost": lambda f: (
+        f"{f['pieces']} pieces of {f['file']} are damaged on this disk; fetching them again"
     ),
     "shardcast.checkpoint_failed": lambda f: (
         f"policy {f['step']} could not be fetched yet: {f['reason']}"
@@ -169,6 +189,68 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"{_judgement(f)}, in {f['seconds']:.1f} s"
     ),
+    "validator.accepted_elsewhere": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
+        f"validator {_short(f['by'])} has accepted it already"
+    ),
+    "validator.not_admitted": lambda f: (
+        f"a submission by {_short(f['remote'])} does not count: {f['reason']}"
+    ),
+    "validator.receipt_undelivered": lambda f: (
+        f"peer {_short(f['worker'])} could not be given its receipt: {f['reason']}"
+    ),
+    "ledger.bad_entry": lambda f: (
+        f"an entry of a trusted peer's log was not believed: {f['reason']}"
+    ),
+    "ledger.forked": lambda f: (
+        f"the log of trusted peer {_short(f['owner'])} contradicts what it signed before: "
+        f"{f['reason']}"
+    ),
+    "ledger.mirror_failed": lambda f: (
+        f"the log of trusted peer {_short(f['owner'])} could not be copied yet: {f['reason']}"
+    ),
+    "ledger.reinstatement_not_logged": lambda f: (
+        "too many reinstatements came at once, and one is not in this peer's log yet"
+    ),
+    "ledger.restore_failed": lambda f: (
+        f"peer {_short(f['remote'])} could not give back this peer's log: {f['reason']}"
+    ),
+    "ledger.restored": lambda f: (
+        f"{f['entries']} entries of this peer's log were restored from other trusted peers"
+    ),
+    "trainer.alarm": lambda f: f"alarm in step {f['step']}: {f['sentence']}",
+    "trainer.evaluated": lambda f: (
+        f"held-out tasks {f['moment']} the run: accuracy {f['sampled']:.3f} sampled, "
+        f"{f['greedy']:.3f} greedy"
+    ),
+    "trainer.fetch_failed": lambda f: (
+        f"validator {_short(f['validator'])} could not hand over an accepted submission "
+        f"(attempt {f['attempt']}): {f['reason']}"
+    ),
+    "trainer.log_completed": lambda f: (
+        f"{f['submissions']} submissions trained on before the stop were added to the log"
+    ),
+    "trainer.paused": lambda f: f"training is paused, {f['reason']}; {f['go_on']}",
+    "trainer.rolled_back": lambda f: f"went back to policy {f['step']}: {f['reason']}",
+    "trainer.stale_dropped": lambda f: (
+        f"{f['submissions']} accepted submissions are too old to be trained on"
+    ),
+    "trainer.starved": lambda f: (
+        f"step {f['step']} has waited {f['seconds']:.0f} s for {f['groups_missing']} groups "
+        f"({f['groups_unjudged']} are not judged yet) from "
+        + (
+            f["waiting_for"]
+            if isinstance(f["waiting_for"], str)
+            else ", ".join(_short(peer) for peer in f["waiting_for"])
+        )
+    ),
+    "trainer.unjudged_forgotten": lambda f: (
+        f"{f['submissions']} submissions were announced and never judged; no longer counted on"
+    ),
+    "trainer.unreadable": lambda f: (
+        f"an accepted submission by {_short(f['worker'])} cannot be read and is left out: "
+        f"{f['reason']}"
+    ),
     "trainer.resumed": lambda f: f"going on from the state of step {f['step']}",
     "trainer.step_opened": lambda f: (
         f"step {f['step']} is open: {f['groups_wanted']} groups of policy {f['policy']} wanted"
@@ -184,49 +266,38 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the run is complete after {f['steps']} steps; its policy is in {f['folder']}"
     ),
 }
-"""What a person reads of the main events."""
+"""The sentence that a person reads of an event."""
 
 
 class Lines:
-    """A sink that writes a short line per event for a person: the time, then what happened.
+    """A sink that writes a line per event for a person: the time, then a sentence.
 
-    Names in `quiet` prefixes are left out unless `verbose`; those without words of their own in
-    `_LINES` are shown with their fields.
+    Events without a sentence in `_LINES` are for those who look closer: `verbose` shows them too,
+    with their fields, and each line then begins with the event's name.
     """
-
-    QUIET = (
-        "compute.child_started",
-        "compute.fork_server_missing",
-        "dht.",
-        "gossip.",
-        "membership.heartbeat",
-        "messenger.",
-        "peer.status",
-        "shardcast.checkpoint_found",
-        "shardcast.checkpoint_removed",
-        "shardcast.neighbour",
-        "shardcast.piece",
-        "transport.",
-    )
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         self._stream = stream or sys.stderr
         self._verbose = verbose
 
     def __call__(self, event: Event) -> None:
-        if not self._verbose and event.name.startswith(self.QUIET):
-            return
-        moment = datetime.fromtimestamp(event.wall_time).strftime("%H:%M:%S")
-        print(f"{moment} {_line(event)}", file=self._stream, flush=True)
+        told = shown(event.fields)  # some of it is what strangers wrote
+        line = sentence(event.name, told)
+        if self._verbose:
+            line = f"{event.name}: {line or _fields(told)}"
+        if line is not None:
+            moment = datetime.fromtimestamp(event.wall_time).strftime("%Y-%m-%d %H:%M:%S")
+            print(f"{moment} {line}", file=self._stream, flush=True)
 
 
-def _line(event: Event) -> str:
-    told = shown(event.fields)  # some of it is what strangers wrote
-    words = _LINES.get(event.name)
-    if words is not None:
-        try:
-            return words(told)
-        except (KeyError, TypeError, ValueError):
-            pass  # somebody else's event of that name, with other fields: shown as it is
-    fields = " ".join(f"{name}={_readable(value)}" for name, value in told.items())
-    return f"{event.name} {fields}".rstrip()
+def sentence(name: str, fields: dict[str, Any]) -> str | None:
+    """What a person reads of an event; None if that is nothing."""
+    words = _LINES.get(name)
+    try:
+        return words(fields) if words is not None else None
+    except (KeyError, TypeError, ValueError):
+        return None  # somebody else's event of that name, with other fields
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    return " ".join(f"{name}={_readable(value)}" for name, value in fields.items())

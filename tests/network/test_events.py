@@ -1,0 +1,92 @@
+"""What a person reads of events: sentences with a date, never the name of an event."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from swarm.events import Event, Lines, sentence
+from tests.docs.pages import ROOT
+
+FOR_THE_CURIOUS = re.compile(
+    r"compute\.(child_said|child_started|fork_server_missing)|dht\.|gossip\.|ledger\.not_spread"
+    r"|messenger\.|peer\.status|shardcast\.(checkpoint_found|checkpoint_removed|delta_encoded|neighbour|piece_)"
+    r"|transport\."
+)
+"""Shown with `--verbose` alone. Any other event needs a sentence in `swarm/events.py`."""
+
+
+def emitted() -> Iterator[tuple[str, frozenset[str]]]:
+    """(name, its fields; "**" for those of a dictionary) of every event in the source."""
+    for room in ("swarm", "peers"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and node.args:
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    first = node.args[0]
+                    if name.endswith("emit") and isinstance(first, ast.Constant):
+                        yield first.value, frozenset(key.arg or "**" for key in node.keywords)
+
+
+class Anything(str):
+    """Stands for a text, a number and a list."""
+
+    def __format__(self, _: str) -> str:
+        return "x"
+
+    def __truediv__(self, _: object) -> Anything:
+        return self
+
+    def __gt__(self, _: object) -> bool:
+        return True
+
+    def __abs__(self) -> Anything:
+        return self
+
+
+class Fields(dict[str, Any]):
+    def __missing__(self, name: str) -> Anything:
+        if "**" not in self:
+            raise KeyError(name)
+        return Anything(name)
+
+
+EVENTS = sorted(set(emitted()), key=lambda event: (event[0], sorted(event[1])))
+
+
+@pytest.mark.parametrize(("name", "fields"), EVENTS, ids=[name for name, _ in EVENTS])
+def test_every_event_has_a_sentence_or_is_for_the_curious(
+    name: str, fields: frozenset[str]
+) -> None:
+    if FOR_THE_CURIOUS.match(name):
+        return
+    said = sentence(name, Fields({field: Anything(field) for field in fields}))
+    assert said, f"give {name} a sentence that fits its fields {sorted(fields)}"
+    assert name not in said
+
+
+def printed(event: Event, *, verbose: bool) -> str:
+    stream = io.StringIO()
+    Lines(stream, verbose=verbose)(event)
+    return stream.getvalue()
+
+
+def test_lines_have_dates_and_no_raw_names() -> None:
+    event = Event("membership.trusted_silent", 0.0, "me", {"remote": "12345678", "reason": "gone"})
+    line = printed(event, verbose=False)
+    assert re.fullmatch(r"(1970-01-01|1969-12-31) \d\d:\d\d:\d\d trusted peer .*: gone\n", line)
+    assert " membership.trusted_silent: trusted peer" in printed(event, verbose=True)
+
+
+def test_events_without_a_sentence_are_shown_on_request() -> None:
+    for event in (
+        Event("somebodys.event", 0.0, "me", {"one": 1}),
+        Event("trainer.resumed", 0.0, "me", {"one": 1}),  # its fields are not those of ours
+    ):
+        assert printed(event, verbose=False) == ""
+        assert f"{event.name}: one=1" in printed(event, verbose=True)
