@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import safetensors.torch
 import torch
 
 from peers.policy.config import read_supported_config
+from peers.policy.tokenizer import copy_tokenizer
 from swarm.errors import UserError
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
@@ -82,9 +81,7 @@ def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     model.save_pretrained(folder, safe_serialization=True)
     if tokenizer_from.resolve() == folder.resolve():
         return
-    for name in TOKENIZER_FILES:
-        if (tokenizer_from / name).exists():
-            shutil.copyfile(tokenizer_from / name, folder / name)
+    copy_tokenizer(tokenizer_from, folder)
 
 
 def save_share(
@@ -116,9 +113,7 @@ def save_share(
     config = copy.deepcopy(config)
     config.dtype = next(iter(weights.values())).dtype
     config.save_pretrained(folder)
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
-        if (base / name).exists():
-            shutil.copyfile(base / name, folder / name)
+    copy_tokenizer(base, folder)
 
 
 def count_parameters(model: torch.nn.Module) -> int:

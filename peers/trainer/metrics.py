@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from peers.policy.model import count_parameters
-from peers.trainer.batch import Group
+from peers.trainer.batch import Group, informative
 from swarm.errors import UserError
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -107,8 +107,9 @@ def speed(
     model: Any, groups: Sequence[Group], seconds: float, peak: float = 0.0
 ) -> dict[str, float]:
     """What a step on these groups took, and how much of its devices it used where their `peak`,
-    FLOP/s of all of them together, is known. Tokens are those of prompts and completions."""
-    lengths = [len(g.prompt) + len(each) for g in groups for each in g.completions]
+    FLOP/s of all of them together, is known. Tokens are those of prompts and completions that
+    were trained on: groups left out cost nothing."""
+    lengths = [len(g.prompt) + len(each) for g in informative(groups) for each in g.completions]
     figures = {
         "train_seconds": seconds,
         "tokens_per_second": sum(lengths) / max(1e-9, seconds),

@@ -189,8 +189,6 @@ class SftService:
             policy_model.save_share(
                 weights, aside, self._model.config, self._base, 0, dict.fromkeys(weights, 0)
             )
-            for extra in self._base.glob("*.jinja"):
-                (aside / extra.name).write_bytes(extra.read_bytes())
         return {}
 
     def _passes(self, batch: Batch) -> Any:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from peers.trainer.metrics import Metrics, idle_shares, model_flops
+from peers.trainer.batch import Group
+from peers.trainer.metrics import Metrics, idle_shares, model_flops, speed
 from swarm.errors import UserError
 
 FIGURES: dict[str, Any] = {
@@ -112,3 +114,21 @@ def test_model_flops_of_a_dense_model() -> None:
     needed = model_flops(7_000_000_000, 32, 4096, [4096])
     assert needed == 6 * 7e9 * 4096 + 6 * 32 * 4096 * 4096**2
     assert needed / (6 * 7e9 * 4096) == pytest.approx(1.077, abs=1e-3)
+
+
+def test_speed_counts_what_was_trained_on() -> None:
+    """One of four groups is kept: the others are filtered out, or all of one reward."""
+    model = SimpleNamespace(
+        config=SimpleNamespace(num_hidden_layers=2, hidden_size=8),
+        parameters=lambda: [torch.zeros(100)],
+    )
+    kept = Group([1, 2], [[3, 4, 5], [6]], [0.0, 1.0], 0)
+    others = [
+        Group([1] * 9, [[2] * 9, [3]], [0.0, 1.0], 0, kept=False),
+        Group([1] * 9, [[2] * 9, [3]], [1.0, 1.0], 0),
+        Group([1] * 9, [[2] * 9, [3]], [0.0, 0.0], 0),
+    ]
+    alone = speed(model, [kept], seconds=2.0, peak=1e6)
+    assert alone["tokens_per_second"] == 4.0
+    assert alone["model_flops_share"] > 0
+    assert speed(model, [kept, *others], seconds=2.0, peak=1e6) == alone

@@ -1,0 +1,72 @@
+"""The files of a model folder that belong to its tokenizer, and copying them to a new policy.
+
+By name, from a closed list: what is not known to be data (Python, pickles) never gets into what is
+published. Byte for byte, since the run's manifest holds the hash of tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from swarm.errors import UserError
+
+PATTERNS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tekken.json",
+    "*.tiktoken",
+    "tokenizer.model",
+    "tokenizer.model.v[0-9]*",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece*.model",
+    "chat_template.json",
+    "*.jinja",
+    "chat_templates/*.jinja",
+    "additional_chat_templates/*.jinja",
+)
+FILES_MAX = 64
+BYTES_MAX = 256 << 20
+"""All of them together. The largest in use, of 256,000 tokens, have 40 MB."""
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy everything that belongs to the tokenizer in `source` to the folder `target`.
+
+    Raises `UserError` for too much of it, or a link that leads out of `source`: it would publish
+    whatever it points to.
+    """
+    files = [
+        path
+        for path in sorted([*source.glob("*"), *source.glob("*/*")])
+        if any(fnmatchcase(path.relative_to(source).as_posix(), each) for each in PATTERNS)
+    ]
+    if len(files) > FILES_MAX:
+        raise UserError(f"{source} holds {len(files)} tokenizer files; {FILES_MAX} are the most")
+    # A snapshot in the Hugging Face cache consists of links to the blobs beside it.
+    homes = [source.resolve()]
+    if source.parent.name == "snapshots":
+        homes.append((source.parent.parent / "blobs").resolve())
+    for path in files:
+        real = path.resolve()
+        if not any(real.is_relative_to(home) for home in homes):
+            raise UserError(f"{path} is a link to {real}, outside the model's folder; copy it in")
+        if not real.is_file():
+            raise UserError(f"{path} is no file; remove it from the model's folder")
+    size_bytes = sum(path.stat().st_size for path in files)
+    if size_bytes > BYTES_MAX:
+        raise UserError(
+            f"the tokenizer files in {source} have {size_bytes} bytes; {BYTES_MAX} are the most"
+        )
+    for path in files:
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)

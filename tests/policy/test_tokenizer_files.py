@@ -1,0 +1,118 @@
+"""A published policy keeps its whole tokenizer, and nothing that is none."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import transformers
+import trio
+
+from peers.policy.demo import make_policy
+from peers.policy.tokenizer import BYTES_MAX, copy_tokenizer
+from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.supervised import SftService, SftSettings
+from swarm.errors import UserError
+from swarm.messages import Objective, Schedule
+from swarm.shardcast.manifest import build
+from swarm.world.disk import LocalDisk
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}>{% endfor %}"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A policy with everything that a tokenizer may have, and what it must not have."""
+    folder = tmp_path / "base"
+    make_policy(folder, seed=1)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("tools")
+    for name in ("added_tokens.json", "vocab.json", "generation_config.json"):
+        (folder / name).write_text("{}")
+    (folder / "tokenizer.model").write_bytes(b"\x0a\x01")
+    (folder / "merges.txt").write_text("a b")
+    for name in ("tokenization_own.py", "pytorch_model.bin", "optimizer.pt", "README.md"):
+        (folder / name).write_text("import os")
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".safetensors" and path.name != "config.json"
+    }
+
+
+def learner_exports(base: Path, out: Path) -> None:
+    schedule = Schedule(steps=1, groups_per_step=1)
+    Learner(base, LearnerSettings(objective=Objective(), schedule=schedule)).export(out)
+
+
+def sft_saves(base: Path, out: Path) -> None:
+    service = SftService()
+    settings = {name: getattr(SftSettings(steps=1, batch=1), name) for name in ("steps", "batch")}
+    service.start(str(base), settings, environment="sort-digits", environment_version="1")
+    service.save(str(out))
+
+
+@pytest.mark.parametrize("publish", [learner_exports, sft_saves])
+def test_all_of_the_tokenizer_is_published(publish: object, base: Path, tmp_path: Path) -> None:
+    assert callable(publish)
+    publish(base, tmp_path / "out")
+    expected = files(base)
+    for name in ("tokenization_own.py", "pytorch_model.bin", "optimizer.pt", "README.md"):
+        del expected[name]
+    assert files(tmp_path / "out") == expected
+    manifest = trio.run(
+        partial(build, LocalDisk(tmp_path), "out", run="owner/run", lineage=0, step=0)
+    )
+    assert {file.name for file in manifest.files} >= set(expected)  # others would refuse it else
+    for name in ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"):
+        (tmp_path / "out" / name).unlink()  # made up: no tokenizer of this kind has them
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.chat_template == {"default": TEMPLATE, "tool_use": "tools"}
+
+
+def test_a_snapshot_of_the_hugging_face_cache_is_links_and_is_copied(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0a1b", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "feed").write_text("{}")
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/feed")
+    (tmp_path / "out").mkdir()
+    copy_tokenizer(snapshot, tmp_path / "out")
+    assert (tmp_path / "out/tokenizer.json").read_text() == "{}"
+    assert not (tmp_path / "out/tokenizer.json").is_symlink()
+
+
+def test_what_leads_out_or_is_too_much_is_refused(tmp_path: Path) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    base.mkdir()
+    out.mkdir()
+    (tmp_path / "secret").write_text("key")
+    (base / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"is a link to .*secret, outside the model's folder; copy"):
+        copy_tokenizer(base, out)
+    (base / "chat_template.jinja").unlink()
+    (base / "chat_templates").symlink_to(tmp_path)
+    (tmp_path / "x.jinja").write_text("")
+    with pytest.raises(UserError, match="outside the model's folder; copy it in"):
+        copy_tokenizer(base, out)
+    (base / "chat_templates").unlink()
+    (base / "vocab.txt").mkdir()
+    with pytest.raises(UserError, match="is no file; remove it"):
+        copy_tokenizer(base, out)
+    (base / "vocab.txt").rmdir()
+    with (base / "tokenizer.json").open("wb") as sparse:
+        sparse.truncate(BYTES_MAX + 1)
+    with pytest.raises(UserError, match=f"{BYTES_MAX} are the most"):
+        copy_tokenizer(base, out)
+    (base / "tokenizer.json").unlink()
+    for number in range(65):
+        (base / f"{number}.jinja").write_text("")
+    with pytest.raises(UserError, match="holds 65 tokenizer files; 64 are the most"):
+        copy_tokenizer(base, out)
+    assert not list(out.iterdir())
