@@ -108,7 +108,7 @@ class RealSwarm:
 
     def kill_child(self, name: str, choose: Callable[[Sequence[Any]], Any]) -> bool:
         """Kill one of a peer's compute children, if it has any."""
-        children = living_children(self.peers[name])
+        children = self.peers[name].children()
         if not children:
             return False
         child = choose(sorted(children))
@@ -116,27 +116,6 @@ class RealSwarm:
         with suppress(ProcessLookupError):
             os.kill(children[child], signal.SIGKILL)
         return True
-
-
-def living_children(peer: Peer) -> dict[str, int]:
-    """Process numbers of the compute children that a peer's present life has started, by name."""
-    living: dict[str, int] = {}
-    for event in peer.events:
-        if event["event"] == "peer.listening":
-            living.clear()
-        elif event["event"] == "compute.child_started":
-            living[event["name"]] = event["pid"]
-        elif event["event"] == "compute.child_died":
-            living.pop(event["name"], None)
-    return {name: pid for name, pid in living.items() if _is_forked(pid)}
-
-
-def _is_forked(pid: int) -> bool:
-    """Whether this is still the child: its number may be another process's by now."""
-    try:
-        return b"swarm" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 @asynccontextmanager

@@ -93,7 +93,8 @@ class Setting:
     tell: Callable[..., None] = lambda _what, **_facts: None
     """Hears what truly happens, for the invariants: tell("trained", …)."""
     fabricates: str = ""
-    """What an adversary's engine delivers: rollouts of other "weights" or "prompts", "garbage"."""
+    """What an adversary's engine delivers: rollouts of other "weights" or "prompts", "garbage", or
+    "poison", over which an inspector dies."""
 
 
 def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
@@ -135,9 +136,18 @@ def true_rewards(workload: Workload, made: SimulatedRollouts) -> list[list[float
 async def read_rollouts(setting: Setting, path: str, wanted: bytes) -> SimulatedRollouts:
     """A file's content; raises `OSError` when its digest is another one."""
     raw = await setting.disk.read(setting.disk.path_of(path))
+    if raw.startswith(POISON):
+        raise _Crash
     if blake3(raw).digest() != wanted:
         raise OSError("the file on this machine is not the one that arrived: its hash differs")
     return msgspec.msgpack.decode(raw, type=SimulatedRollouts)
+
+
+POISON = b"a file that crashes its reader"
+
+
+class _Crash(Exception):
+    """The child dies of what it does."""
 
 
 class EngineModel:
@@ -196,6 +206,8 @@ class EngineModel:
         raw = msgspec.msgpack.encode(made)
         if self._setting.fabricates == "garbage":
             raw = raw[: len(raw) // 2]
+        if self._setting.fabricates == "poison":
+            raw = POISON + f" {step} {number}".encode()
         await self._setting.disk.write(self._setting.disk.path_of(path), raw)
         return {
             "digest": blake3(raw).digest(),
@@ -398,7 +410,7 @@ class TrainerModel:
     async def record_to(
         self, tensorboard: str, wandb: str, run: str, config: Mapping[str, Any], peak_flops: float
     ) -> dict[str, Any]:
-        return {}
+        return {"ranks": 1}
 
     async def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         return {}
@@ -510,29 +522,40 @@ class SimulatedChild:
         self._model = model
         self._machine = disk
         self._busy = trio.Lock()
-        self._dead = False
+        self._calling: trio.CancelScope | None = None
+        self._died = ""
+        """How, if it has."""
 
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
     ) -> dict[str, Any]:
         async with self._busy:
-            if self._dead:
-                raise ChildDied(f"{self.name} has ended")
+            if self._died:
+                raise ChildDied(f"{self.name} {self._died}", self.name)
             # Through msgpack, as on the pipe to a process: what arrives is of the same types.
             given = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(arguments or {})))
-            with trio.move_on_after(deadline_seconds):
+            with trio.move_on_after(deadline_seconds) as self._calling:
                 try:
                     await self._machine.answering()
                     result = await getattr(self._model, method)(**given)
                     await self._machine.answering()
                 except PowerCut:
                     raise
+                except _Crash:
+                    self.die()
+                    await trio.sleep_forever()
                 except (ValueError, OSError) as error:
                     raise ChildError(str(error), type(error).__name__) from error
                 answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
                 return answer
-            self._dead = True
-            raise ChildDied(f"{self.name} did not answer {method} in {deadline_seconds:g} s")
+            self._died = self._died or f"did not answer {method} in {deadline_seconds:g} s"
+            raise ChildDied(f"{self.name} {self._died}", self.name)
+
+    def die(self) -> None:
+        """End at once, in the middle of a call or between two."""
+        self._died = "was killed"
+        if self._calling is not None:
+            self._calling.cancel()
 
 
 class SimulatedCompute:
@@ -548,6 +571,8 @@ class SimulatedCompute:
         self._setting = setting
         self._models = MODELS if models is None else models
         self._start_seconds = start_seconds
+        self.children: dict[str, SimulatedChild] = {}
+        """Those that run, by name."""
 
     @asynccontextmanager
     async def child(
@@ -560,7 +585,11 @@ class SimulatedCompute:
         start_deadline_seconds: float = 60.0,
     ) -> AsyncIterator[Child]:
         if service not in self._models:
-            raise ChildDied(f"{name}: there is no cost model of {service} in this simulation")
+            raise ChildDied(f"{name}: there is no cost model of {service} in this simulation", name)
         await trio.sleep(self._start_seconds)
         model = self._models[service](self._setting, **(arguments or {}))
-        yield SimulatedChild(name, model, self._setting.disk)
+        child = self.children[name] = SimulatedChild(name, model, self._setting.disk)
+        try:
+            yield child
+        finally:
+            del self.children[name]

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import msgspec
 import trio
 
+from simnet.compute import SimulatedCompute
 from simnet.simulation import Peer, Simulation
 from swarm.errors import UserError
 from swarm.gossip import PROTOCOL as GOSSIP_PROTOCOL
@@ -114,6 +115,28 @@ class Replace(Fault, frozen=True, kw_only=True, tag_field="kind", tag="replace")
                 await peer.crash()
                 peer.left = True
                 await simulation.add(peer.successor()).start()
+
+
+class KillChild(Fault, frozen=True, kw_only=True, tag_field="kind", tag="kill-child"):
+    """One of a peer's compute children dies, whichever `lot` (0 to below 1) falls on."""
+
+    lot: float = 0.0
+
+    def check(self, names: Sequence[str]) -> None:
+        super().check(names)
+        if not 0 <= self.lot < 1:
+            raise UserError(f"kill-child: lot must lie between 0 and below 1, not {self.lot}")
+
+    async def happen(self, simulation: Simulation) -> None:
+        await trio.lowlevel.checkpoint()
+        for name in self.peers:
+            node = simulation.peers[name].node
+            if node is None:
+                continue
+            assert isinstance(node.compute, SimulatedCompute)
+            children = node.compute.children
+            if children:
+                children[sorted(children)[int(self.lot * len(children))]].die()
 
 
 class Freeze(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="freeze"):
@@ -216,6 +239,7 @@ class ClockStep(Fault, frozen=True, kw_only=True, tag_field="kind", tag="clock-s
 AnyFault: TypeAlias = (
     Crash
     | Kill
+    | KillChild
     | Replace
     | Freeze
     | SlowDisk
@@ -231,7 +255,8 @@ Schedule: TypeAlias = list[AnyFault]
 KINDS = tuple(
     str(kind.__struct_config__.tag)
     for kind in (
-        Crash, Kill, Replace, Freeze, SlowDisk, FullDisk, Partition, Lossy, Duplicate, ClockStep
+        Crash, Kill, KillChild, Replace, Freeze, SlowDisk, FullDisk, Partition, Lossy, Duplicate,
+        ClockStep,
     )
 )  # fmt: skip
 """Names of all faults."""
@@ -291,6 +316,7 @@ def draw(
         choices: list[AnyFault] = [
             Crash(at=at, seconds=seconds, peers=few),
             Kill(at=at, seconds=seconds, peers=few),
+            KillChild(at=at, peers=few, lot=round(chance.random(), 3)),
             Freeze(at=at, seconds=seconds, peers=one),
             SlowDisk(at=at, seconds=seconds, peers=one),
             FullDisk(at=at, seconds=seconds, peers=one),

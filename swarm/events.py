@@ -108,6 +108,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "compute.child_died": lambda f: (
         f"child process {f['name']} {f['how']}; its last words: {' | '.join(f['last']) or 'none'}"
     ),
+    "compute.child_restarted": lambda f: (
+        f"child process {f['name']} died and was started again ({f['deaths']} of {f['of']} times "
+        "in a row at most)"
+    ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"

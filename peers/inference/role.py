@@ -23,6 +23,7 @@ from swarm.node import RunNode
 from swarm.seeds import rendezvous
 from swarm.transport import BlobReference, Source
 from swarm.world import Child
+from swarm.world.restarts import Restarts
 
 GENERATE_DEADLINE_SECONDS = 3600.0
 LOAD_DEADLINE_SECONDS = 600.0
@@ -49,6 +50,7 @@ class InferenceRole:
         self._loaded: tuple[int, int] | None = None
         self._step: tuple[int, int] = (-1, -1)
         self._number = 0
+        self._restarts = Restarts(self._events, "engine")
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
@@ -58,14 +60,21 @@ class InferenceRole:
         if altered:
             arguments["alter_weights"] = float(altered)
         async with (
-            self._node.compute.child(
-                "peers.inference.engine_service:EngineService", name="engine", arguments=arguments
-            ) as engine,
             trio.open_nursery() as nursery,
             self._peer.messenger.answering({Verdict: self._on_verdict}),
         ):
             nursery.start_soon(self._peer.follow_checkpoints)
-            await self._generate_until_over(engine, nursery)
+
+            async def live() -> None:
+                self._loaded = None
+                async with self._node.compute.child(
+                    "peers.inference.engine_service:EngineService",
+                    name="engine",
+                    arguments=arguments,
+                ) as engine:
+                    await self._generate_until_over(engine, nursery)
+
+            await self._restarts.run(live)
             nursery.cancel_scope.cancel()
 
     # --- generating --------------------------------------------------------------------------
@@ -195,6 +204,7 @@ class InferenceRole:
         seconds = self._node.world.now() - started
         self._peer.status.tokens_per_second = made["tokens"] / max(seconds, 1e-6)
         self._number = number + 1
+        self._restarts.succeeded()
         self._events.emit(
             "inference.submission_made",
             step=order.step,

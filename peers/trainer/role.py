@@ -23,7 +23,7 @@ from peers.trainer.filters import KeepRate, Verdicts, groups_to_ask_for, judge_g
 from peers.trainer.options import trainer_options
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
-from swarm.errors import PeerError, UserError
+from swarm.errors import PeerError, SwarmError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
@@ -32,7 +32,8 @@ from swarm.node import RunNode
 from swarm.run_check import check_batch
 from swarm.transport import BlobReference, FetchError, Source
 from swarm.watch import Watched
-from swarm.world import Child
+from swarm.world import Child, ChildDied
+from swarm.world.restarts import Restarts
 
 TRAIN_DEADLINE_SECONDS = 24 * 3600.0
 START_DEADLINE_SECONDS = 600.0
@@ -190,6 +191,15 @@ class TrainerRole:
         """Folder of the newest policy this life has exported."""
         self._training_groups = 0
         """Groups of the batch in training, which are not in the pool any more."""
+        self._in_hand: list[Accepted] = []
+        """That batch."""
+        self._carried = False
+        """Whether the log says what was left in the pool when the run was over."""
+        self._restarts = Restarts(self._events, "trainer")
+        self._begun = False
+        """Whether the states on this disk are this life's to go on from."""
+        self._ranks = 1
+        """Processes that train together: the child, and others that it cannot start again."""
         self._filters = peer.run.manifest.filters
         self._keep_rate = KeepRate()
         self._judged_since_order = 0
@@ -210,22 +220,32 @@ class TrainerRole:
     async def run(self) -> None:
         """Train until every step of the run is done."""
         await self._open_database()
-        async with (
-            self._node.compute.child(
+        async with trio.open_nursery() as nursery:
+            await self._restarts.run(lambda: self._live(nursery))
+            nursery.cancel_scope.cancel()
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        """Train for as long as the child lives, from its newest durable state; all else goes on
+        in `nursery`."""
+        try:
+            async with self._node.compute.child(
                 "peers.trainer.service:open_service",
                 name="trainer",
                 start_deadline_seconds=START_DEADLINE_SECONDS,
-            ) as learner,
-            trio.open_nursery() as nursery,
-        ):
-            await self._start(learner)
-            await self._open_again()
-            nursery.start_soon(self._collect)
-            nursery.start_soon(self._arrange)
-            nursery.start_soon(self._forget_unjudged)
-            await self._train(learner)
-            await self._finish(learner)
-            nursery.cancel_scope.cancel()
+            ) as learner:
+                await self._start(learner)
+                if self._order is None:
+                    await self._load_pool()
+                    await self._open_again()
+                    nursery.start_soon(self._collect)
+                    nursery.start_soon(self._arrange)
+                    nursery.start_soon(self._forget_unjudged)
+                await self._train(learner)
+                await self._finish(learner)
+        except ChildDied as error:
+            if self._ranks > 1:
+                raise SwarmError(f"{error}; torchrun starts all ranks together again") from error
+            raise
 
     # --- starting and resuming ---------------------------------------------------------------
 
@@ -267,15 +287,22 @@ class TrainerRole:
             "sharding": options.sharding,
             "attention": options.attention,
         }
-        if states and not self._node.settings.resume:
+        if states and not self._node.settings.resume and not self._begun:
             raise UserError(
                 f"this home has a trained state of step {states[-1][1]} already; "
                 "start the trainer with --resume, or with another --home"
             )
         self._peer.status.doing = "loading"
+        self._begun = True
+        self._exported = ""
+        self._published.clear()
         if states:
             self._lineage = states[-1][0]
-        await learner.call(
+        for lineage, step in self._peer.store.complete():
+            held = self._peer.store.held((lineage, step))
+            if held is not None and lineage == self._lineage:
+                self._published[step] = (held.digest, held.manifest_bytes)
+        recording = await learner.call(
             "record_to",
             {
                 "tensorboard": options.tensorboard,
@@ -286,10 +313,7 @@ class TrainerRole:
             },
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
-        for lineage, step in self._peer.store.complete():
-            held = self._peer.store.held((lineage, step))
-            if held is not None and lineage == self._lineage:
-                self._published[step] = (held.digest, held.manifest_bytes)
+        self._ranks = recording["ranks"]
         if states:
             await self._resume(learner, arguments, states[-1])
         else:
@@ -299,7 +323,6 @@ class TrainerRole:
             await self._begin_save(learner, 0)
             await self._finish_save(learner)
             await self._publish(learner, 0, reward=0.0)
-        await self._load_pool()
 
     async def _prepare_base(self, learner: Child, folder: str, seed: int) -> None:
         self._peer.status.doing = "preparing the base policy"
@@ -342,7 +365,8 @@ class TrainerRole:
             for entry in own
             if isinstance(entry, CheckpointPublished) and entry.lineage == self._lineage
         }
-        self._known = logged | {bytes.fromhex(digest) for digest in resumed["consumed"]}
+        consumed = {bytes.fromhex(digest) for digest in resumed["consumed"]}
+        self._known |= logged | consumed
         self._events.emit("trainer.resumed", step=state, consumed=len(self._known))
         rows = self._database.read(
             "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (state,)
@@ -352,7 +376,17 @@ class TrainerRole:
             reward = rows[0][0]
             entries = msgspec.msgpack.decode(rows[0][1], type=list[Consumed])
             await self._log_missing([e for e in entries if e.submission not in logged])
+        await self._take_back(consumed)
         await self._publish(learner, state, reward=reward)
+
+    async def _take_back(self, consumed: set[bytes]) -> None:
+        """Settle the batch over which the child died: trained on, or back in the pool."""
+        batch, self._in_hand = self._in_hand, []
+        for accepted in batch:
+            if accepted.digest not in consumed:
+                self._pool.add(accepted)
+        self._swept = None
+        await self._drop_consumed([each for each in batch if each.digest in consumed])
 
     def _own_entries(self) -> Iterator[Entry]:
         """This trainer's log, from its beginning."""
@@ -564,6 +598,8 @@ class TrainerRole:
             await self._issue(order.step, 0, order)
             return True
         missing = self._missing_groups(order.step)
+        if not self._published:
+            return False  # its child died as it began a new lineage
         following = order.step + 1
         spare = self._run.manifest.sampling.groups_per_submission
         refill = self._filters.fill == "refill"
@@ -666,6 +702,7 @@ class TrainerRole:
             await self._finish_save(learner)
             await self._trusted.append(list(consumed))
             await self._publish(learner, step + 1, reward=result["reward"])
+            self._restarts.succeeded()
             now = self._node.world.now()
             figures = {
                 "submissions": len(batch),
@@ -685,6 +722,7 @@ class TrainerRole:
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
             await self._drop_consumed(batch)
+            self._in_hand = []
             await self._heed(learner, step, self._alarms.look(result))
 
     async def _train_on(self, learner: Child, step: int, batch: list[Accepted]) -> dict[str, Any]:
@@ -723,6 +761,7 @@ class TrainerRole:
                 )
             else:
                 self._pool.add(accepted)
+        self._in_hand = []
         self._swept = None  # what is back has missed the last look
         self._training_groups = 0
         await self._log_left_out([accepted.verdict for accepted in lost], "unreadable")
@@ -742,6 +781,7 @@ class TrainerRole:
                 batch = self._pool.take(wanted)
                 groups -= self._pool.groups
                 self._training_groups = max(wanted, groups)
+                self._in_hand = batch
                 return batch
             with trio.move_on_at(math.inf if late else deadline):
                 await self._wait_for_rollouts(step=self._policy.value, missing=wanted - groups)
@@ -996,7 +1036,8 @@ class TrainerRole:
         steps that never come."""
         order = self._order
         assert order is not None
-        if self._pool:
+        if self._pool and not self._carried:
+            self._carried = True
             await self._trusted.append(
                 [
                     Consumed(

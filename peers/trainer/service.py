@@ -106,11 +106,11 @@ class TrainerService:
     def record_to(
         self, tensorboard: str, wandb: str, run: str, config: Mapping[str, Any], peak_flops: float
     ) -> dict[str, Any]:
-        """Say where `record` writes; raises `UserError`."""
+        """Say where `record` writes, and hear how many `ranks` there are; raises `UserError`."""
         self._peak_flops = peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
             self._metrics = metrics.Metrics(tensorboard, wandb, run, config)
-        return {}
+        return {"ranks": self._ranks.world}
 
     def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Write one step's figures."""

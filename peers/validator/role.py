@@ -37,7 +37,8 @@ from swarm.messenger import first
 from swarm.node import RunNode
 from swarm.seeds import submission_seed
 from swarm.watch import Watched
-from swarm.world import Child, ChildError
+from swarm.world import Child, ChildDied, ChildError
+from swarm.world.restarts import Restarts
 
 INSPECT_DEADLINE_SECONDS = 60.0
 PREFILL_DEADLINE_SECONDS = 600.0
@@ -47,6 +48,10 @@ ORDER_WAIT_SECONDS = 3.0
 TURN_VALIDATORS_MAX = 3
 """Submission n waits for the verdict on n - 1 as long as this many validators may be silent in a
 row, each until the worker turns to the next."""
+
+DEATHS_PER_CASE_MAX = 2
+"""A submission over which so many children died is quarantined: a file that kills its reader would
+else keep everybody else's waiting."""
 
 ORDERS_KEPT = 64
 INSPECTOR_MEMORY_BYTES = 2 << 30
@@ -127,6 +132,11 @@ class ValidatorRole:
         self._queue, self._cases = trio.open_memory_channel[_Case](10_000)
         self._nursery: trio.Nursery
         """While requests are answered."""
+        self._in_hand: _Case | None = None
+        """What is judged now: once more, when a child died over it."""
+        self._deaths_in_hand = 0
+        self._inspector_restarts = Restarts(self._events, "inspector")
+        self._prefill_restarts = Restarts(self._events, "prefill")
         self._loaded: dict[int, int] = {}
         """Lineage of each policy that the prefill child holds under that number."""
         peer.gossip.listen(StepOrder, self._on_order)
@@ -135,19 +145,7 @@ class ValidatorRole:
     async def run(self) -> None:
         """Judge until cancelled."""
         await self._recover()
-        async with (
-            self._node.compute.child(
-                "peers.validator.inspector:InspectorService",
-                name="inspector",
-                memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
-            ) as inspector,
-            self._node.compute.child(
-                "peers.validator.prefill:PrefillService",
-                name="prefill",
-                arguments={"policies_kept": self._run.manifest.schedule.max_staleness + 2},
-            ) as prefill,
-            trio.open_nursery() as nursery,
-        ):
+        async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._peer.follow_checkpoints)
             nursery.start_soon(self._inbox.run)
@@ -159,19 +157,45 @@ class ValidatorRole:
                 # Not before: what nobody can announce yet would only take up its worker's quota.
                 self._peer.pushes.policy = self._inbox
                 try:
-                    await self._judge_in_turn(inspector, prefill)
+                    await self._prefill_restarts.run(self._live)
                 finally:
                     self._peer.pushes.policy = None
 
+    async def _live(self) -> None:
+        """Judge for as long as the prefill child lives, which may take long to load a policy;
+        the inspector, which hostile files may kill, is started again beside it."""
+        self._loaded = {}
+        async with self._node.compute.child(
+            "peers.validator.prefill:PrefillService",
+            name="prefill",
+            arguments={"policies_kept": self._run.manifest.schedule.max_staleness + 2},
+        ) as prefill:
+
+            async def live() -> None:
+                async with self._node.compute.child(
+                    "peers.validator.inspector:InspectorService",
+                    name="inspector",
+                    memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
+                ) as inspector:
+                    await self._judge_in_turn(inspector, prefill)
+
+            await self._inspector_restarts.run(live)
+
     async def _judge_in_turn(self, inspector: Child, prefill: Child) -> None:
-        async for case in self._cases:
+        while True:
+            case = self._in_hand = self._in_hand or await self._cases.receive()
             elsewhere = self._accepted_elsewhere.get(case.key)
             if elsewhere is not None:
                 await self._leave(case, PeerId(elsewhere.sender))
-                continue
-            self._peer.status.doing = f"judging step {case.submission.step}"
-            await self._judge(case, inspector, prefill)
+            else:
+                self._peer.status.doing = f"judging step {case.submission.step}"
+                await self._judge(case, inspector, prefill)
+            self._put_down()
             self._peer.status.doing = "ready to judge"
+
+    def _put_down(self) -> None:
+        """The case in hand is settled."""
+        self._in_hand, self._deaths_in_hand = None, 0
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -333,6 +357,15 @@ class ValidatorRole:
         started = self._node.world.now()
         try:
             outcome = await self._check(case, inspector, prefill)
+        except ChildDied as error:
+            self._deaths_in_hand += 1
+            if self._deaths_in_hand >= DEATHS_PER_CASE_MAX:
+                detail = f"its check ended {self._deaths_in_hand} children here: {error}"
+                outcome = _Outcome([], "internal", detail, quarantined=True)
+                await self._conclude(case.announced, case.submission, outcome, seconds=0.0)
+                self._put_down()
+                self._inspector_restarts.succeeded()  # the file is to blame, not this machine
+            raise
         except ChildError as error:
             outcome = _Outcome([], "internal", f"the check failed here: {error}", quarantined=True)
         except PeerError as error:
@@ -391,6 +424,7 @@ class ValidatorRole:
                 },
                 deadline_seconds=INSPECT_DEADLINE_SECONDS,
             )
+            self._inspector_restarts.succeeded()
             outcome = _outcome(inspected)
             if outcome.failed:
                 return outcome
@@ -467,6 +501,7 @@ class ValidatorRole:
             },
             deadline_seconds=PREFILL_DEADLINE_SECONDS,
         )
+        self._prefill_restarts.succeeded()
         found = _outcome(judged)
         outcome.checks.extend(found.checks)
         outcome.failed, outcome.detail = found.failed, found.detail

@@ -177,6 +177,10 @@ class ChildDied(SwarmError):
     The message names the child, how it ended, and its last lines of stderr.
     """
 
+    def __init__(self, message: str, child: str) -> None:
+        super().__init__(message)
+        self.child = child
+
 
 class Child(Protocol):
     """A supervised child process that answers one call at a time, in order."""

@@ -213,7 +213,7 @@ class LocalChild:
         with trio.CancelScope(shield=True):
             await self._wait_gone()
         words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
-        return ChildDied(f"child {self.name} {self._how}{words}")
+        return ChildDied(f"child {self.name} {self._how}{words}", self.name)
 
     async def _wait_gone(self) -> None:
         """Until the process has ended: by itself within the grace, else killed."""
@@ -343,7 +343,7 @@ class LocalCompute:
             if server is None:
                 return _Spawned(connection, stderr)
         except OSError as error:
-            raise ChildDied(f"child {name} could not be started: {error}") from error
+            raise ChildDied(f"child {name} could not be started: {error}", name) from error
         try:
             socket.send_fds(server, [b"fork"], [connection.fileno(), stderr])
             with trio.fail_after(deadline_seconds):
@@ -355,7 +355,8 @@ class LocalCompute:
                 raise
             raise ChildDied(
                 f"child {name} could not be started: the fork server at {self._fork_server} did "
-                f"not answer within {deadline_seconds:g} s ({error!r})"
+                f"not answer within {deadline_seconds:g} s ({error!r})",
+                name,
             ) from error
         return _Forked(server, pidfd)
 

@@ -216,7 +216,19 @@ class Peer(Person):
                 self.events.append(json.loads(line))
         super()._hear(line)
 
-    def heard(self, name: str, since: int = 0, **fields: Any) -> list[Event]:
+    def children(self) -> dict[str, int]:
+        """Process numbers of the compute children of its present life, by name."""
+        living: dict[str, int] = {}
+        for event in self.events:
+            if event["event"] == "peer.listening":
+                living.clear()
+            elif event["event"] == "compute.child_started":
+                living[event["name"]] = event["pid"]
+            elif event["event"] == "compute.child_died":
+                living.pop(event["name"], None)
+        return {name: pid for name, pid in living.items() if _is_swarms(pid)}
+
+    def heard(self, name: str, /, since: int = 0, **fields: Any) -> list[Event]:
         """The events of this name with these fields, from the `since`-th event on."""
         return [
             event
@@ -225,7 +237,7 @@ class Peer(Person):
         ]
 
     async def says(
-        self, name: str, *, seconds: float = STEP_SECONDS, since: int = 0, **fields: Any
+        self, name: str, /, *, seconds: float = STEP_SECONDS, since: int = 0, **fields: Any
     ) -> Event:
         """The first such event, said already or yet to come."""
 
@@ -234,6 +246,14 @@ class Peer(Person):
 
         event: Event = await self._wait(found, f"say {name} {fields or ''}", seconds)
         return event
+
+
+def _is_swarms(pid: int) -> bool:
+    """Whether this is still one of our processes: the number may be another's by now."""
+    try:
+        return b"swarm" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def processes_in_group(group: int) -> set[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,37 @@ def test_every_peer_is_killed_once(tmp_path: Path, base: Path, fork_server: Path
             peers.restart("bootstrap")
             await peers.complete(steps * STEP_SECONDS)
             assert await trainer.ended(30) == 0
+            check_nobody_was_wronged(check_accounts(peers))
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_every_child_is_killed_once_and_no_peer_ends(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    async def main() -> None:
+        steps = 16
+        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+            await peers.start()
+            trainer = peers["trainer"]
+            step = 2
+            for name, child in [
+                ("inference-1", "engine"),
+                ("validator", "inspector"),
+                ("validator", "prefill"),
+                ("trainer", "trainer"),
+                ("trainer", "trainer"),
+            ]:
+                await trainer.says("trainer.checkpoint_published", step=step)
+                since = len(peers[name].events)
+                os.kill(peers[name].children()[child], signal.SIGKILL)
+                await peers[name].says("compute.child_restarted", since=since, name=child)
+                step += 2
+            await peers.complete(steps * STEP_SECONDS)
+            for peer in [trainer, *peers.of_role("inference")]:
+                assert await peer.ended(30) == 0, peer.complaints
+            assert peers["validator"].status.value is None
             check_nobody_was_wronged(check_accounts(peers))
 
     trio.run(main)

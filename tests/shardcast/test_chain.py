@@ -146,7 +146,7 @@ def test_a_broken_chain_falls_back_to_the_full_pieces(tmp_path: Path, how: str) 
 
     def die(method: str) -> None:
         if how == "the child dies" and method == "make":
-            raise ChildDied("delta was killed by SIGKILL")
+            raise ChildDied("delta was killed by SIGKILL", "delta")
 
     async def main() -> None:
         network = MemoryNetwork()

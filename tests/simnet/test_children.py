@@ -1,0 +1,127 @@
+"""Compute children die: their roles start them again, and nothing is lost or done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, SimulatedCompute, Workload
+from simnet.invariants import Invariants
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm import defaults
+from swarm.events import Event
+
+STEPS = 4
+SLOW = Hardware(step_seconds=5.0)
+"""Half a second into a step it is being made."""
+
+
+class Killings:
+    """Kills a child half a second after chosen ones of its peer's words."""
+
+    def __init__(self, simulation: Simulation, child: str, doing: str, times: Sequence[int]):
+        self._simulation, self._child, self._doing = simulation, child, doing
+        self._times = times
+        self._count = 0
+        simulation.listeners.append(self._hear)
+
+    def _hear(self, _: float, peer: Peer, event: Event) -> None:
+        if event.name == "peer.status" and event.fields["doing"].startswith(self._doing):
+            self._count += 1
+            if self._count in self._times:
+                self._simulation.nursery.start_soon(self._kill, peer)
+
+    async def _kill(self, peer: Peer) -> None:
+        await trio.sleep(0.5)
+        assert peer.node is not None and isinstance(peer.node.compute, SimulatedCompute)
+        if self._child in peer.node.compute.children:
+            peer.node.compute.children[self._child].die()
+
+
+class Story:
+    """A run of a trainer, a validator and these workers; what was said."""
+
+    def __init__(self, *plans: Plan, killings: tuple[str, str, Sequence[int]] | None = None):
+        self.said: list[Event] = []
+        self.simulation = Simulation(
+            3, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64)
+        )
+        self.simulation.listeners.append(lambda _, peer, event: self.said.append(event))
+        if killings is not None:
+            Killings(self.simulation, *killings)
+        self._plans = plans
+
+    def run(self, until: str = "trainer.run_complete", of: str = "trainer", times: int = 1) -> None:
+        async def main() -> None:
+            async with self.simulation.running():
+                Invariants(self.simulation)
+                await start_bootstrap(
+                    self.simulation, trainers=["trainer"], validators=["validator"], steps=STEPS,
+                    groups_per_step=8, max_new_tokens=256,
+                )  # fmt: skip
+                met = self.simulation.expect(until, [of], lambda _: len(self.of(until)) >= times)
+                for plan in [
+                    Plan("validator", ["validator"]),
+                    Plan(
+                        "trainer",
+                        ["trainer"],
+                        hardware=SLOW,
+                        options={"trainer.model": "simulated"},
+                    ),
+                    *self._plans,
+                ]:
+                    await self.simulation.add(plan).start()
+                assert await self.simulation.meet(met, 1800)
+
+        run_virtual(main, seed=3, limit_seconds=3600)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [event.fields for event in self.said if event.name == name]
+
+
+WORKER = Plan("inference-1", ["inference"])
+
+
+@pytest.mark.parametrize(
+    ("child", "doing"),
+    [
+        ("trainer", "training"),
+        ("engine", "generating"),
+        ("prefill", "judging"),
+        ("inspector", "judging"),
+    ],
+)
+def test_a_child_that_dies_is_started_again_and_its_work_is_done_over(
+    child: str, doing: str
+) -> None:
+    story = Story(WORKER, killings=(child, doing, (1, 3, 4)))
+    story.run()
+    assert not story.simulation.violations
+    assert [f["deaths"] for f in story.of("compute.child_restarted")][:1] == [1]
+    assert len(story.of("compute.child_restarted")) >= 2
+    assert {fields["outcome"] for fields in story.of("validator.verdict")} == {"accepted"}
+    assert [fields["step"] for fields in story.of("trainer.step_trained")] == list(range(STEPS))
+
+
+def test_a_file_that_kills_its_reader_is_quarantined_and_ends_nobody() -> None:
+    story = Story(Plan("inference-1", ["inference"], fabricates="poison"))
+    story.run("validator.verdict", "validator", times=defaults.CHILD_DEATHS_MAX)
+    assert not story.simulation.violations
+    assert {fields["outcome"] for fields in story.of("validator.verdict")} == {"quarantined"}
+    assert "its check ended 2 children here" in story.of("validator.verdict")[0]["detail"]
+    restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
+    assert len(restarted) > defaults.CHILD_DEATHS_MAX and set(restarted) == {1, 2}
+
+
+def test_a_child_that_always_dies_ends_its_peer_after_so_many_deaths_in_a_row() -> None:
+    story = Story(WORKER, killings=("trainer", "training", range(100)))
+    story.run()
+    assert len(story.of("trainer.step_trained")) == 0
+    restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
+    assert restarted == list(range(1, defaults.CHILD_DEATHS_MAX))
+    assert "trainer ended: trainer was killed" in story.simulation.violations[0]
