@@ -104,6 +104,11 @@ def _judgement(f: dict[str, Any]) -> str:
     return f"{why} ({figures}): {f['detail']}"
 
 
+def _times(f: dict[str, Any]) -> str:
+    """How often something happened since it was last said, if more than once."""
+    return f" ({f['times']} times)" if f.get("times", 1) > 1 else ""
+
+
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "compute.child_died": lambda f: (
         f"child process {f['name']} {f['how']}; its last words: {' | '.join(f['last']) or 'none'}"
@@ -180,13 +185,14 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{_judgement(f)}"
     ),
     "inference.delivery_failed": lambda f: (
-        f"validator {_short(f['validator'])} could not be given a submission: {f['reason']}"
+        f"validator {_short(f['validator'])} could not be given a submission"
+        f"{_times(f)}: {f['reason']}"
     ),
     "inference.verdict_late": lambda f: (
         f"validator {_short(f['validator'])} owes a verdict; asking the next"
     ),
     "inference.no_validator": lambda f: (
-        f"no validator takes a submission of step {f['step']}; trying again"
+        f"no validator takes a submission of step {f['step']}{_times(f)}; trying again"
     ),
     "inference.run_over": lambda f: f"the run is over (its last step was {f['step']})",
     "validator.verdict": lambda f: (

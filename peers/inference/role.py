@@ -7,6 +7,7 @@ so a peer that restarts makes the very same files again, and a repeated delivery
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -27,6 +28,8 @@ from swarm.world.restarts import Restarts
 
 GENERATE_DEADLINE_SECONDS = 3600.0
 LOAD_DEADLINE_SECONDS = 600.0
+COMPLAINT_SECONDS = 30.0
+"""How often the same complaint about a validator is repeated."""
 OUTBOX = "outbox"
 """Folder of submissions without a verdict yet."""
 
@@ -46,7 +49,11 @@ class InferenceRole:
         self._run = peer.run
         self._events = peer.node.events
         self._verdicts: dict[bytes, trio.Event] = {}
-        self._receipts: dict[bytes, Envelope] = {}
+        self._under_way = 0
+        """Submissions made and not yet judged: no more than a validator takes of one worker, so
+        that any of them can take over any other's."""
+        self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
+        """When something was last said of a validator, and how often it was not said since."""
         self._loaded: tuple[int, int] | None = None
         self._step: tuple[int, int] = (-1, -1)
         self._number = 0
@@ -81,7 +88,7 @@ class InferenceRole:
 
     async def _generate_until_over(self, engine: Child, nursery: trio.Nursery) -> None:
         while True:
-            self._peer.status.doing = "waiting for work"
+            self._peer.status.doing = f"waiting for {'verdicts' if self._is_full() else 'work'}"
             await self._peer.order.wait_until(lambda _: self._wanted())
             order = self._peer.step_order()
             assert order is not None
@@ -101,7 +108,10 @@ class InferenceRole:
         if order.final:
             return True
         number = self._number if self._step == (order.lineage, order.step) else 0
-        return order.groups_wanted > 0 and number < order.submissions_max
+        return order.groups_wanted > 0 and number < order.submissions_max and not self._is_full()
+
+    def _is_full(self) -> bool:
+        return self._under_way >= self._run.manifest.limits.submissions_unjudged_max
 
     def _start_step(self, order: StepOrder) -> None:
         if self._step != (order.lineage, order.step):
@@ -250,6 +260,8 @@ class InferenceRole:
         reference = BlobReference(submission.digest, submission.size_bytes)
         announced = await self._peer.seal(submission, defaults.STATE_LIFETIME_SECONDS)
         deadline = self._node.world.now() + defaults.STATE_LIFETIME_SECONDS
+        pause = limits.acknowledgement_seconds / 5
+        self._under_way += 1
         try:
             while not judged.is_set() and self._node.world.now() < deadline:
                 for validator in ranked:
@@ -265,9 +277,13 @@ class InferenceRole:
                         break
                     self._events.emit("inference.verdict_late", validator=validator)
                 else:
-                    self._events.emit("inference.no_validator", step=submission.step)
-                    await trio.sleep(limits.acknowledgement_seconds / 5)
+                    self._complain("inference.no_validator", "", step=submission.step)
+                    with trio.move_on_after(pause):
+                        await judged.wait()  # one of them may have had the file all along
+                    pause = min(2 * pause, limits.verdict_seconds)
         finally:
+            self._under_way -= 1
+            self._peer.order.touch()  # what it wants may be made now
             task_status.started()
             self._verdicts.pop(submission.digest, None)
             await self._node.disk.remove(path)
@@ -293,7 +309,7 @@ class InferenceRole:
                 validator, announced, *supporting, deadline_seconds=limits.acknowledgement_seconds
             )
         except PeerError as error:
-            self._events.emit("inference.delivery_failed", validator=validator, reason=str(error))
+            self._complain("inference.delivery_failed", validator, reason=str(error))
             return False
         verdict = first(reply, Verdict)
         if verdict is not None and self._is_receipt(verdict, reference.digest):
@@ -316,6 +332,16 @@ class InferenceRole:
                 validator=validator,
             )
         return acknowledged
+
+    def _complain(self, name: str, validator: str, **fields: Any) -> None:
+        """Say that a delivery failed, but not over and over: how many `times` since it was said."""
+        now = self._node.world.now()
+        said, times = self._complaints.get((name, validator), (-math.inf, 0))
+        if now - said < COMPLAINT_SECONDS:
+            self._complaints[name, validator] = (said, times + 1)
+            return
+        self._complaints[name, validator] = (now, 0)
+        self._events.emit(name, validator=validator, times=times + 1, **fields)
 
     def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
         """Whether this is a verdict on one's submission by any validator: who is asked passes on

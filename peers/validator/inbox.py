@@ -72,7 +72,7 @@ class Inbox:
     def __init__(
         self, run: Run, disk: Disk, world: World, *, judged: Callable[[Key], bool]
     ) -> None:
-        """`judged`: whether the verdict on a file was given here."""
+        """`judged`: whether a file has its verdict, from whomever."""
         self._judged = judged
         self._run = run
         self._disk = disk
@@ -107,7 +107,7 @@ class Inbox:
                 f"this one {reference.size_bytes}",
             )
         arriving = sum(push.worker == client for push in self._arriving)
-        waiting = sum(worker == client for worker, _ in self._whole)
+        waiting = sum(key[0] == client and not self._judged(key) for key in self._whole)
         if (client, reference.digest) in self._whole:
             waiting = 0  # it came once already, and its worker has not heard so
         if arriving + waiting >= limits.submissions_unjudged_max:

@@ -114,8 +114,13 @@ class ValidatorRole:
         self._secret = self._node.world.secret_bytes(32)
         self._orders: dict[tuple[int, int], StepOrder] = {}
         self._inbox = Inbox(
-            peer.run, peer.node.disk, peer.node.world, judged=lambda key: key in self._judged
+            peer.run,
+            peer.node.disk,
+            peer.node.world,
+            judged=lambda key: self._verdict_on(key) is not None,
         )
+        self._answering: dict[Key, trio.Event] = {}
+        """Announcements that are being looked at, and when they no longer are."""
         self._waiting: dict[Key, _Case] = {}
         self._places: dict[tuple[str, int, int, int], bytes] = {}
         """Which submission stands at (worker, lineage, step, number)."""
@@ -202,18 +207,34 @@ class ValidatorRole:
     async def _on_submission(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
+        assert isinstance(envelope.message, Submission)
+        key = (envelope.sender, envelope.message.digest)
+        while key in self._answering:  # asked again before it was answered: one verdict each
+            await self._answering[key].wait()
+        known = self._verdict_on(key)
+        if known is not None:
+            if key not in self._judged and key not in self._waiting:
+                await self._inbox.remove(key)
+            return [known]
+        if key in self._waiting:
+            return [await self._acknowledge(self._waiting[key])]
+        self._answering[key] = trio.Event()
+        try:
+            return await self._take_up(envelope, supporting)
+        finally:
+            self._answering.pop(key).set()
+
+    def _verdict_on(self, key: Key) -> Envelope | None:
+        """The verdict that was given here, or else one by which another validator accepted it."""
+        return self._judged.get(key) or self._accepted_elsewhere.get(key)
+
+    async def _take_up(
+        self, envelope: Envelope, supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        """Acknowledge what is announced for the first time, or refuse it."""
         submission = envelope.message
         assert isinstance(submission, Submission)
         key = (envelope.sender, submission.digest)
-        if key in self._judged:
-            return [self._judged[key]]
-        elsewhere = self._accepted_elsewhere.get(key)
-        if elsewhere is not None:
-            if key not in self._waiting:
-                await self._inbox.remove(key)
-            return [elsewhere]
-        if key in self._waiting:
-            return [await self._acknowledge(self._waiting[key])]
         order = await self._order_of(submission, first(supporting, StepOrder))
         refusal = self._refusal(envelope, submission, supporting, order)
         if refusal is not None:

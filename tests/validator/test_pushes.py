@@ -12,6 +12,7 @@ from simnet.clock import run_virtual
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import PeerId
+from swarm.messages import Submission
 from swarm.node import RunNode
 from swarm.transport import BlobReference, Refused
 from swarm.world import Sink
@@ -130,6 +131,35 @@ def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() ->
         assert disk.list("incoming") == before
 
     _simulate(main)
+
+
+def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -> None:
+    """It waits for the order a while, and so do its repetitions."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-worker")
+        await trio.sleep(10)
+        part, validator = _part(peers["inference-worker"]), peers["validator"].id
+        unknown = Submission(
+            lineage=0, step=99, policy=0, number=0, digest=REFERENCE.digest, size_bytes=1, groups=1
+        )
+        announced = await part.seal(unknown, 600.0)
+        assert part.lease is not None and part.lease.admission is not None
+        shown = (announced, part.lease.admission)
+        answers = []
+
+        async def announce() -> None:
+            answers.append(await part.messenger.request(validator, *shown))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(announce)
+        await announce()
+        assert {verdict.digest for (verdict,) in answers} == {answers[0][0].digest}
+
+    said = _simulate(main)
+    judged = [event.fields for event in said if event.name == "validator.verdict"]
+    assert [fields["failed"] for fields in judged if fields["step"] == 99] == ["step"]
 
 
 def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
