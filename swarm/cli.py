@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import trio
 import typer
 
-from swarm import cli_checkpoint
-from swarm.errors import PeerError, SwarmError, UserError, leaf_errors
-from swarm.output import print_json, to_json
+from swarm import cli_checkpoint, cli_look
+from swarm.errors import SwarmError, UserError, leaf_errors
+from swarm.output import Version, print_json, to_json
+from swarm.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
-    from swarm.ledger.wire import Receipt
-    from swarm.messages import Present, StepOrder
-    from swarm.node import Node, RunNode
+    from swarm.node import Node
     from swarm.run import Run
 
-STATUS_SECONDS_MAX = 12.0
-"""For trusted peers to admit the observer and for presence, published every 5 s, to arrive."""
+TEXT_CHARACTERS_MAX = 100_000
+"""Of one prompt or completion that `swarm rollouts show` prints."""
 
 app = typer.Typer(
     name="swarm",
@@ -41,6 +40,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _swarm(version: Version = False) -> None:
+    pass  # for `swarm --version`
+
+
 run_app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 rollouts_app = typer.Typer(help="Read files of rollouts.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
@@ -258,16 +264,16 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
 
     from swarm.run import run_id
 
-    plain = _plain(envelope.message)
+    fields = plain(envelope.message)
     if as_json:
-        print_json({"run": run_id(envelope), "owner": envelope.sender} | plain)
+        print_json({"run": run_id(envelope), "owner": envelope.sender} | fields)
         return
     print(f"run      {run_id(envelope)}")
     print(f"owner    {envelope.sender} (signature verified)")
     issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
     print(f"signed   {issued} UTC")
     assert isinstance(envelope.message, msgspec.Struct)
-    for name, value in sorted(plain.items(), key=lambda item: isinstance(item[1], dict)):
+    for name, value in sorted(fields.items(), key=lambda item: isinstance(item[1], dict)):
         if isinstance(value, dict):
             print(f"\n[{name}]")
             for key, inner in value.items():
@@ -280,16 +286,16 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
             print(f"{name} = {json.dumps(value)}")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Structs as dictionaries, bytes as hex."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
-        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -298,10 +304,14 @@ def _plain(value: Any) -> Any:
 
 @asynccontextmanager
 async def visit(
-    bootstrap: Sequence[str] | None, run: str | None, *, home: Path | None = None
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    *,
+    home: Path | None = None,
+    looks_on: bool = False,
 ) -> AsyncIterator[tuple[Node, Run]]:
     """A node that has found a run, without joining it; its key and state are in `home`, or of the
-    moment."""
+    moment. `looks_on`: see `find_run`."""
     from swarm.node import find_run, join_network
     from swarm.peer import open_node
     from swarm.settings import PeerSettings
@@ -315,7 +325,7 @@ async def visit(
             run=run,
         )
         async with open_node(settings, events_sink=lambda event: None) as node:
-            yield node, await find_run(node, await join_network(node))
+            yield node, await find_run(node, await join_network(node), looks_on=looks_on)
 
 
 def _last_bootstrap() -> list[str]:
@@ -339,48 +349,6 @@ async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> E
         return found.manifest_envelope
 
 
-class _Observation:
-    """What an observer learns in a few seconds."""
-
-    def __init__(self, peer: RunNode) -> None:
-        self.peer = peer
-        self.present: dict[str, Present] = {}
-        self.arrived = trio.Event()
-
-    def on_presence(self, envelope: Envelope) -> None:
-        from swarm.messages import Presence
-
-        assert isinstance(envelope.message, Presence)
-        for entry in envelope.message.peers:
-            held = self.present.get(entry.peer)
-            if held is None or entry.age_seconds < held.age_seconds:
-                self.present[entry.peer] = entry
-        self.arrived.set()
-
-
-async def _observe(bootstrap: Sequence[str] | None, run: str | None) -> tuple[_Observation, str]:
-    """Join a run as an observer until the trusted peers have said who is there."""
-    from swarm.gossip import RUN, WORK
-    from swarm.messages import Presence
-    from swarm.node import RunNode
-
-    async with visit(bootstrap, run) as (node, found):
-        peer = RunNode(node, found, (RUN, WORK))
-        observation = _Observation(peer)
-        peer.gossip.listen(Presence, observation.on_presence)
-        with trio.move_on_after(STATUS_SECONDS_MAX):
-            async with peer.joined():
-                await observation.arrived.wait()
-                # Every trusted peer offers its newest states on greeting: one more tick.
-                await trio.sleep(1.0)
-        if not observation.present:
-            raise SwarmError(
-                f"no trusted peer of {found.id} answered within {STATUS_SECONDS_MAX:g} s; "
-                "its trainer and validators may be down"
-            )
-        return observation, found.id
-
-
 @app.command()
 def status(
     bootstrap: Bootstrap = None,
@@ -388,129 +356,16 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Who takes part in a run, and how far it is. ✓ marks the peers that the owner trusts."""
-
-    def work() -> None:
-        observation, run_name = trio.run(_observe, bootstrap, run)
-        if as_json:
-            print_json(_status_object(observation, run_name))
-        else:
-            _show_status(observation, run_name)
-
-    finish(work)
-
-
-def _status_object(observation: _Observation, run: str) -> dict[str, Any]:
-    order = observation.peer.step_order()
-    checkpoint = observation.peer.newest_checkpoint()
-    return {
-        "run": run,
-        "step": order.step if order else None,
-        "steps": observation.peer.run.manifest.schedule.steps,
-        "policy": checkpoint.step if checkpoint else None,
-        "reward": checkpoint.reward if checkpoint else None,
-        "state": _run_state(order),
-        "peers": {
-            entry.peer: {"standing": entry.standing, "age_seconds": round(entry.age_seconds, 1)}
-            | _plain(entry.heartbeat)
-            for _, entry in sorted(observation.present.items())
-        },
-    }
-
-
-def _run_state(order: StepOrder | None) -> str:
-    if order is None:
-        return "not begun"
-    if order.final:
-        return "over"
-    return f"wants {order.groups_wanted} groups" if order.groups_wanted else "step closed"
-
-
-def _show_status(observation: _Observation, run: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from swarm.demo.view import ROLE_STYLES, STATE_STYLES, readable_bytes
-
-    told = _status_object(observation, run)
-    console = Console()
-    console.print(f"[bold]run[/bold] {run}", highlight=False, soft_wrap=True)
-    step = "–" if told["step"] is None else f"{told['step']} of {told['steps']}"
-    line = f"[bold]step[/bold] {step} · {told['state']}"
-    if told["policy"] is not None:
-        line += f" · newest policy {told['policy']} · reward {told['reward']:.3f}"
-    console.print(line, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for column in ("peer", "roles", "standing"):
-        table.add_column(column, no_wrap=True)
-    for column in ("policy", "step", "sent", "received"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("doing", no_wrap=True, overflow="ellipsis")
-    trusted = observation.peer.run.manifest
-    for identifier, entry in sorted(
-        observation.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
-    ):
-        beat = entry.heartbeat
-        roles = ", ".join(beat.roles)
-        mark = " ✓" if identifier in trusted.trusted_ids() else ""
-        style = ROLE_STYLES.get(beat.roles[0] if beat.roles else "", "white")
-        table.add_row(
-            f"…{identifier[-6:]}",
-            f"[{style}]{roles}[/{style}]{mark}",
-            f"[{STATE_STYLES.get(entry.standing, 'white')}]{entry.standing}[/]",
-            str(beat.policy) if beat.policy >= 0 else "–",
-            str(beat.step) if beat.step >= 0 else "–",
-            readable_bytes(beat.bytes_sent),
-            readable_bytes(beat.bytes_received),
-            beat.doing,
-        )
-    console.print(table)
-
-
-# --- ledger ------------------------------------------------------------------------------------
-
-
-async def _read_ledgers(
-    bootstrap: Sequence[str] | None, run: str | None, worker: str
-) -> tuple[list[Receipt], list[str], list[str]]:
-    """(receipts of a worker, evictions of it, validators that could not be asked)."""
-    from swarm.identity import PeerId
-    from swarm.ledger.wire import receipts_of
-
-    receipts: list[Receipt] = []
-    silent: list[str] = []
-    async with visit(bootstrap, run) as (node, found):
-        for validator in found.manifest.validator_ids():
-            try:
-                receipts += await receipts_of(node, PeerId(validator), worker)
-            except PeerError as error:
-                silent.append(str(error))
-        evictions = await _evictions(node, found, worker)
-    return receipts, evictions, silent
-
-
-async def _evictions(node: Node, run: Run, worker: str) -> list[str]:
-    """Reasons for which trusted peers evicted a worker, as their logs say."""
-    from swarm.identity import PeerId
-    from swarm.ledger.entries import Evicted
-    from swarm.ledger.wire import fetch_ledger
-
-    reasons = []
-    for trusted in run.manifest.trusted_ids():
-        try:
-            ledger = await fetch_ledger(node, PeerId(trusted))
-        except PeerError:
-            continue  # named already if it is a validator; a trainer's log repeats evictions
-        reasons += [
-            entry.reason
-            for entry in ledger.entries
-            if isinstance(entry, Evicted) and entry.peer == worker
-        ]
-    return list(dict.fromkeys(reasons))
+    finish(lambda: cli_look.show_status(bootstrap, run, as_json=as_json))
 
 
 @app.command()
 def ledger(
-    peer: Annotated[str, typer.Option(help="Id of the peer whose record is wanted.")],
+    peer: Annotated[
+        str | None,
+        typer.Option(help="Id of the peer whose record is wanted; without it, one's own."),
+    ] = None,
+    home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     last: Annotated[int, typer.Option(min=0, help="Receipts to list, newest last.")] = 20,
@@ -519,86 +374,10 @@ def ledger(
     """Credits and receipts of one peer, each proven to be in its validator's signed log."""
 
     def work() -> int:
-        from swarm.identity import InvalidPeerId, public_key_of
-
-        try:
-            public_key_of(peer)
-        except InvalidPeerId as error:
-            raise UserError(f"--peer: {error}") from error
-        receipts, evictions, silent = trio.run(_read_ledgers, bootstrap, run, peer)
-        told = _ledger_object(peer, receipts, evictions)
-        if as_json:
-            print_json(told)
-        else:
-            _show_ledger(told, last)
-        for problem in silent:
-            print(f"not complete: {problem}", file=sys.stderr)
-        return 1 if silent else 0
+        who = peer or cli_look.own_id(home)
+        return cli_look.show_record(who, bootstrap, run, last=last, as_json=as_json)
 
     finish(work)
-
-
-def _ledger_object(
-    peer: str, receipts: Sequence[Receipt], evictions: Sequence[str]
-) -> dict[str, Any]:
-    """Credit is the completions of accepted and quarantined submissions, each counted once."""
-    credited: dict[bytes, int] = {}
-    outcomes: dict[str, int] = {}
-    rows = []
-    for receipt in receipts:
-        verdict = receipt.verdict
-        outcomes[verdict.outcome] = outcomes.get(verdict.outcome, 0) + 1
-        if verdict.outcome in ("accepted", "quarantined"):
-            credited[verdict.submission] = sum(len(group) for group in verdict.rewards)
-        failed = next((check for check in verdict.checks if not check.passed), None)
-        rows.append(
-            {
-                "index": receipt.index,
-                "step": verdict.step,
-                "policy": verdict.policy,
-                "number": verdict.number,
-                "outcome": verdict.outcome,
-                "failed": verdict.failed,
-                "figure": failed.figure if failed else None,
-                "threshold": failed.threshold if failed else None,
-                "credit": credited.get(verdict.submission, 0),
-                "submission": verdict.submission.hex(),
-                "by": receipt.envelope.sender,
-                "proven_under_size": _plain(receipt.head.message)["size"],
-            }
-        )
-    return {
-        "peer": peer,
-        "credit": sum(credited.values()),
-        "outcomes": outcomes,
-        "evictions": list(evictions),
-        "receipts": rows,
-    }
-
-
-def _show_ledger(told: dict[str, Any], last: int) -> None:
-    from swarm.demo.view import figure
-
-    print(f"peer    {told['peer']}")
-    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
-    print(f"credit  {told['credit']:,} completions ({outcomes or 'nothing judged yet'})")
-    for reason in told["evictions"]:
-        print(f"evicted {reason}")
-    rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
-    if rows:
-        print(f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'credit':>7}  outcome")
-    for row in rows:
-        failed = ""
-        if row["failed"]:
-            failed = f"  {row['failed']}"
-            if row["figure"] is not None:
-                failed += f" {figure(row['figure'])} against {figure(row['threshold'])}"
-        print(
-            f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
-            f"{row['credit']:>7}  {row['outcome']}{failed}"
-        )
-    if rows:
-        print(f"\n{len(told['receipts']):,} receipts, every inclusion proof verified")
 
 
 # --- rollouts ----------------------------------------------------------------------------------
@@ -622,21 +401,22 @@ def rollouts_show(
         shown = [row for row in rows if not groups or row.group < groups]
         if as_json:
             completions = [dataclasses.asdict(row) for row in shown]
-            print_json({"header": _plain(header), "rows": completions})
+            print_json({"header": plain(header), "rows": completions})
             return
-        for name, value in _plain(header).items():
-            print(f"{name:<20} {value}")
+        for name, value in plain(header).items():
+            print(f"{name:<20} {printable(str(value))}")
         group = -1
         for row in shown:
             if row.group != group:
                 group = row.group
                 target = f"  (target length {row.target_length})" if row.target_length else ""
-                print(f"\ngroup {group}  {row.prompt or row.prompt_tokens}{target}")
+                prompt = printable(row.prompt or str(row.prompt_tokens), TEXT_CHARACTERS_MAX)
+                print(f"\ngroup {group}  {prompt}{target}")
             log_probability = sum(row.log_probabilities)
             print(
                 f"  {row.sample:>3}  {len(row.completion_tokens):>5} tokens  "
                 f"log p {log_probability:8.3f}  proof {row.proof_bytes} B  "
-                f"{row.completion or row.completion_tokens}"
+                f"{printable(row.completion or str(row.completion_tokens), TEXT_CHARACTERS_MAX)}"
             )
 
     finish(work)

@@ -15,6 +15,7 @@ import typer
 
 from swarm.errors import UserError
 from swarm.output import print_json
+from swarm.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.shardcast.mirror import Progress
@@ -226,8 +227,8 @@ def fetch_command(
             print_json(told)
         else:
             print(
-                f"{out}: policy {told['step']} of {told['run']}, {told['bytes']:,} bytes, every "
-                f"piece checked against manifest {told['manifest']}"
+                f"{out}: policy {told['step']} of {printable(held.manifest.run)}, "
+                f"{told['bytes']:,} bytes, every piece checked against manifest {told['manifest']}"
             )
 
     finish(work)
@@ -371,7 +372,7 @@ def verify_command(
             print_json({"manifest": digest_of(blob).hex(), "problems": problems})
         elif problems:
             for problem in problems:
-                print(problem, file=sys.stderr)
+                print(printable(problem), file=sys.stderr)
         else:
             print(f"{folder} is what manifest {digest_of(blob).hex()} says")
         return 1 if problems else 0

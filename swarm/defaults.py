@@ -718,6 +718,9 @@ LEDGER_ENTRIES_MAX = 512
 LEDGER_RECEIPTS_MAX = 64
 """Receipts in one answer, each of an entry and an envelope of at most 64 KiB."""
 
+LEDGER_EXPULSIONS_MAX = 2
+"""Of one peer in one answer: the newest eviction and the newest reinstatement."""
+
 LEDGER_ANSWER_BYTES_MAX = 512 * 1024
 """Bytes of entries in one answer; a single entry always fits."""
 

@@ -121,6 +121,11 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"
     ),
+    "peer.earned": lambda f: (
+        f"earned: {f['completions']:,} completions in {f['groups']:,} groups are credited; of the "
+        f"submissions {f['accepted']:,} were accepted, {f['refused']:,} refused, "
+        f"{f['quarantined']:,} quarantined"
+    ),
     "peer.work_over": lambda f: "the run is over, and so is this peer's work",
     "membership.admitted": lambda f: f"admitted to the run by {_short(f['by'])}",
     "membership.lease_lost": lambda f: (

@@ -349,9 +349,13 @@ async def join_dht(node: Node) -> None:
             node.events.emit("dht.bootstrap_failed", reason=str(error))
 
 
-async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
+async def find_run(node: Node, bootstrap_peers: Sequence[PeerId], *, looks_on: bool = False) -> Run:
     """The run to join, from manifest files or from the bootstrap peers; enters the DHT, as the
-    run's mode wants it. Raises `UserError`."""
+    run's mode wants it. Raises `UserError`.
+
+    An onlooker does not serve the DHT, nor look there for a newer manifest: it asks the trusted
+    peers next, who know.
+    """
     known = dict(node.manifests)
     problems = []
     for peer in bootstrap_peers:
@@ -366,9 +370,9 @@ async def find_run(node: Node, bootstrap_peers: Sequence[PeerId]) -> Run:
     if not known and problems:
         raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
-    node.dht.serving = Run(manifest).passes_on(node.peer_id, node.settings.role)
+    node.dht.serving = not looks_on and Run(manifest).passes_on(node.peer_id, node.settings.role)
     await join_dht(node)
-    raw = await node.dht.get(run_key(manifest.body.run))
+    raw = await node.dht.get(run_key(manifest.body.run)) if not looks_on else None
     if raw is not None:
         newer = open_envelope(raw)
         if newer.body.run == manifest.body.run:

@@ -1,4 +1,4 @@
-"""JSON that commands print or write: on standard output, or in the file that `--json` names."""
+"""What commands print for programs: JSON, on standard output or in a file, and the version."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from swarm import __version__
 from swarm.errors import UserError
 
 STANDARD_OUTPUT = Path("-")
@@ -60,3 +63,15 @@ def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = (
         raise UserError(f"{option} {path} cannot be written: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"{option} {path} cannot be written: no permission")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"swarm {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+]
+"""An option of every command line."""

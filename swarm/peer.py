@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -23,10 +24,12 @@ from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.events import Event, Events, JsonLines, Lines
 from swarm.identity import load_or_create
 from swarm.node import Node, assemble
+from swarm.output import Version
 from swarm.roles import BOOTSTRAP, load_role, take_part
 from swarm.run import load_manifest, run_id
 from swarm.settings import PeerSettings, load_settings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
+from swarm.untrusted import printable_lines
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user
@@ -99,6 +102,26 @@ def _used_home(home: Path, roles: Sequence[str]) -> Iterator[None]:
         yield
 
 
+class Earned:
+    """A sink that adds up what the receipts of this process say."""
+
+    def __init__(self) -> None:
+        self.submissions = Counter[str]()
+        self._groups = 0
+        self._completions = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.name == "inference.receipt":
+            self.submissions[event.fields["outcome"]] += 1
+            self._groups += event.fields["groups"]
+            self._completions += event.fields["completions"]
+
+    def told(self) -> dict[str, int]:
+        """Submissions by outcome; groups and completions that are credited."""
+        outcomes = {name: self.submissions[name] for name in ("accepted", "refused", "quarantined")}
+        return {**outcomes, "groups": self._groups, "completions": self._completions}
+
+
 async def run_peer(settings: PeerSettings) -> None:
     """Be a peer until cancelled, or until every role's work is over."""
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
@@ -109,7 +132,13 @@ async def run_peer(settings: PeerSettings) -> None:
             "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
         )
     async with open_node(settings) as node:
-        await take_part(node, roles)
+        earned = Earned()
+        node.events.add_sink(earned)
+        try:
+            await take_part(node, roles)
+        finally:
+            if earned.submissions:
+                node.events.emit("peer.earned", **earned.told())
 
 
 async def _until_signal(settings: PeerSettings) -> None:
@@ -132,11 +161,12 @@ def exit_with(error: BaseException) -> int:
     """Print what went wrong for the person at the terminal; the exit status to use."""
     mistake = user_error_in(error)
     if mistake is not None:
-        print(f"error: {mistake}", file=sys.stderr)
+        print(f"error: {printable_lines(str(mistake))}", file=sys.stderr)
         return 2
     leaves = leaf_errors(error)
     if all(isinstance(leaf, SwarmError) for leaf in leaves):
-        print(f"error: {'; '.join(str(leaf) for leaf in leaves)}", file=sys.stderr)
+        told = "; ".join(str(leaf) for leaf in leaves)
+        print(f"error: {printable_lines(told)}", file=sys.stderr)
         return 1
     raise error
 
@@ -191,6 +221,7 @@ def peer(
     resume: Annotated[bool, typer.Option("--resume", help="Trainer: go on where it was.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
+    version: Version = False,
 ) -> None:
     """Start one peer of the network; Ctrl-C leaves it cleanly."""
     try:

@@ -133,6 +133,11 @@ class Run:
         assert isinstance(eviction.message, Eviction)
         return eviction.message
 
+    def expulsions_of(self, peer: str) -> list[Envelope]:
+        """The newest eviction and the newest reinstatement of a peer, as far as there are any."""
+        found = (self._evictions.get(peer), self._reinstatements.get(peer))
+        return [envelope for envelope in found if envelope is not None]
+
     def passes_on(self, peer: str, roles: Sequence[str]) -> bool:
         """Whether a peer with these roles passes on the checkpoints it has. In `relay-only` mode
         only relays and trusted peers do; others have nothing to do with a peer that does not."""

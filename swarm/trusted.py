@@ -31,12 +31,15 @@ from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.ledger.wire import LedgerClient, open_ledger, serving_ledger
 from swarm.membership import Registrar
-from swarm.messages import Eviction, LogHead, Reinstatement, Verdict
+from swarm.messages import Eviction, LogHead, Present, Reinstatement, Verdict
 from swarm.watch import Watched
 
 if TYPE_CHECKING:
     from swarm.node import RunNode
 
+
+STATUS_SECONDS = 1.0
+"""How long the same status is told to whoever asks."""
 
 REINSTATEMENTS_WAITING_MAX = 1000
 """Reinstatements heard and not yet logged; an owner signs a handful."""
@@ -57,6 +60,8 @@ class TrustedPart:
         self._grown = Watched(0)
         """Size of the own log, as far as this process has seen it grow."""
         self._signed_head: Envelope | None = None
+        self._told: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
+        """The last status, and when it was made."""
         self._others: dict[str, Watched[Envelope]] = {}
         """The newest head heard of each other trusted peer's log."""
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
@@ -208,6 +213,25 @@ class TrustedPart:
                 (self._peer.peer_id, worker, start, limit),
             )
         ]
+
+    def status(self) -> tuple[list[bytes], list[Present]]:
+        """The newest manifest, checkpoint and order, and those who are there: for anyone who asks,
+        so not made more than once a second."""
+        now = self._peer.node.world.now()
+        made, told = self._told
+        if now >= made + STATUS_SECONDS:
+            newest = (
+                self._run.manifest_envelope,
+                self._peer.checkpoint.value,
+                self._peer.order.value,
+            )
+            told = ([e.raw for e in newest if e is not None], self.registrar.present())
+            self._told = (now, told)
+        return told
+
+    def expulsions_of(self, peer: str) -> list[bytes]:
+        """The signed evictions and reinstatements in force or overruled, of one peer."""
+        return [envelope.raw for envelope in self._run.expulsions_of(peer)]
 
     async def _head(self) -> Envelope:
         """The head of the own log, signed again when it grew or the signature ages."""

@@ -365,10 +365,13 @@ class InferenceRole:
         if not event.is_set():
             event.set()
             failed = next((check for check in verdict.checks if not check.passed), None)
+            credited = verdict.rewards if verdict.outcome != "refused" else []
             self._events.emit(
                 "inference.receipt",
                 submission=verdict.submission,
                 outcome=verdict.outcome,
+                groups=len(credited),
+                completions=sum(len(group) for group in credited),
                 failed=verdict.failed,
                 figure=failed.figure if failed else 0.0,
                 threshold=failed.threshold if failed else 0.0,

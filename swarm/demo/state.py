@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.untrusted import printable
+
 VERDICTS_KEPT = 64
 NOTES_KEPT = 64
 SPEED_STEPS = 20
@@ -31,9 +33,9 @@ def number(fields: Fields, name: str, default: float = 0.0) -> float:
 
 
 def text(fields: Fields, name: str) -> str:
-    """A text field, or the empty text."""
+    """A text field as it may be shown, or the empty text: strangers write some of them."""
     value = fields.get(name)
-    return value if isinstance(value, str) else ""
+    return printable(value) if isinstance(value, str) else ""
 
 
 @dataclass
@@ -243,10 +245,10 @@ class SwarmState:
     ) -> None:
         remote = text(event, "remote")
         roles = event.get("roles")
-        role = str(roles[0]) if isinstance(roles, Sequence) and roles else "guest"
+        role = printable(str(roles[0]), 20) if isinstance(roles, Sequence) and roles else "guest"
         if remote and remote not in self.peers and role != "observer":
             guests = sum(not known.own for known in self.peers.values())
-            guest = self.add_peer(f"guest-{guests + 1}", role[:20], remote, own=False)
+            guest = self.add_peer(f"guest-{guests + 1}", role, remote, own=False)
             self.note(f"{guest.name} joined as {guest.role} ({remote})", now)
 
     def _standing(self, event: Fields, state: str, now: float) -> None:

@@ -123,13 +123,11 @@ def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
     table.add_row(
         "steps", f"{summary['steps']} in {readable_seconds(summary['seconds'])} ({phases})"
     )
-    table.add_row(
-        "verdicts",
-        ", ".join(
-            f"{count:,} {'' if cause in ('accepted', 'quarantined') else 'refused: '}{cause}"
-            for cause, count in summary["verdicts"].items()
-        ),
+    verdicts = ", ".join(
+        f"{count:,} {'' if cause in ('accepted', 'quarantined') else 'refused: '}{cause}"
+        for cause, count in summary["verdicts"].items()
     )
+    table.add_row("verdicts", Text(verdicts))
     table.add_row(
         "bytes sent",
         ", ".join(
@@ -145,5 +143,5 @@ def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
     for name, reason in summary["evicted"].items():
         table.add_row("evicted", Text(f"{name}: {reason}", style="bold red"))
     for what, path in files.items():
-        table.add_row(what, str(path))
+        table.add_row(what, Text(str(path)))
     return table

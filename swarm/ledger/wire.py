@@ -24,7 +24,7 @@ from swarm.ledger import merkle
 from swarm.ledger.entries import ENTRY_BYTES_MAX, Entry, Judged, decode, judged
 from swarm.ledger.log import Log
 from swarm.lifetime import Lifetime
-from swarm.messages import Count, Digest, LogHead, Verdict
+from swarm.messages import Count, Digest, LogHead, Present, Verdict
 from swarm.transport import Stream, StreamError, Transport
 
 if TYPE_CHECKING:
@@ -75,7 +75,25 @@ class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
     limit: _Receipts
 
 
-Request = HeadRequest | EntriesRequest | InclusionRequest | ConsistencyRequest | VerdictsRequest
+class StatusRequest(_Struct, frozen=True, tag="status"):
+    """How far the run is, and who takes part."""
+
+
+class ExpulsionsRequest(_Struct, frozen=True, tag="expulsions"):
+    """The evictions and reinstatements of one peer."""
+
+    peer: _Owner
+
+
+Request = (
+    HeadRequest
+    | EntriesRequest
+    | InclusionRequest
+    | ConsistencyRequest
+    | VerdictsRequest
+    | StatusRequest
+    | ExpulsionsRequest
+)
 
 
 class Head(_Struct, frozen=True, tag="head"):
@@ -102,16 +120,28 @@ class Verdicts(_Struct, frozen=True, tag="verdicts"):
     verdicts: Annotated[list[LoggedVerdict], Meta(max_length=defaults.LEDGER_RECEIPTS_MAX)]
 
 
+class Status(_Struct, frozen=True, tag="status"):
+    envelopes: Annotated[list[_RawEnvelope], Meta(max_length=3)]
+    """The newest manifest, checkpoint and step order, as far as there are any."""
+    present: Annotated[list[Present], Meta(max_length=8192)]
+    """Those of whom a trusted peer has heard, as many as fit, the freshest first."""
+
+
+class Expulsions(_Struct, frozen=True, tag="expulsions"):
+    envelopes: Annotated[list[_RawEnvelope], Meta(max_length=defaults.LEDGER_EXPULSIONS_MAX)]
+    """The newest ones."""
+
+
 class Refusal(_Struct, frozen=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=500)]
 
 
-Answer = Head | Entries | Proof | Verdicts | Refusal
+Answer = Head | Entries | Proof | Verdicts | Status | Expulsions | Refusal
 
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _encoder = msgspec.msgpack.Encoder()
-AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Verdicts)
+AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Verdicts, Status, Expulsions)
 
 
 # --- serving -----------------------------------------------------------------------------------
@@ -132,6 +162,14 @@ class Ledger(Protocol):
         self, worker: str, start: int, limit: int
     ) -> Sequence[tuple[int, bytes, bytes]]:
         """(log index, entry, envelope) of this peer's own verdicts on a worker."""
+        ...
+
+    def status(self) -> tuple[Sequence[bytes], Sequence[Present]]:
+        """The newest manifest, checkpoint and order, and those who are there."""
+        ...
+
+    def expulsions_of(self, peer: str) -> Sequence[bytes]:
+        """The signed evictions and reinstatements known of a peer, newest last."""
         ...
 
 
@@ -161,6 +199,12 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
 async def _answer(ledger: Ledger, request: Request) -> Answer:
     if isinstance(request, VerdictsRequest):
         return _verdicts(ledger, request)
+    if isinstance(request, StatusRequest):
+        return _status(ledger)
+    if isinstance(request, ExpulsionsRequest):
+        return Expulsions(
+            list(ledger.expulsions_of(request.peer))[-defaults.LEDGER_EXPULSIONS_MAX :]
+        )
     if isinstance(request, HeadRequest):
         head = await ledger.head_of(request.owner)
         return Head(head.raw if head is not None else b"")
@@ -181,6 +225,13 @@ def _verdicts(ledger: Ledger, request: VerdictsRequest) -> Verdicts:
     return Verdicts([LoggedVerdict(*row) for row in rows])
 
 
+def _status(ledger: Ledger) -> Status:
+    envelopes, present = ledger.status()
+    freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
+    fitting = _fitting([len(_encoder.encode(entry)) for entry in freshest])
+    return Status(list(envelopes), freshest[: min(fitting, 8192)])
+
+
 def _fitting(sizes: Sequence[int]) -> int:
     """How many of the first items fit one answer; at least one."""
     total = 0
@@ -199,6 +250,10 @@ class LedgerClient:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+
+    @property
+    def peer(self) -> PeerId:
+        return self._stream.peer
 
     async def head(self, owner: str) -> Envelope | None:
         """The newest head of `owner`'s log held there, its signature checked."""
@@ -224,8 +279,11 @@ class LedgerClient:
             )
         return entries
 
-    async def inclusion(self, owner: str, index: int, size: int) -> list[bytes]:
-        return (await self._ask(InclusionRequest(owner, index, size), Proof)).hashes
+    async def inclusions(self, owner: str, indices: Sequence[int], size: int) -> list[list[bytes]]:
+        """A proof for each of a page of receipts, all asked for at once: with a round trip for
+        each, thousands of receipts would take minutes."""
+        await self._send([InclusionRequest(owner, index, size) for index in indices])
+        return [(await self._receive(Proof)).hashes for _ in indices]
 
     async def consistency(self, owner: str, old: int, new: int) -> list[bytes]:
         return (await self._ask(ConsistencyRequest(owner, old, new), Proof)).hashes
@@ -234,11 +292,25 @@ class LedgerClient:
         request = VerdictsRequest(worker, start, defaults.LEDGER_RECEIPTS_MAX)
         return (await self._ask(request, Verdicts)).verdicts
 
+    async def status(self) -> Status:
+        return await self._ask(StatusRequest(), Status)
+
+    async def expulsions(self, peer: str) -> list[bytes]:
+        """Signed evictions and reinstatements; the caller checks them."""
+        return (await self._ask(ExpulsionsRequest(peer), Expulsions)).envelopes
+
     async def _ask(self, request: Request, expected: type[AnswerT]) -> AnswerT:
+        await self._send([request])
+        return await self._receive(expected)
+
+    async def _send(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            await self._stream.send(_encoder.encode(request))
+
+    async def _receive(self, expected: type[AnswerT]) -> AnswerT:
         peer = self._stream.peer
         try:
             with trio.fail_after(defaults.LEDGER_REQUEST_SECONDS):
-                await self._stream.send(_encoder.encode(request))
                 raw = await self._stream.receive()
         except trio.TooSlowError:
             raise DeadlineError(
@@ -319,6 +391,12 @@ class Receipt:
         assert isinstance(self.envelope.message, Verdict)
         return self.envelope.message
 
+    @property
+    def log_size(self) -> int:
+        """Entries of the log when it was proven."""
+        assert isinstance(self.head.message, LogHead)
+        return self.head.message.size
+
     def problem(self) -> str | None:
         """Why this receipt proves nothing, or None. Needs nothing but the receipt."""
         head, verdict = self.head.message, self.envelope.message
@@ -342,35 +420,34 @@ class Receipt:
         return None
 
 
-async def receipts_of(node: Node, peer: PeerId, worker: str) -> list[Receipt]:
+async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
     """All receipts of a worker that a validator holds, in log order, each proven to be in its log.
 
-    Raises `PeerError` when one is not, or the validator cannot be asked.
+    Raises `PeerError` when one is not, or the validator does not answer.
     """
-    await node.reach(peer)
+    peer = client.peer
     receipts: list[Receipt] = []
-    async with open_ledger(node.transport, peer) as client:
-        head = await _own_head(client, peer)
-        assert isinstance(head.message, LogHead)
-        start = 0
-        while start < head.message.size:
-            page = await client.verdicts(worker, start)
-            if not page:
-                break
-            for item in page:
-                if item.index < start:
-                    raise PeerError(f"{peer} sent receipts out of order")
-                start = item.index + 1
-                if item.index >= head.message.size:
-                    continue  # judged after the head was signed
-                proof = await client.inclusion(peer, item.index, head.message.size)
-                receipt = Receipt(_opened(peer, item), item.entry, item.index, head, proof)
-                problem = receipt.problem()
-                if problem is None and receipt.verdict.worker != worker:
-                    problem = "it belongs to another worker"
-                if problem is not None:
-                    raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
-                receipts.append(receipt)
+    head = await _own_head(client, peer)
+    assert isinstance(head.message, LogHead)
+    start, size = 0, head.message.size
+    while start < size:
+        page = await client.verdicts(worker, start)
+        if not page:
+            break
+        indices = [item.index for item in page]
+        if indices[0] < start or indices != sorted(set(indices)):
+            raise PeerError(f"{peer} sent receipts out of order")
+        start = indices[-1] + 1
+        page = [item for item in page if item.index < size]  # others: judged since
+        proofs = await client.inclusions(peer, [item.index for item in page], size)
+        for item, proof in zip(page, proofs, strict=True):
+            receipt = Receipt(_opened(peer, item), item.entry, item.index, head, proof)
+            problem = receipt.problem()
+            if problem is None and receipt.verdict.worker != worker:
+                problem = "it belongs to another worker"
+            if problem is not None:
+                raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
+            receipts.append(receipt)
     return receipts
 
 

@@ -13,8 +13,9 @@ import trio.testing
 from swarm.envelope import Sequencer
 from swarm.events import Event, Events
 from swarm.gossip import RUN, WORK
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
+from swarm.ledger.wire import Receipt, open_ledger, receipts_of
 from swarm.messages import Verdict
 from swarm.node import Node, RunNode, StoredSequence
 from swarm.run import Run, record_validators
@@ -154,6 +155,13 @@ def verdict_at(number: int, worker: Identity = WORKER, **changes: Any) -> Callab
         )
 
     return make
+
+
+async def receipts(node: Node, peer: PeerId, worker: str) -> list[Receipt]:
+    """A worker's receipts of one validator."""
+    await node.reach(peer)
+    async with open_ledger(node.transport, peer) as client:
+        return await receipts_of(client, worker)
 
 
 def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:

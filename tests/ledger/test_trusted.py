@@ -14,7 +14,7 @@ from swarm.errors import PeerError, UserError
 from swarm.ledger.entries import Admitted, CheckpointPublished, Evicted, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
-from swarm.ledger.wire import PROTOCOL, LedgerClient, fetch_ledger, receipts_of
+from swarm.ledger.wire import PROTOCOL, LedgerClient, fetch_ledger
 from swarm.messages import AdmissionRequest, LogHead, Reinstatement
 from tests.ledger.harness import (
     ALICE,
@@ -27,6 +27,7 @@ from tests.ledger.harness import (
     Swarm,
     identity,
     in_virtual_time,
+    receipts,
     sealed,
     verdict_at,
 )
@@ -45,10 +46,10 @@ def test_a_worker_can_prove_that_its_receipts_are_in_the_log(tmp_path: Path) -> 
             for number in range(70):
                 await alice.trusted.append_verdict(verdict_at(number))
                 await alice.trusted.append_verdict(verdict_at(1000 + number, BOB))
-            receipts = await receipts_of(worker.node, ALICE.peer_id, WORKER.peer_id)
-            assert [receipt.verdict.number for receipt in receipts] == list(range(70))
-            assert all(receipt.problem() is None for receipt in receipts)
-            assert all(receipt.verdict.worker == WORKER.peer_id for receipt in receipts)
+            found = await receipts(worker.node, ALICE.peer_id, WORKER.peer_id)
+            assert [receipt.verdict.number for receipt in found] == list(range(70))
+            assert all(receipt.problem() is None for receipt in found)
+            assert all(receipt.verdict.worker == WORKER.peer_id for receipt in found)
             fetched = await fetch_ledger(worker.node, ALICE.peer_id)
             judged = [entry for entry in fetched.entries if isinstance(entry, Judged)]
             assert len(judged) == 140

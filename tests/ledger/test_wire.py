@@ -15,7 +15,7 @@ from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.ledger.entries import Evicted
-from swarm.ledger.wire import PROTOCOL, fetch_ledger, open_ledger, receipts_of
+from swarm.ledger.wire import PROTOCOL, fetch_ledger, open_ledger
 from swarm.messages import LogHead
 from swarm.transport import Stream
 from tests.ledger.harness import (
@@ -25,6 +25,7 @@ from tests.ledger.harness import (
     Swarm,
     identity,
     in_virtual_time,
+    receipts,
     sealed,
     verdict_at,
 )
@@ -45,7 +46,7 @@ async def say(swarm: Swarm, reply: Callable[[bytes], Awaitable[bytes]], ask: str
         if ask == "fetch":
             await fetch_ledger(worker.node, carol.peer_id)
         else:
-            await receipts_of(worker.node, carol.peer_id, WORKER.peer_id)
+            await receipts(worker.node, carol.peer_id, WORKER.peer_id)
 
 
 def answers(*replies: object) -> Callable[[bytes], Awaitable[bytes]]:
@@ -124,8 +125,8 @@ def test_a_receipt_that_was_tampered_with_proves_nothing(tmp_path: Path) -> None
             for number in range(3):
                 await alice.trusted.append_verdict(verdict_at(number))
                 await bob.trusted.append_verdict(verdict_at(number))
-            good, other, _ = await receipts_of(alice.node, ALICE.peer_id, WORKER.peer_id)
-            theirs = (await receipts_of(alice.node, BOB.peer_id, WORKER.peer_id))[0]
+            good, other, _ = await receipts(alice.node, ALICE.peer_id, WORKER.peer_id)
+            theirs = (await receipts(alice.node, BOB.peer_id, WORKER.peer_id))[0]
         assert good.problem() is None
         assert "different peers" in (dataclasses.replace(good, head=theirs.head).problem() or "")
         assert "something else" in (dataclasses.replace(good, entry=other.entry).problem() or "")
@@ -154,8 +155,8 @@ def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: P
                 for ask, complaint in (
                     (lambda: client.entries("nobody", 0, 1), "no log of nobody"),
                     (lambda: client.entries(ALICE.peer_id, 10**6, 1), "sent 0"),
-                    (lambda: client.inclusion(ALICE.peer_id, 0, 10**6), "entries, not"),
-                    (lambda: client.inclusion(ALICE.peer_id, 9, 3), "no leaf 9"),
+                    (lambda: client.inclusions(ALICE.peer_id, [0], 10**6), "entries, not"),
+                    (lambda: client.inclusions(ALICE.peer_id, [9], 3), "no leaf 9"),
                     (lambda: client.consistency(ALICE.peer_id, 9, 3), "does not extend"),
                 ):
                     with pytest.raises(PeerError, match=complaint):

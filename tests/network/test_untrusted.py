@@ -17,16 +17,16 @@ HOSTILE = st.text(max_size=700) | st.text(st.sampled_from("\x1b\x07\x9b\r\n\t\u2
 """Any text, surrogates too, and much of what steers a terminal."""
 
 
-def _controls(text: str) -> list[str]:
+def controls(text: str) -> list[str]:
     return [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
 
 
 @given(text=HOSTILE, limit=st.integers(1, 600))
 def test_no_text_steers_a_terminal_or_is_longer_than_it_may_be(text: str, limit: int) -> None:
     told = printable(text, limit)
-    assert _controls(told) == []
+    assert controls(told) == []
     assert len(told) <= limit
-    assert set(_controls(printable_lines(text))) <= {"\n"}
+    assert set(controls(printable_lines(text))) <= {"\n"}
 
 
 def test_plain_words_are_left_alone() -> None:
@@ -48,7 +48,7 @@ def test_every_event_is_one_line(text: str) -> None:
         stream = io.StringIO()
         Lines(stream, verbose=True)(Event(name, 0.0, "me", dict(fields)))
         line = stream.getvalue()
-        assert _controls(line) == ["\n"] and line.endswith("\n"), name
+        assert controls(line) == ["\n"] and line.endswith("\n"), name
 
 
 def test_json_holds_no_infinity() -> None:

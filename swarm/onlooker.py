@@ -1,0 +1,149 @@
+"""What somebody who takes no part can learn of a run: its state, and one peer's record.
+
+The trusted peers are asked over the ledger protocol, all at once. Nobody has to admit whoever
+looks on, and all that the answers hold is checked as if it had come by gossip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.ledger.wire import LedgerClient, Receipt, Status, open_ledger, receipts_of
+from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
+from swarm.node import Node
+from swarm.run import Run
+
+StateT = TypeVar("StateT", Checkpoint, StepOrder)
+
+STATUS_SECONDS_MAX = 12.0
+"""For one trusted peer to be found, reached and heard."""
+
+STATUS_PATIENCE_SECONDS = 0.5
+"""For the others once one has answered: each knows what the others have told it."""
+
+
+@dataclass
+class RunStatus:
+    """How far a run is, and who is there, as trusted peers say."""
+
+    run: Run
+    checkpoint: Checkpoint | None = None
+    order: StepOrder | None = None
+    present: dict[str, Present] = field(default_factory=dict)
+    """By peer id, the freshest word on each."""
+
+    def learn(self, status: Status) -> None:
+        """Take one trusted peer's answer, as far as it is signed by whom it must be."""
+        for raw in status.envelopes:
+            try:
+                self._take(open_envelope(raw))
+            except Dropped:
+                continue
+        for entry in status.present:
+            held = self.present.get(entry.peer)
+            if held is None or entry.age_seconds < held.age_seconds:
+                self.present[entry.peer] = entry
+
+    def _take(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if envelope.body.run != self.run.id or self.run.permits(envelope.sender, message):
+            return
+        if isinstance(message, RunManifest):
+            self.run.update(envelope)
+        elif isinstance(message, Checkpoint):
+            self.checkpoint = _newest(self.checkpoint, message)
+        elif isinstance(message, StepOrder):
+            self.order = _newest(self.order, message)
+
+
+def _newest(held: StateT | None, other: StateT) -> StateT:
+    return other if held is None or held.order() < other.order() else held
+
+
+async def status_of(node: Node, run: Run) -> RunStatus:
+    """What the trusted peers of a run say of it; raises `PeerError` when none answers in time."""
+    status = RunStatus(run)
+    problems: list[str] = []
+    with trio.move_on_after(STATUS_SECONDS_MAX) as patience:
+
+        async def ask(client: LedgerClient) -> None:
+            status.learn(await client.status())
+            patience.deadline = min(
+                patience.deadline, trio.current_time() + STATUS_PATIENCE_SECONDS
+            )
+
+        await _ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    if not status.present:
+        reasons = f" ({'; '.join(problems)})" if problems else ""
+        raise PeerError(
+            f"no trusted peer of {run.id} answered within {STATUS_SECONDS_MAX:g} s; "
+            f"its trainer and validators may be down{reasons}"
+        )
+    return status
+
+
+@dataclass
+class Record:
+    """What the trusted peers hold about one worker."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    """By validator in the manifest's order, then in the order of the log."""
+    eviction: Eviction | None = None
+    """The one in force."""
+    problems: list[str] = field(default_factory=list)
+    """Who could not be asked, and why."""
+
+
+async def record_of(node: Node, run: Run, worker: str) -> Record:
+    """One worker's receipts, each proven to be in its validator's log, and its eviction."""
+    record = Record()
+    receipts: dict[str, list[Receipt]] = {}
+
+    async def ask(client: LedgerClient) -> None:
+        for raw in await client.expulsions(worker):
+            try:
+                envelope = open_envelope(raw)
+            except Dropped as dropped:
+                raise PeerError(f"{client.peer} sent an invalid eviction ({dropped})") from dropped
+            message = envelope.message
+            if envelope.body.run != run.id or run.permits(envelope.sender, message) is not None:
+                continue
+            if isinstance(message, Eviction):
+                run.evict(envelope)
+            elif isinstance(message, Reinstatement):
+                run.reinstate(envelope)
+        if client.peer in run.manifest.validator_ids():
+            receipts[client.peer] = await receipts_of(client, worker)
+
+    await _ask_all(node, run.manifest.trusted_ids(), ask, record.problems)
+    record.receipts = [
+        receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())
+    ]
+    record.eviction = run.evicted(worker)
+    return record
+
+
+async def _ask_all(
+    node: Node,
+    peers: list[str],
+    ask: Callable[[LedgerClient], Awaitable[None]],
+    problems: list[str],
+) -> None:
+    async def reach_and_ask(peer: PeerId) -> None:
+        try:
+            await node.reach(peer)
+            async with open_ledger(node.transport, peer) as client:
+                await ask(client)
+        except PeerError as error:
+            problems.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(reach_and_ask, PeerId(peer))
