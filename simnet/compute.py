@@ -45,6 +45,8 @@ class Hardware:
     """Bytes of a checkpoint that a delta is made from, or that are made from deltas."""
     step_seconds: float = 60.0
     """One rollout step of the trainer."""
+    memory_bytes: int = 1 << 50
+    """Free for children: enough, unless a test is about too little."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,7 @@ class _Crash(Exception):
 class EngineModel:
     """`peers.inference.engine_service.EngineService`."""
 
-    def __init__(
-        self, setting: Setting, engine: str = "native", alter_weights: float = 0.0
-    ) -> None:
+    def __init__(self, setting: Setting, alter_weights: float = 0.0, **_: str) -> None:
         self._setting = setting
         self._altered = bool(alter_weights)
         self._policy = -1
@@ -224,7 +224,7 @@ class EngineModel:
 class InspectorModel:
     """`peers.validator.inspector.InspectorService`."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, **_: str) -> None:
         self._setting = setting
 
     async def inspect(
@@ -573,6 +573,9 @@ class SimulatedCompute:
         self._start_seconds = start_seconds
         self.children: dict[str, SimulatedChild] = {}
         """Those that run, by name."""
+
+    def free_memory_bytes(self) -> int:
+        return self._setting.hardware.memory_bytes
 
     @asynccontextmanager
     async def child(

@@ -760,13 +760,21 @@ class RunNode:
                 )
         self._providers = {manifest_digest: sources}
 
-    async def follow_checkpoints(self) -> None:
-        """Fetch every checkpoint as it is announced (the newest first), until cancelled."""
+    async def follow_checkpoints(self, kept_in_memory: int = 0) -> None:
+        """Fetch every checkpoint as it is announced (the newest first), until cancelled.
+
+        Raises `UserError` before anything of the first is fetched if so many policies as this
+        peer's role keeps at a time do not fit into the memory of this machine.
+        """
+        checked = False
         while True:
             checkpoint = self.newest_checkpoint()
             if checkpoint is None:
                 await self.checkpoint.wait_change()
                 continue
+            if not checked:
+                self._check_memory(checkpoint, kept_in_memory)
+                checked = True
             try:
                 await self.fetch_policy(
                     checkpoint.lineage,
@@ -781,6 +789,18 @@ class RunNode:
                 )
             if checkpoint == self.newest_checkpoint():
                 await self.checkpoint.wait_change()
+
+    def _check_memory(self, checkpoint: Checkpoint, policies: int) -> None:
+        needed = policies * checkpoint.total_bytes
+        if not needed:
+            return
+        free = self.node.compute.free_memory_bytes()
+        if needed > free:
+            raise UserError(
+                f"policies of run {self.run.id} have {checkpoint.total_bytes / 1e6:,.1f} MB, and "
+                f"{policies} must fit into memory at a time, but only {free / 1e6:,.1f} MB are "
+                "free; stop other programs, or use a machine with more memory"
+            )
 
     async def _provide_newest(self) -> None:
         provided: bytes | None = None

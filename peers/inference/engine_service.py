@@ -15,7 +15,7 @@ import torch
 
 from peers.environments import Environment, Renderer, probe_hash, task_of_step
 from peers.environments import load as load_environment
-from peers.policy.engine import Completions, Engine, make_engine
+from peers.policy.engine import Completions, Engine, check_engine, make_engine
 from peers.policy.model import read_weights
 from peers.proofs import toploc
 from swarm import seeds
@@ -29,7 +29,16 @@ class EngineService:
     loading: it makes the demo's cheater.
     """
 
-    def __init__(self, engine: str = "native", alter_weights: float = 0.0) -> None:
+    def __init__(
+        self,
+        engine: str = "native",
+        alter_weights: float = 0.0,
+        environment: str = "",
+        environment_version: str = "",
+    ) -> None:
+        """Raises `UserError` for an engine or environment (unless "") that is not here: before
+        anything large is fetched."""
+        check_engine(engine)
         self._engine_name = engine
         self._alter_weights = alter_weights
         self._engine: Engine | None = None
@@ -37,6 +46,8 @@ class EngineService:
         self._policy = -1
         self._renderer: Renderer | None = None
         self._environments: dict[tuple[str, str], Environment] = {}
+        if environment:
+            self._environment(environment, environment_version)
         _warm_up()
 
     def load(self, folder: str, policy: int) -> dict[str, Any]:
@@ -140,13 +151,17 @@ class EngineService:
             "seconds_write": time.perf_counter() - proven,
         }
 
+    def _environment(self, name: str, version: str) -> Environment:
+        found = self._environments.get((name, version))
+        if found is None:
+            found = self._environments[name, version] = load_environment(name, version)
+        return found
+
     def _prompts(
         self, seed: bytes, step: int, groups: int, name: str, version: str
     ) -> tuple[list[list[int]], list[int]]:
         """(token ids, target length) of each group's task."""
-        environment = self._environments.get((name, version))
-        if environment is None:
-            environment = self._environments[name, version] = load_environment(name, version)
+        environment = self._environment(name, version)
         # Every policy of a run has the same tokenizer, and a large one takes a second to read.
         raw = (self._folder / "tokenizer.json").read_bytes()
         if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():

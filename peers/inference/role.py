@@ -30,6 +30,9 @@ GENERATE_DEADLINE_SECONDS = 3600.0
 LOAD_DEADLINE_SECONDS = 600.0
 COMPLAINT_SECONDS = 30.0
 """How often the same complaint about a validator is repeated."""
+POLICIES_IN_MEMORY = 2
+"""While one takes the place of the other."""
+
 OUTBOX = "outbox"
 """Folder of submissions without a verdict yet."""
 
@@ -58,11 +61,18 @@ class InferenceRole:
         self._step: tuple[int, int] = (-1, -1)
         self._number = 0
         self._restarts = Restarts(self._events, "engine")
+        self._equipped = trio.Event()
+        """The engine's child has found engine and environment: a policy is worth fetching."""
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         await self._node.disk.remove(OUTBOX)
-        arguments: dict[str, Any] = {"engine": self._node.settings.engine}
+        environment = self._run.manifest.environment
+        arguments: dict[str, Any] = {
+            "engine": self._node.settings.engine,
+            "environment": environment.name,
+            "environment_version": environment.version,
+        }
         altered = self._node.settings.options.get("inference.alter_weights")
         if altered:
             arguments["alter_weights"] = float(altered)
@@ -70,7 +80,7 @@ class InferenceRole:
             trio.open_nursery() as nursery,
             self._peer.messenger.answering({Verdict: self._on_verdict}),
         ):
-            nursery.start_soon(self._peer.follow_checkpoints)
+            nursery.start_soon(self._follow_checkpoints)
 
             async def live() -> None:
                 self._loaded = None
@@ -79,10 +89,15 @@ class InferenceRole:
                     name="engine",
                     arguments=arguments,
                 ) as engine:
+                    self._equipped.set()
                     await self._generate_until_over(engine, nursery)
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()
+
+    async def _follow_checkpoints(self) -> None:
+        await self._equipped.wait()
+        await self._peer.follow_checkpoints(POLICIES_IN_MEMORY)
 
     # --- generating --------------------------------------------------------------------------
 

@@ -76,15 +76,20 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(name: str, folder: Path, device: str = "cpu") -> Engine:
-    """The engine `name` with the policy in `folder` on a torch device; raises `UserError`."""
-    if name == "native":
-        from peers.policy.native import NativeEngine
-
-        return NativeEngine(folder, device)
+def check_engine(name: str) -> None:
+    """Raise `UserError` unless there is an engine of that name here."""
     if name == "vllm":
         raise UserError(
             "engine 'vllm' is not built into this version; install the extra swarm-rl[vllm] in an "
             "environment of its own once a release has it, and use engine 'native' until then"
         )
-    raise UserError(f"engine {name!r} is unknown; there are: native, vllm")
+    if name != "native":
+        raise UserError(f"engine {name!r} is unknown; there are: native, vllm")
+
+
+def make_engine(name: str, folder: Path, device: str = "cpu") -> Engine:
+    """The engine `name` with the policy in `folder` on a torch device; raises `UserError`."""
+    check_engine(name)
+    from peers.policy.native import NativeEngine
+
+    return NativeEngine(folder, device)

@@ -40,10 +40,13 @@ class _Findings:
 class InspectorService:
     """Judges what needs no policy. Methods are called by the network process."""
 
-    def __init__(self) -> None:
-        self._reader = Reader()
+    def __init__(self, environment: str = "", environment_version: str = "") -> None:
+        """Raises `UserError` for an environment (unless "") that is not here."""
         self._renderer: Renderer | None = None
         self._environments: dict[tuple[str, str], Environment] = {}
+        if environment:
+            self._environment(environment, environment_version)
+        self._reader = Reader()
 
     def inspect(
         self,

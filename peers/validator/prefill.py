@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.policy.engine import Engine, Prefill, make_engine
+from peers.policy.engine import Engine, Prefill, check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
@@ -40,6 +40,7 @@ class PrefillService:
     """
 
     def __init__(self, policies_kept: int = 4, engine: str = "native") -> None:
+        check_engine(engine)
         self._policies_kept = policies_kept
         self._engine_name = engine
         self._engines: OrderedDict[int, Engine] = OrderedDict()

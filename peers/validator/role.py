@@ -55,6 +55,9 @@ else keep everybody else's waiting."""
 
 ORDERS_KEPT = 64
 INSPECTOR_MEMORY_BYTES = 2 << 30
+POLICIES_IN_MEMORY = 2
+"""The least that judging takes: one while the next is loaded."""
+
 TIDY_SECONDS = 15.0
 
 
@@ -140,6 +143,8 @@ class ValidatorRole:
         self._in_hand: _Case | None = None
         """What is judged now: once more, when a child died over it."""
         self._deaths_in_hand = 0
+        self._equipped = trio.Event()
+        """The children have found engine and environment: a policy is worth fetching."""
         self._inspector_restarts = Restarts(self._events, "inspector")
         self._prefill_restarts = Restarts(self._events, "prefill")
         self._loaded: dict[int, int] = {}
@@ -152,7 +157,7 @@ class ValidatorRole:
         await self._recover()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._peer.follow_checkpoints)
+            nursery.start_soon(self._follow_checkpoints)
             nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
             for case in list(self._waiting.values()):
@@ -166,6 +171,10 @@ class ValidatorRole:
                 finally:
                     self._peer.pushes.policy = None
 
+    async def _follow_checkpoints(self) -> None:
+        await self._equipped.wait()
+        await self._peer.follow_checkpoints(POLICIES_IN_MEMORY)
+
     async def _live(self) -> None:
         """Judge for as long as the prefill child lives, which may take long to load a policy;
         the inspector, which hostile files may kill, is started again beside it."""
@@ -173,15 +182,23 @@ class ValidatorRole:
         async with self._node.compute.child(
             "peers.validator.prefill:PrefillService",
             name="prefill",
-            arguments={"policies_kept": self._run.manifest.schedule.max_staleness + 2},
+            arguments={
+                "policies_kept": self._run.manifest.schedule.max_staleness + 2,
+                "engine": self._node.settings.engine,
+            },
         ) as prefill:
 
             async def live() -> None:
                 async with self._node.compute.child(
                     "peers.validator.inspector:InspectorService",
                     name="inspector",
+                    arguments={
+                        "environment": self._run.manifest.environment.name,
+                        "environment_version": self._run.manifest.environment.version,
+                    },
                     memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
                 ) as inspector:
+                    self._equipped.set()
                     await self._judge_in_turn(inspector, prefill)
 
             await self._inspector_restarts.run(live)

@@ -202,6 +202,10 @@ class Child(Protocol):
 class Compute(Protocol):
     """Starts child processes: engines, prefill, training, parsers of hostile files."""
 
+    def free_memory_bytes(self) -> int:
+        """What children may still use of this machine's memory."""
+        ...
+
     def child(
         self,
         service: str,

@@ -27,6 +27,7 @@ from swarm.events import Events
 from swarm.world import Child, ChildDied, ChildError, ChildUserError
 from swarm.world.child import ONE_THREAD, Assignment, encode
 from swarm.world.fork_server import ENVIRONMENT
+from swarm.world.machine import free_memory_bytes
 
 _decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, Any] | tuple[str, str]])
 """What a child may answer, which may have been taken over by a file that it parsed."""
@@ -286,6 +287,10 @@ class LocalCompute:
         """
         self._events = events
         self._fork_server = fork_server or os.environ.get(ENVIRONMENT)
+
+    def free_memory_bytes(self) -> int:
+        """See `swarm.world.Compute.free_memory_bytes`."""
+        return free_memory_bytes()
 
     @asynccontextmanager
     async def child(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import secrets
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -36,3 +39,27 @@ class Machine:
 
     async def run_blocking(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function)
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """What this process and its children may still use: of the machine, and of the containers
+    (control groups) around them. `root` holds `proc` and `sys`."""
+    free = [sys.maxsize]
+    with suppress(OSError, ValueError, StopIteration):  # not Linux: nobody knows
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        free.append(int(available.split()[1]) * 1024)
+    with suppress(OSError, ValueError):
+        own = (root / "proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        group = root / "sys/fs/cgroup" / own.lstrip("/")
+        for folder in [group, *group.parents]:
+            with suppress(OSError, ValueError):  # no such group, or no limit ("max")
+                limit = int((folder / "memory.max").read_text())
+                free.append(limit - int((folder / "memory.current").read_text()) + _cached(folder))
+    return max(0, min(free))
+
+
+def _cached(group: Path) -> int:
+    """Files that the kernel keeps in memory for a control group until somebody needs the room."""
+    fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(fields["inactive_file"])

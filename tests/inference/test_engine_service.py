@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from peers.environments import Renderer, load
 from peers.inference.engine_service import EngineService
 from peers.policy import demo
 from peers.proofs.format import PROOF_BYTES, check_format, split
+from peers.validator.inspector import InspectorService
+from peers.validator.prefill import PrefillService
 from swarm import seeds
 from swarm.errors import UserError
 from swarm.identity import Identity
@@ -37,6 +40,25 @@ def service(policy: Path) -> Iterator[EngineService]:
     service = EngineService()
     service.load(str(policy), 4)
     yield service
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ({"engine": "warp"}, "engine 'warp' is unknown"),
+        ({"environment": "chess", "environment_version": "1"}, "'chess' is not installed here"),
+        ({"environment": "sort-digits", "environment_version": "9"}, "but the run wants '9'"),
+        ({"environment": "sort-digits?x=1", "environment_version": "1"}, "has the options x"),
+    ],
+)
+def test_what_is_not_here_is_said_before_a_policy_is_fetched(
+    wanted: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        EngineService(**wanted)  # type: ignore[arg-type]
+    kind = PrefillService if "engine" in wanted else InspectorService
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        kind(**wanted)  # type: ignore[arg-type]
 
 
 def facts(path: Path, **changes: Any) -> dict[str, Any]:

@@ -276,6 +276,32 @@ def test_a_cheat_is_evicted() -> None:
     assert sorted(looked_at) == ["trainer", "v0", "v1", "w0"]
 
 
+def test_a_policy_that_memory_cannot_hold_is_not_fetched() -> None:
+    """Twice its size is needed, since one policy takes the place of another; a relay needs none."""
+    small = Hardware(memory_bytes=2 * SMALL.model_bytes - 1)
+    received: list[str] = []
+
+    async def main(simulation: Simulation) -> None:
+        simulation.listeners.append(
+            lambda _, peer, event: received.extend(
+                [peer.name] * (event.name == "shardcast.piece_received")
+            )
+        )
+        complete = simulation.expect("shardcast.checkpoint_complete", ["relaying"])
+        await small_run(simulation, workers=1)
+        for name, role in (("cramped", "inference"), ("relaying", "relay")):
+            plan = Plan(name, [role], hardware=small, acts=simulation.role(role))
+            await simulation.add(plan).start()  # `acts`: so that its end is expected
+        await simulation.meet(complete, 60)
+        await trio.sleep(10)
+
+    simulation = run(main)
+    assert simulation.violations == []
+    said = simulation.peers["cramped"].ended or ""
+    assert "have 3.0 MB, and 2 must fit into memory at a time, but only 6.0 MB are free" in said
+    assert "relaying" in received and "cramped" not in received
+
+
 def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
     verdicts: list[Mapping[str, Any]] = []
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from swarm.world.machine import Machine
+from swarm.world.machine import Machine, free_memory_bytes
 
 
 def test_a_correction_moves_the_wall_time_and_adds_up_but_not_the_deadlines() -> None:
@@ -54,3 +56,21 @@ def test_blocking_work_leaves_the_loop_free_and_hands_back_its_errors() -> None:
             await machine.run_blocking(fail)
 
     trio.run(main)
+
+
+def test_free_memory_is_the_least_of_machine_and_containers(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert free_memory_bytes(tmp_path) == sys.maxsize  # a system that does not say
+    write("proc/meminfo", "MemTotal: 900 kB\nMemAvailable:   800 kB\n")
+    assert free_memory_bytes(tmp_path) == 800 * 1024
+    write("proc/self/cgroup", "0::/outer/inner\n")
+    for group, limit in (("outer", "600000"), ("outer/inner", "max")):
+        folder = f"sys/fs/cgroup/{group}"
+        write(f"{folder}/memory.max", f"{limit}\n")
+        write(f"{folder}/memory.current", "500000\n")
+        write(f"{folder}/memory.stat", "anon 1\ninactive_file 30000\n")
+    assert free_memory_bytes(tmp_path) == 130_000
+    assert 0 < free_memory_bytes() < 1 << 50
