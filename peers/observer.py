@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from swarm.gossip import RUN, WORK
-from swarm.messages import Eviction, Submission, Verdict
+from swarm.messages import Acknowledgement, Eviction, Verdict
 from swarm.node import RunNode
 
 
@@ -16,7 +16,7 @@ class ObserverRole:
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
-        for message_type in (Submission, Verdict, Eviction):
+        for message_type in (Acknowledgement, Verdict, Eviction):
             peer.gossip.listen(
                 message_type,
                 lambda envelope: peer.node.events.emit(

@@ -28,7 +28,14 @@ from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.routing_table import key_id, node_id
-from swarm.messages import Checkpoint, Message, PeerRecord, StepOrder, Submission
+from swarm.messages import (
+    Acknowledgement,
+    Checkpoint,
+    Message,
+    PeerRecord,
+    StepOrder,
+    Submission,
+)
 from swarm.node import RunNode
 from swarm.run import peer_key, record_validators, run_key
 from swarm.seeds import rendezvous
@@ -436,10 +443,11 @@ class Copier(InferenceRole):
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
         self._victim = peer.peer_id
-        peer.gossip.listen(Submission, self._hear)
+        peer.gossip.listen(Acknowledgement, self._hear)
 
     def _hear(self, envelope: Envelope) -> None:
-        self._victim = PeerId(envelope.sender)
+        assert isinstance(envelope.message, Acknowledgement)
+        self._victim = PeerId(envelope.message.worker)
 
     async def _make_submission(
         self, engine: Child, order: StepOrder, nursery: trio.Nursery

@@ -208,7 +208,7 @@ def measure_gossip(
                 gossip = Gossip(
                     transport,
                     world,
-                    Gate(world, RUN_ID, lambda sender, message: None),
+                    Gate(world, RUN_ID, lambda sender, message: None, lambda sender: False),
                     Events(world, identity.peer_id),
                     RUN_ID,
                     [RUN],

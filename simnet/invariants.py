@@ -51,6 +51,11 @@ COLLECTIONS = {
     "CheckpointStore._places": 1_000_000,
     "Gate._seen": defaults.SEEN_ENVELOPES_MAX,
     "Gossip._store": defaults.GOSSIP_STORE_MAX,
+    "Gossip._asked": defaults.GOSSIP_STORE_MAX,
+    "_Neighbour.knows": 2 * defaults.GOSSIP_STORE_MAX,
+    "_Neighbour.news": defaults.GOSSIP_STORE_MAX,
+    "_Neighbour.wanted": defaults.GOSSIP_STORE_MAX,
+    "_Neighbour.offers": defaults.GOSSIP_STORE_MAX,
     "TrainerRole._judged": 10_000,
     "Duplicates._first": defaults.DUPLICATE_GROUPS_MAX,
 }

@@ -20,10 +20,10 @@ SEEN_ENVELOPES_MAX = 100_000
 """Remembered hashes (about 10 MB); a sender's rate limit keeps honest runs far below."""
 
 SENDER_RATE_PER_SECOND = 50.0
-"""Envelopes a second accepted from one sender, averaged."""
+"""Envelopes a second accepted from one sender that is not trusted, averaged."""
 
 SENDER_RATE_BURST = 400.0
-"""Envelopes a sender may send at once: a validator's verdicts come in bursts."""
+"""Envelopes such a sender may send at once: a worker's requests after it was cut off."""
 
 CLOCK_SKEW_SECONDS_MAX = 30.0
 """Off the trusted peers' median by more than this, a peer says so and corrects its stamps."""
@@ -53,14 +53,23 @@ GOSSIP_EAGER = 6
 GOSSIP_TICK_SECONDS = 1.0
 """How often digests of the newest states go to every neighbour that may lack them."""
 
-GOSSIP_OUTBOX_MAX = 1024
-"""Frames waiting for one slow neighbour; beyond it the neighbour is dropped and rejoins."""
+GOSSIP_OUTBOX_MAX = 256
+"""Offers and questions waiting for one slow neighbour; beyond it the neighbour is dropped and
+rejoins. A whole store is offered in 32 frames; announcements wait as digests and do not count."""
+
+GOSSIP_ANSWER_SECONDS = 3.0
+"""What a trusted neighbour was asked for, others are not asked for until then: it delivers about
+3,000 announcements a second."""
 
 GOSSIP_DIGESTS_MAX = 512
 """Digests in one frame."""
 
-GOSSIP_STORE_MAX = 4096
-"""Envelopes kept to answer neighbours who want them (at 64 KiB at most, mostly under 1 KiB)."""
+GOSSIP_STORE_MAX = 16_384
+"""Events kept for neighbours that lack them: what validators say of 25 submissions a second until
+a verdict expires, so that a trainer that was away as long misses none."""
+
+GOSSIP_STORE_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of them: mostly under 1 KiB each, a verdict on thousands of completions up to 64 KiB."""
 
 GOSSIP_INVALID_MAX = 5
 """Invalid messages until a neighbour is banned."""

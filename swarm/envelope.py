@@ -198,32 +198,36 @@ class Gate:
 
     *State* kinds are monotone per sender and kind; *event* kinds are accepted once, in any order,
     until they expire. `permits(sender, kind)` says whether that peer may send that kind at all
-    (and is where evicted peers are stopped); it returns a cause or None.
+    (and is where evicted peers are stopped); it returns a cause or None. Those that it `trusts`
+    are not held to a rate: what they signed reaches a peer that was away all at once, through
+    anybody, and each of it counts once.
     """
 
     def __init__(
-        self, world: World, run: str, permits: Callable[[str, Message], str | None]
+        self,
+        world: World,
+        run: str,
+        permits: Callable[[str, Message], str | None],
+        trusts: Callable[[str], bool],
     ) -> None:
         self._world = world
         self._run = run
         self._permits = permits
+        self.trusts = trusts
         self._seen: OrderedDict[bytes, int] = OrderedDict()
         self._states: dict[tuple[str, str], tuple[tuple[int, ...], Envelope]] = {}
         self._rates: OrderedDict[str, _Bucket] = OrderedDict()
         self.dropped: Counter[str] = Counter()
 
-    def admit(self, raw: bytes, *, limited: bool = True) -> Envelope:
-        """Check one envelope and remember it; raises `Dropped` (also for a plain duplicate).
-
-        `limited` ones count against their sender's rate, and are dropped beyond it.
-        """
+    def admit(self, raw: bytes) -> Envelope:
+        """Check one envelope and remember it; raises `Dropped` (also for a plain duplicate)."""
         try:
-            return self._admit(raw, limited)
+            return self._admit(raw)
         except Dropped as dropped:
             self.dropped[dropped.cause] += 1
             raise
 
-    def _admit(self, raw: bytes, limited: bool) -> Envelope:
+    def _admit(self, raw: bytes) -> Envelope:
         envelope = open_envelope(raw)
         body = envelope.body
         if body.run != ("" if isinstance(envelope.message, PeerRecord) else self._run):
@@ -244,7 +248,7 @@ class Gate:
             held = self._states.get(key)
             if held is not None and order <= held[0]:
                 raise Dropped("duplicate" if held[1].raw == raw else "old_state")
-        if limited:
+        if not self.trusts(body.sender):
             self._take_rate(body.sender)
         if isinstance(envelope.message, StateMessage):
             self._states[key] = (order, envelope)
@@ -273,12 +277,3 @@ class Gate:
         """The newest state of one sender and kind, expired or not."""
         held = self._states.get((sender, kind))
         return held[1] if held else None
-
-    def states(self) -> list[Envelope]:
-        """All newest states still alive, ordered by sender and kind."""
-        wall_ms = int(self._world.wall_time() * 1000)
-        return [
-            envelope
-            for _, (_, envelope) in sorted(self._states.items())
-            if envelope.body.expires_ms > wall_ms
-        ]

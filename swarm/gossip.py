@@ -10,21 +10,25 @@ peer whose id sorts first. Frames are msgpack arrays whose first element is a ta
 - `want`: digests of those the receiver of a `have` lacks; answered with `push`.
 
 A new envelope is pushed at once to `GOSSIP_EAGER` neighbours that follow its topic and are not
-known to hold it, and offered by digest to the others on the next tick. On `hello`, and once a tick
-where something changed, neighbours offer each other the newest states and everything long-lived,
-so a lost push heals within a tick, and what came faster than its sender may send is asked for
-again (anti-entropy; Demers et al. 1987, eager/lazy as in Plumtree, Leitão et al. 2007).
+known to hold it, and offered by digest to the others on the next tick. On `hello` neighbours offer
+each other all they hold, the newest states first (anti-entropy; Demers et al. 1987, eager/lazy as
+in Plumtree, Leitão et al. 2007).
+
+Nothing waits in line as bytes: what a neighbour is owed is remembered by digest, news before what
+it asked for, and becomes a frame when the stream takes one. So a peer that comes back to ten
+thousand announcements gets them at the pace of its line, and the newest order before them.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 import trio
+from blake3 import blake3
 from msgspec import Meta
 
 from swarm import defaults
@@ -46,7 +50,6 @@ from swarm.messages import (
     RunManifest,
     StateMessage,
     StepOrder,
-    Submission,
     Verdict,
 )
 from swarm.transport import Stream, StreamError, Transport
@@ -62,18 +65,20 @@ TOPICS: dict[type[Message], str] = {
     StepOrder: RUN,
     Eviction: RUN,
     Reinstatement: RUN,
-    Submission: WORK,
     Acknowledgement: WORK,
     Verdict: WORK,
     Presence: WORK,
     LogHead: WORK,
 }
-"""Which topic carries a message. What is not listed is never gossiped."""
+"""Which topic carries a message. What is not listed is never gossiped. Only the owner and trusted
+peers may say any of these (`Run.permits`), so no stranger can make others pass on or keep a thing.
+"""
+
+_STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence)
+"""In this order a neighbour is offered the newest states; evictions and events follow."""
 
 _LASTING = (Eviction, Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""
-
-_LATE_PER_TICK = int(defaults.SENDER_RATE_PER_SECOND * defaults.GOSSIP_TICK_SECONDS)
 
 _Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
 _Digests = Annotated[list[Digest], Meta(max_length=defaults.GOSSIP_DIGESTS_MAX)]
@@ -98,8 +103,17 @@ class _Want(msgspec.Struct, array_like=True, frozen=True, tag="want"):
     digests: _Digests
 
 
-_decoder = msgspec.msgpack.Decoder(_Hello | _Push | _Have | _Want)
+_Frame = _Hello | _Push | _Have | _Want
+_decoder = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
+
+
+class _Kept(NamedTuple):
+    """An announcement as it is held for neighbours that lack it."""
+
+    raw: bytes
+    topic: str
+    expires_ms: int
 
 
 class _Refusal:
@@ -112,6 +126,20 @@ class _Refusal:
         """It has neighbours enough: it would refuse over a new connection, too."""
 
 
+class _Remembered(OrderedDict[bytes, None]):
+    """The last digests that were added, in that order, and no more than `most`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def add(self, digest: bytes) -> None:
+        self[digest] = None
+        self.move_to_end(digest)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
 class _Neighbour:
     """A peer with an open gossip stream, and what it is known to hold."""
 
@@ -119,19 +147,18 @@ class _Neighbour:
         self.stream = stream
         self.peer = stream.peer
         self.topics: frozenset[str] = frozenset()
-        self.knows: dict[bytes, None] = {}
-        self.late: dict[bytes, None] = {}
-        """What it sent faster than its sender may: asked for again, bit by bit."""
+        self.knows = _Remembered(2 * defaults.GOSSIP_STORE_MAX)
         self.invalid = 0
         self.scope = trio.CancelScope()
-        self.outbox: list[bytes] = []
+        self.outbox: deque[_Frame] = deque()
+        """Frames that go before anything below."""
+        self.news = _Remembered(defaults.GOSSIP_STORE_MAX)
+        """What it is to be told, in this order."""
+        self.wanted = _Remembered(defaults.GOSSIP_STORE_MAX)
+        """What it asked for, in its order; sent when there is no news."""
+        self.offers = _Remembered(defaults.GOSSIP_STORE_MAX)
+        """What it offered and a trusted neighbour is about to bring."""
         self.writing = False
-
-    def learn(self, digest: bytes) -> None:
-        self.knows.pop(digest, None)
-        self.knows[digest] = None
-        if len(self.knows) > 2 * defaults.GOSSIP_STORE_MAX:
-            del self.knows[next(iter(self.knows))]
 
 
 Listener = Callable[[Envelope], None]
@@ -164,15 +191,24 @@ class Gossip:
         self._records = records
         self._learn_record = learn_record
         self._compare_clock = compare_clock
+        self._trusts = gate.trusts
         self._neighbours: dict[PeerId, _Neighbour] = {}
         self._refusals: dict[PeerId, _Refusal] = {}
         """Peers that would not talk."""
         self._open_at = 0.0
         """When to look for peers to start a conversation with."""
-        self._fresh: list[Envelope] = []
-        """Accepted since the last tick."""
-        self._store: OrderedDict[bytes, Envelope] = OrderedDict()
-        self._lasting: dict[bytes, Envelope] = {}
+        self._fresh: dict[str, list[bytes]] = {}
+        """Accepted since the last tick, by topic."""
+        self._store: OrderedDict[bytes, _Kept] = OrderedDict()
+        """The last events, oldest first."""
+        self._kept_bytes = 0
+        self._lasting: dict[bytes, _Kept] = {}
+        self._states: dict[bytes, _Kept] = {}
+        self._newest: dict[tuple[int, str], bytes] = {}
+        """Which of `_states` is the newest of each kind (by its place in `_STATES_FIRST`) and
+        sender."""
+        self._asked: dict[bytes, float] = {}
+        """What a trusted neighbour was asked for, and until when nobody else is."""
         self._listeners: dict[type[Message], list[Listener]] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -190,15 +226,15 @@ class Gossip:
     def publish(self, envelope: Envelope) -> None:
         """Spread an own envelope, or one that came another way. A duplicate does nothing."""
         try:
-            self._gate.admit(envelope.raw, limited=False)
+            self._gate.admit(envelope.raw)
         except Dropped as dropped:
             if dropped.cause not in ("duplicate", "old_state"):
                 raise
             # An event may have passed the gate as a request, and never have been gossiped.
             state = isinstance(envelope.message, StateMessage)
-            if dropped.cause == "old_state" or state or self._holds(envelope.digest):
+            if dropped.cause == "old_state" or state or self._held(envelope.digest) is not None:
                 return
-        self._accept(envelope, came_from=None)
+        self._accept(envelope)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a stream with every connected neighbour until cancelled."""
@@ -229,15 +265,35 @@ class Gossip:
         if (
             self._transport.peer_id > peer
             or peer in self._neighbours
-            or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
+            or (self._is_full() and self._least_worth(peer) is None)
         ):
             return math.inf
         refusal = self._refusals.get(peer)
         if refusal is None:
             return 0.0
-        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED
+        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED and not self._trusts(
+            peer
+        )
         pause = defaults.GOSSIP_FULL_SECONDS if refusal.full and enough else 0.0
         return refusal.retry_at + pause
+
+    def _is_full(self) -> bool:
+        return len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
+
+    def _least_worth(self, newcomer: PeerId) -> _Neighbour | None:
+        """Whose slot this peer may have when all are taken: a trusted peer that of any other,
+        since what trusted peers say must not depend on who came first."""
+        if not self._trusts(newcomer):
+            return None
+        others = [n for n in self._neighbours.values() if not self._trusts(n.peer)]
+        return others[-1] if others else None
+
+    def _leave(self, neighbour: _Neighbour) -> None:
+        """End a conversation."""
+        if self._neighbours.get(neighbour.peer) is neighbour:
+            del self._neighbours[neighbour.peer]
+        neighbour.scope.cancel()
+        self._open_at = 0.0  # there is room again
 
     def _may_open(self, peer: PeerId) -> bool:
         return self._opens_at(peer) <= self._world.now()
@@ -273,9 +329,12 @@ class Gossip:
 
     async def _converse(self, stream: Stream) -> None:
         peer = stream.peer
-        if peer in self._neighbours or len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX:
+        displaced = self._least_worth(peer) if self._is_full() else None
+        if peer in self._neighbours or (self._is_full() and displaced is None):
             await stream.reset()
             return
+        if displaced is not None:
+            self._leave(displaced)
         neighbour = self._neighbours[peer] = _Neighbour(stream)
         # Any of them: were it always the first, everybody would dial the same few peers.
         known = self._records()
@@ -289,36 +348,51 @@ class Gossip:
         except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("gossip.neighbour_lost", remote=peer, reason=str(error))
         finally:
-            del self._neighbours[peer]
-            self._open_at = 0.0  # there is room again
+            self._leave(neighbour)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
 
-    def _post(self, neighbour: _Neighbour, frame: _Hello | _Push | _Have | _Want) -> None:
+    def _post(self, neighbour: _Neighbour, frame: _Frame) -> None:
         """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
-        assert self._nursery is not None
-        ending = self._nursery.cancel_scope.cancel_called
-        if ending or len(neighbour.outbox) >= defaults.GOSSIP_OUTBOX_MAX:
-            neighbour.scope.cancel()
+        if len(neighbour.outbox) >= defaults.GOSSIP_OUTBOX_MAX:
+            self._leave(neighbour)
             return
-        neighbour.outbox.append(_encoder.encode(frame))
-        if not neighbour.writing:
+        neighbour.outbox.append(frame)
+        self._wake(neighbour)
+
+    def _wake(self, neighbour: _Neighbour) -> None:
+        """Have what a neighbour is owed written."""
+        assert self._nursery is not None
+        if self._nursery.cancel_scope.cancel_called:
+            neighbour.scope.cancel()
+        elif not neighbour.writing:
             neighbour.writing = True
             self._nursery.start_soon(self._write, neighbour)
 
     async def _write(self, neighbour: _Neighbour) -> None:
-        """Send what is queued. A task only while there is something to send: thousands of idle
+        """Send what is owed. A task only while there is something to send: thousands of idle
         ones would cost a simulation more memory than all else."""
         try:
-            while neighbour.outbox:
-                frames, neighbour.outbox = neighbour.outbox, []
-                for frame in frames:
-                    await neighbour.stream.send(frame)
+            while (frame := self._next_frame(neighbour)) is not None:
+                await neighbour.stream.send(_encoder.encode(frame))
         except StreamError as error:
             self._events.emit("gossip.neighbour_lost", remote=neighbour.peer, reason=str(error))
             neighbour.scope.cancel()
         finally:
             neighbour.writing = False
+
+    def _next_frame(self, neighbour: _Neighbour) -> _Frame | None:
+        """What is most worth sending now; what has been forgotten meanwhile is left out."""
+        if neighbour.outbox:
+            return neighbour.outbox.popleft()
+        for owed in (neighbour.news, neighbour.wanted):
+            while owed:
+                digest, _ = owed.popitem(last=False)
+                kept = self._held(digest)
+                if kept is not None:
+                    neighbour.knows.add(digest)
+                    return _Push(kept.raw)
+        return None
 
     async def _read(self, neighbour: _Neighbour) -> None:
         while (raw := await neighbour.stream.receive()) is not None:
@@ -327,12 +401,13 @@ class Gossip:
                 self._receive(neighbour, frame.envelope)
             elif isinstance(frame, _Have):
                 for digest in frame.digests:
-                    neighbour.learn(digest)
-                wanted = [d for d in frame.digests if not self._holds(d)]
-                if wanted:
-                    self._post(neighbour, _Want(wanted))
+                    neighbour.knows.add(digest)
+                self._ask(neighbour, frame.digests)
             elif isinstance(frame, _Want):
-                self._answer(neighbour, frame.digests)
+                for digest in frame.digests:
+                    if self._held(digest) is not None:
+                        neighbour.wanted.add(digest)
+                self._wake(neighbour)
             elif frame.run != self._run:
                 return
             else:
@@ -354,14 +429,20 @@ class Gossip:
                 continue
             if isinstance(record.message, PeerRecord):
                 self._learn_record(record)
-        self._offer(neighbour, _by_topic(self._current()))
+        self._offer(neighbour, self._current())
 
     # --- envelopes ---------------------------------------------------------------------------
 
-    def _holds(self, digest: bytes) -> bool:
-        return digest in self._store or digest in self._lasting
+    def _held(self, digest: bytes) -> _Kept | None:
+        return self._store.get(digest) or self._lasting.get(digest) or self._states.get(digest)
 
     def _receive(self, neighbour: _Neighbour, raw: bytes) -> None:
+        digest = blake3(raw).digest()
+        self._asked.pop(digest, None)
+        neighbour.offers.pop(digest, None)
+        if self._held(digest) is not None:  # the usual repetition, before anything is checked
+            neighbour.knows.add(digest)
+            return
         try:
             if type(open_envelope(raw).message) not in TOPICS:  # before the gate remembers it
                 neighbour.invalid += 1
@@ -369,58 +450,69 @@ class Gossip:
             envelope = self._gate.admit(raw)
         except Dropped as dropped:
             if dropped.cause == "duplicate":
-                neighbour.learn(open_envelope(raw).digest)
-            elif dropped.cause == "over_rate":
-                if len(neighbour.late) < defaults.GOSSIP_STORE_MAX:
-                    neighbour.late[open_envelope(raw).digest] = None
+                neighbour.knows.add(digest)
             elif dropped.cause in ("bad_signature", "malformed", "too_large", "wrong_run"):
                 neighbour.invalid += 1
             return
-        neighbour.learn(envelope.digest)
-        self._accept(envelope, came_from=neighbour)
+        neighbour.knows.add(envelope.digest)
+        self._accept(envelope)
 
-    def _accept(self, envelope: Envelope, came_from: _Neighbour | None) -> None:
-        if isinstance(envelope.message, _LASTING):
-            self._lasting[envelope.digest] = envelope
-        self._store[envelope.digest] = envelope
-        if len(self._store) > defaults.GOSSIP_STORE_MAX:
-            self._store.popitem(last=False)
-        self._fresh.append(envelope)
-        self._spread(envelope)
-        for listener in self._listeners.get(type(envelope.message), ()):
+    def _accept(self, envelope: Envelope) -> None:
+        digest, message = envelope.digest, envelope.message
+        topic = TOPICS[type(message)]
+        kept = _Kept(envelope.raw, topic, envelope.body.expires_ms)
+        if isinstance(message, _LASTING):
+            self._lasting[digest] = kept
+        elif isinstance(message, StateMessage):
+            place = (_STATES_FIRST.index(type(message)), envelope.sender)
+            self._states.pop(self._newest.get(place, b""), None)
+            self._newest[place] = digest
+            self._states[digest] = kept
+        else:
+            self._store[digest] = kept
+            self._kept_bytes += len(kept.raw)
+            self._forget_oldest()
+        self._fresh.setdefault(topic, []).append(digest)
+        self._spread(digest, topic)
+        for listener in self._listeners.get(type(message), ()):
             listener(envelope)
 
-    def _spread(self, envelope: Envelope) -> None:
-        topic = TOPICS[type(envelope.message)]
+    def _forget_oldest(self) -> None:
+        wall_ms = int(self._world.wall_time() * 1000)
+        while self._store and (
+            len(self._store) > defaults.GOSSIP_STORE_MAX
+            or self._kept_bytes > defaults.GOSSIP_STORE_BYTES_MAX
+            or next(iter(self._store.values())).expires_ms <= wall_ms
+        ):
+            _, forgotten = self._store.popitem(last=False)
+            self._kept_bytes -= len(forgotten.raw)
+
+    def _spread(self, digest: bytes, topic: str) -> None:
         candidates = [
             neighbour
             for neighbour in self._neighbours.values()
-            if topic in neighbour.topics and envelope.digest not in neighbour.knows
+            if topic in neighbour.topics and digest not in neighbour.knows
         ]
         if len(candidates) > defaults.GOSSIP_EAGER:
             candidates = self._world.random.sample(candidates, defaults.GOSSIP_EAGER)
         for neighbour in candidates:
-            neighbour.learn(envelope.digest)
-            self._post(neighbour, _Push(envelope.raw))
+            neighbour.knows.add(digest)
+            neighbour.news.add(digest)
+            self._wake(neighbour)
 
-    def _answer(self, neighbour: _Neighbour, digests: Sequence[bytes]) -> None:
-        states = {envelope.digest: envelope for envelope in self._gate.states()}
-        for digest in digests:
-            envelope = self._store.get(digest) or self._lasting.get(digest) or states.get(digest)
-            if envelope is not None:
-                neighbour.learn(digest)
-                self._post(neighbour, _Push(envelope.raw))
-
-    def _current(self) -> list[Envelope]:
-        """What a neighbour should hold: recent events, newest states, lasting events."""
+    def _current(self) -> dict[str, list[bytes]]:
+        """Digests of what a neighbour should hold, by topic: the newest states, lasting events,
+        then the others, newest first, since an old one is worth the least."""
         wall_ms = int(self._world.wall_time() * 1000)
-        states = [e for e in self._gate.states() if type(e.message) in TOPICS]
-        events = [
-            envelope
-            for envelope in [*self._lasting.values(), *self._store.values()]
-            if not isinstance(envelope.message, StateMessage) and envelope.body.expires_ms > wall_ms
-        ]
-        return list({e.digest: e for e in states + events}.values())
+        digests = [digest for _, digest in sorted(self._newest.items())]
+        digests += [*self._lasting, *reversed(self._store)]
+        found: dict[str, list[bytes]] = {RUN: []}
+        for digest in digests:
+            kept = self._held(digest)
+            assert kept is not None
+            if kept.expires_ms > wall_ms:
+                found.setdefault(kept.topic, []).append(digest)
+        return found
 
     def _offer(self, neighbour: _Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:
         """Tell a neighbour those digests, given by topic, that it may lack."""
@@ -432,39 +524,50 @@ class Gossip:
             for digest in some
             if digest not in knows
         ]
-        for start in range(0, len(missing), defaults.GOSSIP_DIGESTS_MAX):
-            chunk = missing[start : start + defaults.GOSSIP_DIGESTS_MAX]
-            for digest in chunk:
-                neighbour.learn(digest)
+        for digest in missing:
+            knows.add(digest)
+        for chunk in _chunks(missing):
             self._post(neighbour, _Have(chunk))
 
-    def _ask_again(self, neighbour: _Neighbour) -> None:
-        """Ask for what came too fast: whoever was away for a while is offered all of it at once,
-        and what a neighbour has sent it does not offer a second time."""
-        chunk = list(neighbour.late)[:_LATE_PER_TICK]
-        for digest in chunk:
-            del neighbour.late[digest]
-        wanted = [digest for digest in chunk if not self._holds(digest)]
-        if wanted:
-            self._post(neighbour, _Want(wanted))
+    def _ask(self, neighbour: _Neighbour, digests: Iterable[bytes]) -> None:
+        """Ask for those of its offers that are lacking, but for those that a trusted neighbour was
+        just asked for: whoever comes back is offered the same by everybody. Others may be asked
+        all the same, since they may never answer."""
+        now = self._world.now()
+        trusted = self._trusts(neighbour.peer)
+        wanted = []
+        for digest in digests:
+            if self._held(digest) is not None:
+                continue
+            if self._asked.get(digest, now) > now:
+                neighbour.offers.add(digest)
+                continue
+            wanted.append(digest)
+            if trusted:
+                self._asked[digest] = now + defaults.GOSSIP_ANSWER_SECONDS
+        for chunk in _chunks(wanted):
+            self._post(neighbour, _Want(chunk))
 
     async def _tick(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
-            fresh = _by_topic(self._fresh)
-            self._fresh.clear()
-            for neighbour in self._neighbours.values():
+            fresh, self._fresh = self._fresh, {}
+            for neighbour in list(self._neighbours.values()):
                 if fresh:
                     self._offer(neighbour, fresh)
-                if neighbour.late:
-                    self._ask_again(neighbour)
+                if neighbour.offers:
+                    offers = list(neighbour.offers)
+                    neighbour.offers.clear()
+                    self._ask(neighbour, offers)
+            if self._asked:
+                now = self._world.now()
+                self._asked = {d: until for d, until in self._asked.items() if until > now}
+            self._forget_oldest()
             if self._open_at <= self._world.now():
                 self._open_more(nursery)
 
 
-def _by_topic(envelopes: Sequence[Envelope]) -> dict[str, list[bytes]]:
-    """Their digests."""
-    found: dict[str, list[bytes]] = {}
-    for envelope in envelopes:
-        found.setdefault(TOPICS[type(envelope.message)], []).append(envelope.digest)
-    return found
+def _chunks(digests: Sequence[bytes]) -> Iterable[list[bytes]]:
+    """As many as fit a frame at a time."""
+    for start in range(0, len(digests), defaults.GOSSIP_DIGESTS_MAX):
+        yield list(digests[start : start + defaults.GOSSIP_DIGESTS_MAX])

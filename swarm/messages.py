@@ -416,10 +416,13 @@ class Submission(Message, frozen=True, kw_only=True):
 
 
 class Acknowledgement(Message, frozen=True, kw_only=True):
-    """A validator has the file, durably, and owes a verdict within the run's limit."""
+    """A validator has the file, durably, and owes a verdict within the run's limit: so the trainer
+    counts on its groups. What the worker itself said is told to nobody else."""
 
     submission: Digest
     worker: Key
+    lineage: Count = 0
+    groups: Annotated[int, Meta(ge=0, le=4096)] = 0
 
 
 class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -426,7 +426,7 @@ class RunNode:
         node.part = self
         self.run = run
         self.status = Status()
-        self.gate = Gate(node.world, run.id, run.permits)
+        self.gate = Gate(node.world, run.id, run.permits, run.trusts)
         self.gossip = Gossip(
             node.transport,
             node.world,

@@ -145,6 +145,10 @@ class Run:
             return True
         return "relay" in roles or peer in self.manifest.trusted_ids()
 
+    def trusts(self, peer: str) -> bool:
+        """Whether a peer is the owner, or a trainer or validator in force."""
+        return peer == self.owner or peer in self.manifest.trusted_ids()
+
     def permits(self, sender: str, message: Message) -> str | None:
         """Why this sender may not send this message, or None (what `envelope.Gate` asks)."""
         manifest = self.manifest

@@ -27,7 +27,7 @@ from swarm.errors import PeerError, SwarmError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
-from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Submission, Verdict
+from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
 from swarm.node import RunNode
 from swarm.run_check import check_batch
 from swarm.transport import BlobReference, FetchError, Source
@@ -59,7 +59,7 @@ FINAL_WORD_SECONDS = 2.0
 """How long the last order is left to spread before the trainer leaves."""
 
 JUDGED_MAX = 10_000
-"""Judged submissions remembered, so that a late announcement is not waited for."""
+"""Judged submissions remembered, so that a late acknowledgement is not waited for."""
 
 
 Number = tuple[int, int, int, int, str]
@@ -68,12 +68,10 @@ Number = tuple[int, int, int, int, str]
 
 @dataclass
 class _Announced:
-    """A submission that waits for its verdict."""
+    """A submission that a validator has, and that waits for its verdict."""
 
     groups: int
     heard: float
-    acknowledged: bool = False
-    """A validator has the file; until then it is not counted on."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +176,10 @@ class TrainerRole:
         """When the pool was last freed of what is too old: as of which policy, lineage and revision
         of the run. Nothing in it grows too old before one of them changes."""
         self._announced: dict[tuple[str, bytes], _Announced] = {}
-        """Submissions heard of that no validator has judged yet, by worker and digest: nobody
+        """Submissions that a validator has and none has judged yet, by worker and digest: nobody
         else's word on a file counts."""
         self._judged: OrderedDict[tuple[str, bytes], None] = OrderedDict()
-        """The last ones judged: their announcement may come after the verdict."""
+        """The last ones judged: their acknowledgement may come after the verdict."""
         self._numbers: dict[Number, bytes] = {}
         """Which file was taken under each number, while its policy is young enough: a worker may
         hand several to several validators, and they hold the same groups."""
@@ -213,7 +211,6 @@ class TrainerRole:
         self._ordering = trio.Lock()
         """Held while an order is issued, and while the lineage changes."""
         self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
-        peer.gossip.listen(Submission, self._on_submission)
         peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
         peer.gossip.listen(Verdict, self._send_verdict.send_nowait)
 
@@ -436,19 +433,12 @@ class TrainerRole:
 
     # --- collecting --------------------------------------------------------------------------
 
-    def _on_submission(self, envelope: Envelope) -> None:
-        submission = envelope.message
-        assert isinstance(submission, Submission)
-        key = (envelope.sender, submission.digest)
-        if key not in self._judged and submission.lineage == self._lineage:
-            self._announced.setdefault(key, _Announced(submission.groups, self._node.world.now()))
-
     def _on_acknowledgement(self, envelope: Envelope) -> None:
-        acknowledgement = envelope.message
-        assert isinstance(acknowledgement, Acknowledgement)
-        announced = self._announced.get((acknowledgement.worker, acknowledgement.submission))
-        if announced is not None:
-            announced.acknowledged = True
+        message = envelope.message
+        assert isinstance(message, Acknowledgement)
+        key = (message.worker, message.submission)
+        if key not in self._judged and message.lineage == self._lineage:
+            self._announced.setdefault(key, _Announced(message.groups, self._node.world.now()))
             self._changed.touch()
 
     async def _collect(self) -> None:
@@ -565,7 +555,7 @@ class TrainerRole:
 
     def _coming(self) -> int:
         """Groups that are announced and not yet judged."""
-        return sum(each.groups for each in self._announced.values() if each.acknowledged)
+        return sum(each.groups for each in self._announced.values())
 
     async def _open_again(self) -> None:
         """Open the first step, or, after a restart, the one that was open."""

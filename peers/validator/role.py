@@ -277,14 +277,18 @@ class ValidatorRole:
                 (*key, envelope.raw, msgspec.msgpack.encode(order)),
             )
         )
-        self._peer.gossip.publish(envelope)
         self._nursery.start_soon(self._queue_in_turn, case)
         return [await self._acknowledge(case)]
 
     async def _acknowledge(self, case: _Case) -> Envelope:
         return await self._peer.announce(
-            Acknowledgement(submission=case.submission.digest, worker=case.worker),
-            defaults.STATE_LIFETIME_SECONDS,
+            Acknowledgement(
+                submission=case.submission.digest,
+                worker=case.worker,
+                lineage=case.submission.lineage,
+                groups=case.submission.groups,
+            ),
+            defaults.ENVELOPE_LIFETIME_SECONDS,
         )
 
     async def _order_of(self, submission: Submission, shown: Envelope | None) -> StepOrder | None:

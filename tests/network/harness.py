@@ -121,7 +121,7 @@ class Member:
         self.events.add_sink(self.seen.append)
         self.run = Run(network.manifest)
         self.transport = transport
-        self.gate = Gate(self.world, self.run.id, self.run.permits)
+        self.gate = Gate(self.world, self.run.id, self.run.permits, self.run.trusts)
         self.gossip = Gossip(
             transport,
             self.world,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarm import defaults
 from swarm.envelope import Body, Dropped, Gate, Sequencer, open_envelope
+from swarm.identity import Identity
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
@@ -49,7 +50,7 @@ def inside(check: Callable[[Gate, Run], None]) -> None:
 
     async def main() -> None:
         run = Run(MANIFEST)
-        check(Gate(VirtualWorld(1), RUN_ID, run.permits), run)
+        check(Gate(VirtualWorld(1), RUN_ID, run.permits, run.trusts), run)
 
     in_virtual_time(main)
 
@@ -190,23 +191,24 @@ def test_an_event_counts_once_in_any_order() -> None:
     inside(check)
 
 
-def test_a_sender_over_its_rate_is_dropped_and_recovers() -> None:
+def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
     async def main() -> None:
-        gate = Gate(VirtualWorld(1), RUN_ID, Run(MANIFEST).permits)
+        run = Run(MANIFEST)
+        gate = Gate(VirtualWorld(1), RUN_ID, run.permits, run.trusts)
 
-        def send(number: int) -> bool:
-            message = Acknowledgement(submission=number.to_bytes(32, "big"), worker=WORKER.peer_id)
+        def send(key: Identity, number: int) -> bool:
             try:
-                gate.admit(sealed(VALIDATOR, message, RUN_ID, sequence=number).raw)
+                gate.admit(sealed(key, Heartbeat(roles=[]), RUN_ID, sequence=number).raw)
             except Dropped as dropped:
                 assert dropped.cause == "over_rate"
                 return False
             return True
 
         burst = int(defaults.SENDER_RATE_BURST)
-        assert sum(send(n) for n in range(burst + 50)) == burst
+        assert sum(send(WORKER, n) for n in range(burst + 50)) == burst
+        assert sum(send(TRAINER, n) for n in range(burst + 50)) == burst + 50
         await trio.sleep(1)
-        again = sum(send(10_000 + n) for n in range(burst))
+        again = sum(send(WORKER, 10_000 + n) for n in range(burst))
         assert again == pytest.approx(defaults.SENDER_RATE_PER_SECOND, abs=1)
 
     in_virtual_time(main)

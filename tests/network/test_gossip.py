@@ -8,7 +8,7 @@ import trio
 
 from swarm import defaults
 from swarm.gossip import RUN, WORK, _Push
-from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message, Submission
+from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message, StepOrder
 from tests.network.harness import (
     Member,
     TestRun,
@@ -53,6 +53,7 @@ def test_an_announcement_reaches_everybody_along_a_line() -> None:
             heard = [hears(member, Checkpoint) for member in members]
             for step in (1, 2, 3):
                 await members[0].announce(checkpoint(step))
+                await trio.sleep(1)
             await trio.sleep(2)
             assert heard == [[checkpoint(1), checkpoint(2), checkpoint(3)]] * len(members)
 
@@ -179,48 +180,73 @@ def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender(
     in_virtual_time(main)
 
 
-def test_an_event_that_came_as_a_request_is_gossiped_by_whom_it_was_made_to() -> None:
-    """Both go through one gate, which has seen it already when a validator spreads it."""
+def order(step: int) -> StepOrder:
+    return StepOrder(
+        lineage=0,
+        step=step,
+        revision=0,
+        policy=0,
+        manifest_digest=bytes(32),
+        manifest_bytes=1,
+        nonce=bytes(32),
+        groups_wanted=1,
+        submissions_max=1,
+    )
+
+
+def test_who_comes_back_to_thousands_of_events_hears_the_newest_order_first() -> None:
+    """All of them, from neighbours that both hold them, without losing either."""
 
     async def main() -> None:
         async with running(MANIFEST) as run:
-            validator, trainer = await run.add(VALIDATOR), await run.add(TRAINER)
-            heard: list[bytes] = []
-            trainer.gossip.listen(Submission, lambda envelope: heard.append(envelope.digest))
-            await validator.reach(trainer.id)
+            trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
+            await trainer.reach(validator.id)
             await trio.sleep(3)
-            offer = Submission(
-                lineage=0, step=0, policy=0, number=0, digest=bytes(32), size_bytes=1, groups=1
-            )
-            envelope = sealed(identity(300), offer, MANIFEST.body.run)
-            validator.gate.admit(envelope.raw)
-            for _ in range(2):
-                validator.gossip.publish(envelope)
-            await trio.sleep(3)
-            assert heard == [envelope.digest]
-            assert validator.gossip.kept() == trainer.gossip.kept()
+            events = [
+                Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
+                for number in range(3 * defaults.GOSSIP_OUTBOX_MAX)
+            ]
+            for event in events:
+                await validator.announce(event)
+            await trainer.announce(order(3))
+            await trio.sleep(10)
+            returned = await run.add(identity(500))
+            heard: list[Message] = []
+            for kind in (Acknowledgement, StepOrder):
+                returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
+            for neighbour in (trainer, validator):
+                await returned.reach(neighbour.id)
+            await trio.sleep(10)
+            assert heard[0] == order(3)
+            assert heard[1] == events[-1]
+            assert sorted(map(repr, heard[1:])) == sorted(map(repr, events))
+            for member in (trainer, validator, returned):
+                assert "gossip.neighbour_lost" not in member.names()
+                assert len(member.gossip.neighbours()) == 2
 
     in_virtual_time(main)
 
 
-def test_whoever_was_away_hears_of_more_than_a_sender_may_send_at_once() -> None:
+def test_news_overtakes_what_was_asked_for() -> None:
     async def main() -> None:
         async with running(MANIFEST) as run:
-            validator = await run.add(VALIDATOR)
-            count = round(defaults.SENDER_RATE_BURST) + 200
-            for number in range(count):
-                message = Acknowledgement(
-                    submission=number.to_bytes(32, "big"), worker=validator.id
-                )
-                await validator.announce(message)
-            newcomer = await run.add(TRAINER)
-            heard = hears(newcomer, Acknowledgement)
-            await newcomer.reach(validator.id)
-            await trio.sleep(2)
-            assert 0 < len(heard) < count
-            await trio.sleep(2 * count / defaults.SENDER_RATE_PER_SECOND)
-            assert len(heard) == count
-            assert newcomer.gate.dropped["over_rate"] > 0
+            trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
+            await trainer.reach(validator.id)
+            for number in range(3000):
+                event = Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
+                await validator.announce(event)
+            returned = await run.add(identity(500))
+            heard: list[Message] = []
+            begun = trio.Event()
+            for kind in (Acknowledgement, StepOrder):
+                returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
+                returned.gossip.listen(kind, lambda _: begun.set())
+            await returned.reach(validator.id)
+            await begun.wait()
+            await trainer.announce(order(1))
+            await trio.sleep(3)
+            assert heard.index(order(1)) < 2000, "a window of the stream is on its way already"
+            assert len(heard) == 3001
 
     in_virtual_time(main)
 
