@@ -11,6 +11,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
+from libp2p.stream_muxer.yamux.yamux import Yamux as TheirYamux
 
 from swarm import defaults
 from swarm.transport.libp2p.yamux import WINDOW_BYTES, Unread, Yamux, YamuxError
@@ -115,6 +116,50 @@ async def stranger(unread: Unread | None = None):
         await other.pipe.aclose()
     assert other.muxer.unread_bytes == 0
     assert not other.muxer.streams
+
+
+@pytest.mark.parametrize("ours_opens", [True, False])
+def test_libp2ps_own_muxer_understands_ours(ours_opens: bool) -> None:
+    sent = bytes(range(256)) * 4096  # 1 MiB
+
+    async def main() -> None:
+        near, far = trio.testing.memory_stream_pair()
+        ours = Yamux(Carrier(near, ours_opens), "theirs", Unread())
+        theirs = TheirYamux(Carrier(far, not ours_opens), "ours")
+
+        async def nothing() -> None: ...
+
+        theirs.on_close = nothing
+
+        async def write(stream) -> None:
+            await stream.write(sent)
+            await stream.close()
+
+        async def read(stream) -> None:
+            got = bytearray()
+            with pytest.raises(MuxedStreamEOF):
+                while True:
+                    got += await stream.read(65536)
+            assert got == sent
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.start)
+            nursery.start_soon(theirs.start)
+            await ours.event_started.wait()
+            await theirs.event_started.wait()
+            opener, other = (ours, theirs) if ours_opens else (theirs, ours)
+            stream = await opener.open_stream()
+            there = await other.accept_stream()
+            async with trio.open_nursery() as both:
+                for end in (stream, there):
+                    both.start_soon(write, end)
+                    both.start_soon(read, end)
+            await ours.ping()
+            assert not ours.streams
+            await theirs.close()
+            await ours.event_closed.wait()
+
+    run(main)
 
 
 def test_more_than_a_window_arrives_whole_while_it_is_read() -> None:
