@@ -1,8 +1,9 @@
 """What trainers and validators share: a log, admissions, evictions, mirrors of each other's logs.
 
 Everything durable is in `ledger.sqlite`: this peer's log, its mirrors of the other trusted peers'
-logs, and three tables derived from the entries in the same transactions: signed verdicts, accepted
-submissions (for a worker's record), and signed evictions and reinstatements.
+logs, and tables derived from the entries in the same transactions: signed verdicts, accepted
+submissions (for a worker's record) and what became of them, peers admitted, and signed evictions
+and reinstatements.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
 from swarm.ledger.entries import (
     Admitted,
+    Consumed,
     Entry,
     Evicted,
     Judged,
@@ -115,6 +117,12 @@ class TrustedPart:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID"
             )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS used (submission BLOB PRIMARY KEY) WITHOUT ROWID"
+            )
 
         await self._database.transact(create)
         for (raw,) in self._database.read("SELECT envelope FROM expulsions ORDER BY envelope"):
@@ -172,7 +180,9 @@ class TrustedPart:
         self._peer.gossip.publish(envelope)
 
     async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
-        await self.append([Admitted(peer=peer, roles=list(roles))])
+        """Log an admission, unless a log says of that peer already that it was admitted."""
+        if not self._database.read("SELECT 1 FROM admitted WHERE peer = ? ORDER BY 1", (peer,)):
+            await self.append([Admitted(peer=peer, roles=list(roles))])
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -187,6 +197,13 @@ class TrustedPart:
             "SELECT COUNT(*) FROM accepted WHERE worker = ? ORDER BY 1", (worker,)
         )
         return int(rows[0][0])
+
+    def used(self, submission: bytes) -> bool:
+        """Whether a log says what became of an accepted submission; carried is not the end."""
+        rows = self._database.read(
+            "SELECT 1 FROM used WHERE submission = ? ORDER BY 1", (submission,)
+        )
+        return bool(rows)
 
     def log_of(self, owner: str) -> Log | None:
         """This peer's log, or its mirror of another trusted peer's."""
@@ -453,6 +470,12 @@ def _derive(connection: sqlite3.Connection, entries: Sequence[Entry]) -> None:
             connection.execute(
                 "INSERT OR IGNORE INTO accepted (worker, submission) VALUES (?, ?)",
                 (entry.worker, entry.submission),
+            )
+        elif isinstance(entry, Admitted):
+            connection.execute("INSERT OR IGNORE INTO admitted (peer) VALUES (?)", (entry.peer,))
+        elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
+            connection.execute(
+                "INSERT OR IGNORE INTO used (submission) VALUES (?)", (entry.submission,)
             )
         elif isinstance(entry, (Evicted, Reinstated)):
             connection.execute(

@@ -183,8 +183,10 @@ class TrainerRole:
         self._numbers: dict[Number, bytes] = {}
         """Which file was taken under each number, while its policy is young enough: a worker may
         hand several to several validators, and they hold the same groups."""
-        self._known: set[bytes] = set()
-        """Submissions that are in the pool or were consumed."""
+        self._known: dict[bytes, tuple[int, int]] = {}
+        """Submissions that are in the pool or were consumed, and their (lineage, policy), while
+        that is young enough: what is older can only be stale, and the log knows it."""
+        self._fetching: set[bytes] = set()
         self._exported = ""
         """Folder of the newest policy this life has exported."""
         self._training_groups = 0
@@ -351,19 +353,19 @@ class TrainerRole:
             },
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
         )
-        own = list(self._own_entries())
-        logged = {
-            entry.submission
-            for entry in own
-            if isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}
-        }
-        self._logged_policies = {
-            entry.step
-            for entry in own
-            if isinstance(entry, CheckpointPublished) and entry.lineage == self._lineage
-        }
+        oldest = state - self._run.manifest.schedule.max_staleness
+        logged: dict[bytes, int] = {}
+        """At which step; of those only that may be offered again: the others are too old."""
+        self._logged_policies.clear()
+        for entry in self._own_entries():
+            if isinstance(entry, CheckpointPublished):
+                if entry.lineage == self._lineage:
+                    self._logged_policies.add(entry.step)
+            elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
+                logged |= {entry.submission: entry.step} if entry.step >= oldest else {}
         consumed = {bytes.fromhex(digest) for digest in resumed["consumed"]}
-        self._known |= logged | consumed
+        steps = dict.fromkeys(consumed, state) | logged  # no policy is newer than its step
+        self._known |= {digest: (self._lineage, step) for digest, step in steps.items()}
         self._events.emit("trainer.resumed", step=state, consumed=len(self._known))
         rows = self._database.read(
             "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (state,)
@@ -415,6 +417,7 @@ class TrainerRole:
             "ORDER BY lineage, policy, step, number, worker"
         ):
             self._numbers[(number[0], number[1], number[2], number[3], number[4])] = digest
+        kept = []
         for digest, raw in self._database.read(
             "SELECT digest, verdict FROM accepted ORDER BY digest"
         ):
@@ -422,7 +425,11 @@ class TrainerRole:
             assert isinstance(verdict, Verdict)
             if digest not in self._known and self._disk.exists(_path(digest)):
                 self._add_to_pool(digest, verdict)
-                self._known.add(digest)
+                self._known[digest] = (verdict.lineage, verdict.policy)
+                kept.append(_path(digest))
+        for name in self._disk.list(ACCEPTED):  # what a life before did not come to remove
+            if f"{ACCEPTED}/{name}" not in kept:
+                await self._disk.remove(f"{ACCEPTED}/{name}")
 
     def _add_to_pool(self, digest: bytes, verdict: Verdict) -> None:
         groups = judge_groups(verdict, self._filters)
@@ -452,15 +459,28 @@ class TrainerRole:
                 self._wasted_since_order += verdict.outcome != "accepted"
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
-                wanted = verdict.outcome == "accepted" and verdict.submission not in self._known
-                if wanted:
-                    self._known.add(verdict.submission)
+                if verdict.outcome == "accepted" and self._is_new(verdict):
+                    self._known[verdict.submission] = (verdict.lineage, verdict.policy)
+                    self._fetching.add(verdict.submission)
                     nursery.start_soon(self._take, envelope, verdict)
                 else:
                     self._announced.pop(key, None)
                     self._changed.touch()
 
+    def _is_new(self, verdict: Verdict) -> bool:
+        """Whether nothing was done yet about an accepted submission."""
+        digest = verdict.submission
+        if digest in self._known or digest in self._fetching:
+            return False
+        return not (self._too_old(verdict) and self._trusted.used(digest))
+
     async def _take(self, envelope: Envelope, verdict: Verdict) -> None:
+        try:
+            await self._take_in(envelope, verdict)
+        finally:
+            self._fetching.discard(verdict.submission)
+
+    async def _take_in(self, envelope: Envelope, verdict: Verdict) -> None:
         """Copy an accepted submission here, durably, and put it into the pool. One that cannot
         be had, or is heard of, only when it is too old is stale."""
         validator = PeerId(envelope.sender)
@@ -940,16 +960,17 @@ class TrainerRole:
         )
         for digest in digests:
             await self._disk.remove(_path(digest))
-        await self._forget_numbers()
+        await self._forget_old()
         self._changed.touch()
 
-    async def _forget_numbers(self) -> None:
-        """Those of policies that are too old: whatever comes under them is stale anyhow."""
+    async def _forget_old(self) -> None:
+        """Numbers and submissions of policies that are too old: what comes of them is stale."""
         youngest = (
             self._lineage,
             self._policy.value - self._run.manifest.schedule.max_staleness,
         )
         self._numbers = {n: taken for n, taken in self._numbers.items() if n[:2] >= youngest}
+        self._known = {known: at for known, at in self._known.items() if at >= youngest}
         await self._database.transact(
             lambda connection: connection.execute(
                 "DELETE FROM numbers WHERE (lineage, policy) < (?, ?)", youngest

@@ -27,8 +27,8 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Admitted(_Struct, frozen=True, kw_only=True, tag="admitted"):
-    """A peer that was admitted has delivered something (once per start of the trusted peer): an
-    identity costs nothing, so being admitted alone leaves no trace."""
+    """A peer that was admitted has delivered something (once: whoever returns is known from
+    the logs): an identity costs nothing, so being admitted alone leaves no trace."""
 
     peer: Key
     roles: Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]

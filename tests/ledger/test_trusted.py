@@ -270,6 +270,9 @@ def test_an_admission_is_logged_once_the_peer_has_delivered(tmp_path: Path) -> N
             )
             await trio.sleep(30)
             assert len(entries_of(alice, ALICE.peer_id)) == 2, "once"
+        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER):  # both start again
+            await trio.sleep(30)
+            assert len(entries_of(alice, ALICE.peer_id)) == 2, "and for good"
 
     in_virtual_time(main)
 

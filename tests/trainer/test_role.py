@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from peers.trainer.role import TrainerRole
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -33,10 +34,14 @@ def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
 
 
 async def start_run(
-    simulation: Simulation, *names: str, mirrors: Sequence[str] = ()
+    simulation: Simulation,
+    *names: str,
+    mirrors: Sequence[str] = (),
+    steps: int = 3,
+    step_seconds: float = 60.0,
 ) -> dict[str, Peer]:
     await start_bootstrap(
-        simulation, trainers=["trainer"], validators=["validator"], steps=3,
+        simulation, trainers=["trainer"], validators=["validator"], steps=steps,
         groups_per_step=8, max_new_tokens=256,
     )  # fmt: skip
     peers = {}
@@ -48,7 +53,13 @@ async def start_run(
                 "trainer.starved_seconds": 60.0,
                 "trainer.mirrors": list(mirrors),
             }
-        peers[name] = simulation.add(Plan(name, [name.partition("-")[0]], options=options))
+        plan = Plan(
+            name,
+            [name.partition("-")[0]],
+            options=options,
+            hardware=Hardware(step_seconds=step_seconds),
+        )
+        peers[name] = simulation.add(plan)
         await peers[name].start()
     return peers
 
@@ -152,3 +163,38 @@ def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) 
     assert [fields["groups"] >= 8 for fields in trained] == [True] * 3
     assert len({entry.submission for entry in entries}) == len(entries)
     assert not [event for _, event in said if event.name == "trainer.starved"]
+
+
+def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
+    """Also after a restart, when every verdict that has not expired is heard again."""
+    remembered: list[int] = []
+    entries: list[Consumed] = []
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=12, step_seconds=5.0
+        )
+        trainer = peers["trainer"]
+
+        def look(_: float, peer: Peer, event: Event) -> None:
+            if peer is trainer and event.name == "trainer.step_trained":
+                role = peer.roles[0]
+                assert isinstance(role, TrainerRole)
+                remembered.append(len(role._known))
+
+        simulation.listeners.append(look)
+        seventh = simulation.expect(
+            "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] == 7
+        )
+        assert await simulation.meet(seventh, 1800)
+        await trainer.kill()
+        await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries.extend(consumed(trainer))
+
+    simulate(main)
+    assert len(remembered) == 12
+    assert len(entries) == 2 * 12
+    assert max(remembered[5:8]) <= 2 * (4 + 2), "those of policies that are young enough"
+    assert len({entry.submission for entry in entries}) == len(entries)
