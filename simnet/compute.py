@@ -47,6 +47,8 @@ class Hardware:
     """One rollout step of the trainer."""
     memory_bytes: int = 1 << 50
     """Free for children: enough, unless a test is about too little."""
+    grades: bool = True
+    """False: the environment's reward raises on this machine."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ class InspectorModel:
         if found != right:
             checks = [["schema", 0, 0, True], ["header", 1, 0, False]]
             return {**failed, "checks": checks, "failed": "header", "detail": "another submission"}
+        grades = self._setting.hardware.grades
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
         await disk.write(disk.path_of(out_path), canonical)
         return {
@@ -271,7 +274,8 @@ class InspectorModel:
             "failed": "",
             "detail": "",
             "proven_fault": False,
-            "rewards": true_rewards(self._setting.workload, right),
+            "ungraded": "" if grades else "environment 'simulated' cannot grade",
+            "rewards": true_rewards(self._setting.workload, right) if grades else [],
             "group_digests": [
                 digest_of("simnet/1/group", found.seed, bytes([group])) for group in range(groups)
             ],

@@ -744,3 +744,7 @@ LEDGER_RESTORE_SECONDS = 2.0
 
 LEDGER_RETRY_SECONDS = 5.0
 """Pause after a trusted peer's log could not be mirrored."""
+
+UNGRADED_MAX = 5
+"""Honest submissions in a row that an environment could not grade until its validator turns work
+away, and until the trainer pauses a run in which no validator can grade."""

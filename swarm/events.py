@@ -208,6 +208,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"validator {_short(f['by'])} has accepted it already"
     ),
+    "validator.cannot_grade": lambda f: (
+        f"{f['submissions']} submissions in a row could not be graded; taking no work for "
+        f"{f['seconds']:.0f} s: {f['reason']}"
+    ),
     "validator.not_admitted": lambda f: (
         f"a submission by {_short(f['remote'])} does not count: {f['reason']}"
     ),

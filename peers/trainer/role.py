@@ -162,6 +162,9 @@ class TrainerRole:
         """In this life."""
         self._paused = ""
         """Why no step is opened any more."""
+        self._began_ms = peer.node.world.wall_time() * 1000
+        self._ungraded: Counter[str] = Counter()
+        """Submissions in a row, by validator, that its environment could not grade."""
         self._idle = {"rollouts": 0.0, "checks": 0.0}
         """Seconds that this step's batch was waited for, by what was missing."""
         self._lineage = 0
@@ -459,6 +462,9 @@ class TrainerRole:
                 self._wasted_since_order += verdict.outcome != "accepted"
                 if len(self._judged) > JUDGED_MAX:
                     self._judged.popitem(last=False)
+                reason = self._no_grades(envelope)
+                if reason and not self._paused:
+                    nursery.start_soon(self._pause, reason)
                 if verdict.outcome == "accepted" and self._is_new(verdict):
                     self._known[verdict.submission] = (verdict.lineage, verdict.policy)
                     self._fetching.add(verdict.submission)
@@ -473,6 +479,25 @@ class TrainerRole:
         if digest in self._known or digest in self._fetching:
             return False
         return not (self._too_old(verdict) and self._trusted.used(digest))
+
+    def _no_grades(self, envelope: Envelope) -> str:
+        """Why a run must pause in which no validator can grade any more; empty: one still can.
+
+        Their word of an earlier life of this trainer is no reason: a person has restarted it.
+        """
+        verdict = envelope.message
+        assert isinstance(verdict, Verdict)
+        if envelope.body.issued_ms < self._began_ms:
+            return ""
+        if verdict.failed == "environment":
+            self._ungraded[envelope.sender] += 1
+        elif verdict.outcome == "accepted":
+            self._ungraded[envelope.sender] = 0
+        validators = self._run.manifest.validator_ids()
+        heard = [self._ungraded[each] for each in validators if each in self._ungraded]
+        if not heard or min(heard) < defaults.UNGRADED_MAX:
+            return ""
+        return f"no validator can grade: {verdict.detail}"
 
     async def _take(self, envelope: Envelope, verdict: Verdict) -> None:
         try:
@@ -688,7 +713,8 @@ class TrainerRole:
         schedule = self._run.manifest.schedule
         while self._policy.value < schedule.steps:
             step = self._policy.value
-            self._peer.status.doing = f"waiting for rollouts of step {step}"
+            if not self._paused:
+                self._peer.status.doing = f"waiting for rollouts of step {step}"
             began = self._node.world.now()
             self._idle = dict.fromkeys(self._idle, 0.0)
             while True:
@@ -784,6 +810,8 @@ class TrainerRole:
         patience = self._filters.refill_seconds if self._filters.fill == "refill" else math.inf
         deadline = self._node.world.now() + patience
         while True:
+            if self._paused:
+                await trio.sleep_forever()
             await self._drop_stale()
             groups = self._pool.groups
             late = self._node.world.now() >= deadline

@@ -15,7 +15,7 @@ from typing import Any
 import blake3
 import numpy as np
 
-from peers.environments import Environment, Renderer, Task, task_of_step
+from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments import load as load_environment
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.parsing import Reader
@@ -77,16 +77,21 @@ class InspectorService:
         name as `failed` (empty: none), `detail`, `proven_fault`, `rewards` [groups][G],
         `task_means` and `task_spreads` [groups] (empty: no length penalty), `group_digests`
         (BLAKE3 of each group's prompt and completions), `canonical_digest` (of what was written)
-        and `tokens` (completion tokens). Raises `UserError` when environment or tokenizer are
-        missing here, `OSError` when the file is, or is another one.
+        and `tokens` (completion tokens). An environment that is not here or draws no task fails
+        the check "environment"; one that cannot grade leaves `rewards` empty, says why as
+        `ungraded`, and the tokens tell whose fault that is. Raises `UserError` when the tokenizer
+        is missing here, `OSError` when the file is, or is another one.
         """
-        grader = self._environment(environment, environment_version)
+        seed = submission_seed(run, nonce, worker, number)
+        try:
+            grader = self._environment(environment, environment_version)
+            tasks = [task_of_step(grader, task_seed(seed, group), step) for group in range(groups)]
+        except UserError as error:
+            return _stopped([], "environment", str(error))
         renderer = self._renderer_in(Path(tokenizer_folder))
         vocabulary = _vocabulary_size(Path(tokenizer_folder))
         findings = _Findings()
         try:
-            seed = submission_seed(run, nonce, worker, number)
-            tasks = [task_of_step(grader, task_seed(seed, group), step) for group in range(groups)]
             prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
             header, rollouts, canonical_digest = self._reader.read(
                 Path(path),
@@ -125,26 +130,20 @@ class InspectorService:
             _check_proofs(findings, rollouts)
         except BadSubmission as error:
             findings.checks.append((error.check, error.figure, error.threshold, False))
-            return {
-                "checks": findings.checks,
-                "failed": error.check,
-                "detail": error.detail,
-                "proven_fault": error.proven,
-                "rewards": [],
-                "task_means": [],
-                "task_spreads": [],
-                "group_digests": [],
-                "canonical_digest": b"",
-                "tokens": 0,
-            }
-        graded = _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids)
-        penalised = any(task.length_weight for task in tasks)
+            return _stopped(findings.checks, error.check, error.detail, proven=error.proven)
+        ungraded = ""
+        try:
+            graded = _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids)
+        except UserError as error:
+            graded, ungraded = [], str(error)
+        penalised = bool(graded) and any(task.length_weight for task in tasks)
         return {
             "checks": findings.checks,
             "failed": "",
             "detail": "",
             "proven_fault": False,
-            "rewards": _less_penalties(rollouts, tasks, graded),
+            "ungraded": ungraded,
+            "rewards": _less_penalties(rollouts, tasks, graded) if graded else [],
             "task_means": [sum(group) / len(group) for group in graded] if penalised else [],
             "task_spreads": [max(group) - min(group) for group in graded] if penalised else [],
             "group_digests": _group_digests(rollouts, group_size),
@@ -171,6 +170,25 @@ class InspectorService:
         if self._renderer is None or self._renderer.tokenizer_hash != current:
             self._renderer = Renderer(folder)
         return self._renderer
+
+
+def _stopped(
+    checks: list[tuple[str, float, float, bool]], failed: str, detail: str, proven: bool = False
+) -> dict[str, Any]:
+    """What `inspect` gives when a check has failed."""
+    return {
+        "checks": checks,
+        "failed": failed,
+        "detail": detail,
+        "proven_fault": proven,
+        "ungraded": "",
+        "rewards": [],
+        "task_means": [],
+        "task_spreads": [],
+        "group_digests": [],
+        "canonical_digest": b"",
+        "tokens": 0,
+    }
 
 
 def _vocabulary_size(folder: Path) -> int:
@@ -266,14 +284,14 @@ def _rewards(
     group_size: int,
     stop_ids: Sequence[int],
 ) -> list[list[float]]:
-    """[groups][G], from the very tokens that go on to proof and training."""
+    """[groups][G], from the very tokens that go on to proof and training; raises `UserError`."""
     stops = set(stop_ids)
     rewards = []
     for group, task in enumerate(tasks):
         graded = []
         for row in range(group * group_size, (group + 1) * group_size):
             text, finished = renderer.decode_completion(rollouts.completion(row), list(stops))
-            graded.append(grader.reward(task, text, finished))
+            graded.append(grade(grader, task, text, finished))
         rewards.append(graded)
     return rewards
 

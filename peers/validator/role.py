@@ -53,6 +53,9 @@ DEATHS_PER_CASE_MAX = 2
 """A submission over which so many children died is quarantined: a file that kills its reader would
 else keep everybody else's waiting."""
 
+UNGRADED_PAUSE_SECONDS = 60.0
+"""A validator whose environment fails takes no work for this long, then tries once more."""
+
 ORDERS_KEPT = 64
 INSPECTOR_MEMORY_BYTES = 2 << 30
 POLICIES_IN_MEMORY = 2
@@ -137,6 +140,8 @@ class ValidatorRole:
         self._records: dict[str, WorkerRecord] = {}
         self._paces: dict[str, Pace] = {}
         self._duplicates = Duplicates()
+        self._ungraded = 0
+        """Honest submissions in a row that the environment could not grade."""
         self._queue, self._cases = trio.open_memory_channel[_Case](10_000)
         self._nursery: trio.Nursery
         """While requests are answered."""
@@ -211,9 +216,37 @@ class ValidatorRole:
                 await self._leave(case, PeerId(elsewhere.sender))
             else:
                 self._peer.status.doing = f"judging step {case.submission.step}"
-                await self._judge(case, inspector, prefill)
+                self._note_grading(await self._judge(case, inspector, prefill))
             self._put_down()
-            self._peer.status.doing = "ready to judge"
+
+    def _note_grading(self, outcome: _Outcome) -> None:
+        """Once too many submissions in a row could not be graded, take no more for a while."""
+        self._peer.status.doing = "ready to judge"
+        if outcome.failed == "environment":
+            self._ungraded += 1
+            if self._ungraded >= defaults.UNGRADED_MAX:
+                self._turn_away(outcome.detail)
+        elif outcome.word == "accepted":
+            self._ungraded = 0
+
+    def _turn_away(self, reason: str) -> None:
+        """Take no pushes for a while: what this validator cannot grade, another one may."""
+        self._peer.status.doing = f"cannot grade: {reason}"[:200]
+        if self._peer.pushes.policy is None:  # what was here already is judged all the same
+            return
+        self._events.emit(
+            "validator.cannot_grade",
+            submissions=self._ungraded,
+            reason=reason,
+            seconds=UNGRADED_PAUSE_SECONDS,
+        )
+        self._peer.pushes.policy = None
+
+        async def try_again() -> None:
+            await trio.sleep(UNGRADED_PAUSE_SECONDS)
+            self._peer.pushes.policy = self._inbox
+
+        self._nursery.start_soon(try_again)
 
     def _put_down(self) -> None:
         """The case in hand is settled."""
@@ -395,7 +428,7 @@ class ValidatorRole:
 
     # --- judging -----------------------------------------------------------------------------
 
-    async def _judge(self, case: _Case, inspector: Child, prefill: Child) -> None:
+    async def _judge(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
         started = self._node.world.now()
         try:
             outcome = await self._check(case, inspector, prefill)
@@ -416,6 +449,7 @@ class ValidatorRole:
             )
         seconds = self._node.world.now() - started
         await self._conclude(case.announced, case.submission, outcome, seconds=seconds)
+        return outcome
 
     async def _check(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
         submission, order, manifest = case.submission, case.order, self._run.manifest
@@ -499,9 +533,13 @@ class ValidatorRole:
                 if record.accepted >= manifest.thresholds.proven_after
                 else manifest.thresholds.prefill_share_new
             )
-            if prefill_wanted(self._secret, submission.digest, share):
+            ungraded = inspected["ungraded"]
+            if ungraded or prefill_wanted(self._secret, submission.digest, share):
                 digest = inspected["canonical_digest"]
                 await self._recompute(case, folder, (canonical, digest), prefill, record, outcome)
+            if ungraded and not outcome.failed:
+                # The seed gave these very tokens: no worker can choose text that is not graded.
+                outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
             return outcome
         finally:
             await self._disk.remove(canonical)
@@ -799,6 +837,7 @@ def _outcome(result: dict[str, Any]) -> _Outcome:
         failed=result["failed"],
         detail=result["detail"],
         proven_fault=bool(result.get("proven_fault", False)),
+        quarantined=result["failed"] == "environment",  # nothing that its worker has done
         rewards=result.get("rewards"),
         task_means=result.get("task_means", []),
         task_spreads=result.get("task_spreads", []),

@@ -198,3 +198,70 @@ def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     assert len(entries) == 2 * 12
     assert max(remembered[5:8]) <= 2 * (4 + 2), "those of policies that are young enough"
     assert len({entry.submission for entry in entries}) == len(entries)
+
+
+BROKEN = Hardware(grades=False)
+
+
+def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_repaired() -> None:
+    judged: list[int] = []
+
+    async def main(simulation: Simulation) -> None:
+        await start_bootstrap(
+            simulation, trainers=["trainer"], validators=["validator"], steps=3,
+            groups_per_step=8, max_new_tokens=256,
+        )  # fmt: skip
+        trainer = simulation.add(
+            Plan("trainer", ["trainer"], options={"trainer.model": "simulated"})
+        )
+        validator = simulation.add(Plan("validator", ["validator"], hardware=BROKEN))
+        workers = [simulation.add(Plan(f"inference-{n}", ["inference"])) for n in range(3)]
+        paused = simulation.expect("trainer.paused", ["trainer"])
+        for peer in (trainer, validator, *workers):
+            await peer.start()
+        assert await simulation.meet(paused, 300)
+        await trio.sleep(600)  # what was on its way finds nobody, or is judged once more
+        judged.append(simulation.trace.counts["validator.verdict"])
+        await trio.sleep(900)
+        judged.append(simulation.trace.counts["validator.verdict"])
+        assert trainer.node is not None and trainer.node.part is not None
+        assert trainer.node.part.status.doing.startswith("paused: no validator can grade: env")
+        order = trainer.node.part.step_order()
+        assert order is not None and order.groups_wanted == 0
+
+        validator.plan.hardware = Hardware()
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        for peer in (validator, trainer):
+            await peer.kill()
+            await peer.start(resume=True)
+        assert await simulation.meet(over, 1800)
+
+    said = simulate(main)
+    assert 5 <= judged[0] <= 20 and judged[0] == judged[1], "it quarantines no longer"
+    names = [event.name for _, event in said]
+    assert "validator.cannot_grade" in names
+    verdicts = [event.fields for _, event in said if event.name == "validator.verdict"]
+    for fields in verdicts[: judged[0]]:
+        assert (fields["outcome"], fields["failed"]) == ("quarantined", "environment")
+    assert not [name for name in names if name == "membership.peer_evicted"]
+
+
+def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
+    async def main(simulation: Simulation) -> None:
+        await start_bootstrap(
+            simulation, trainers=["trainer"], validators=["broken", "sound"], steps=3,
+            groups_per_step=64, max_new_tokens=256,
+        )  # fmt: skip
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        for plan in (
+            Plan("trainer", ["trainer"], options={"trainer.model": "simulated"}),
+            Plan("broken", ["validator"], hardware=BROKEN),
+            Plan("sound", ["validator"]),
+            *(Plan(f"inference-{n}", ["inference"]) for n in range(3)),
+        ):
+            await simulation.add(plan).start()
+        assert await simulation.meet(over, 1800)
+
+    said = simulate(main)
+    assert not [event for _, event in said if event.name == "trainer.paused"]
+    assert {name for name, event in said if event.name == "validator.cannot_grade"} == {"broken"}

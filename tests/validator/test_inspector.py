@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from swarm.errors import UserError
+from peers.environments import Task
+from peers.environments.base import Split
+from peers.environments.sort_digits import SortDigits
 from swarm.submissions import Header, Rollouts
 from tests.validator.conftest import STOP_IDS, Stage
 
@@ -242,8 +244,9 @@ def test_equal_groups_have_equal_digests_whoever_made_them(stage: Stage) -> None
 
 def test_what_this_machine_lacks_is_no_fault_of_the_worker(stage: Stage) -> None:
     header, rollouts = stage.generate()
-    with pytest.raises(UserError, match="not installed"):
-        stage.inspect(header, rollouts, environment="chess")
+    found = stage.inspect(header, rollouts, environment="chess")
+    assert found["failed"] == "environment" and not found["proven_fault"]
+    assert "environment 'chess' is not installed here" in found["detail"]
     with pytest.raises(OSError, match="missing"):
         stage.inspector.inspect(
             path=str(stage.folder / "missing"),
@@ -253,6 +256,47 @@ def test_what_this_machine_lacks_is_no_fault_of_the_worker(stage: Stage) -> None
             bytes_max=1 << 20,
             **stage.facts(),
         )
+
+
+class Failing(SortDigits):
+    """Cannot grade; its tasks are as ever."""
+
+    name = "failing"
+
+    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+        raise RuntimeError("no sandbox")
+
+
+class Taskless(Failing):
+    name = "taskless"
+
+    def task(self, seed: bytes, split: Split = "train") -> Task:
+        raise RuntimeError("no data")
+
+
+def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_it_is(
+    stage: Stage,
+) -> None:
+    header, rollouts = stage.generate()
+    for environment in (Failing(), Taskless()):
+        stage.inspector._environments[environment.name, "1"] = environment
+    of_failing = msgspec.structs.replace(header, environment="failing")
+    found = stage.inspect(of_failing, rollouts, environment="failing")
+    assert found["failed"] == "" and found["rewards"] == [] and found["task_means"] == []
+    assert "cannot grade the completion" in found["ungraded"]
+    assert "RuntimeError: no sandbox" in found["ungraded"]
+    assert stage.judge()["failed"] == "", "its tokens are the seed's all the same"
+
+    def invent(lists: Lists) -> None:
+        for completion in (some for some in lists["completions"] if len(some) > 1):
+            completion[0] = 5 if completion[0] != 5 else 6
+
+    invented = stage.inspect(of_failing, changed(rollouts, invent), environment="failing")
+    assert invented["ungraded"] and stage.judge()["failed"] != ""
+
+    found = stage.inspect(header, rollouts, environment="taskless")
+    assert (found["failed"], found["proven_fault"]) == ("environment", False)
+    assert "cannot draw a task (RuntimeError: no data)" in found["detail"]
 
 
 def test_the_inspector_needs_no_torch() -> None:
