@@ -186,11 +186,8 @@ class _Wire:
         self, parser: h11.Connection, idle_seconds: float
     ) -> h11.Request | h11.Response | h11.InformationalResponse:
         """The next head; raises `_Broken` or `h11.RemoteProtocolError`."""
-        if b"\r\n\r\n" not in self._ahead[: defaults.BULK_HEAD_BYTES_MAX] and (
-            len(self._ahead) > defaults.BULK_HEAD_BYTES_MAX
-        ):
-            raise h11.RemoteProtocolError("the head is too long")
         began = bool(self._ahead)
+        received = len(self._ahead)
         seconds = defaults.BULK_HEAD_SECONDS if began else idle_seconds
         scope = trio.CancelScope(deadline=trio.current_time() + seconds)
         with scope:
@@ -199,6 +196,9 @@ class _Wire:
                 event = parser.next_event()
                 if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse):
                     self._ahead = bytes(parser.trailing_data[0])
+                    # h11 bounds what is not complete yet; the last packet may do both.
+                    if received - len(self._ahead) > defaults.BULK_HEAD_BYTES_MAX:
+                        raise h11.RemoteProtocolError("the head is too long")
                     return event
                 if event is not h11.NEED_DATA:
                     raise _Broken("closed the connection")
@@ -208,6 +208,7 @@ class _Wire:
                 if not began:
                     began = True
                     scope.deadline = trio.current_time() + defaults.BULK_HEAD_SECONDS
+                received += len(data)
                 parser.receive_data(data)
         raise _Broken("said nothing in time")
 

@@ -173,6 +173,21 @@ def test_a_proof_holds_for_one_peer_one_server_one_connection(disk) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("first", [0, 16_000])
+def test_a_head_of_20_kb_is_refused_however_it_comes(disk, first: int) -> None:
+    """Also when the last packet alone makes it too long, and complete."""
+    head = b"GET /challenge HTTP/1.1\r\nhost: x\r\nx: %s\r\n\r\n" % (b"x" * 20_000)
+
+    async def main() -> None:
+        async with serving(Service(), disk) as root, await dial(root) as stream:
+            await stream.send_all(head[:first])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            answer = await ask(stream, head[first:])
+            assert answer.startswith(b"HTTP/1.1 400 ") and b"too long" in answer, answer[:80]
+
+    run(main)
+
+
 def test_who_proves_nothing_is_nobody(disk) -> None:
     async def main() -> None:
         service = Service()
