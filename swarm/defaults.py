@@ -273,8 +273,14 @@ DHT_CONTACT_FAILURES_MAX = 2
 """Failed requests in a row after which a contact is dropped though nobody replaces it."""
 
 DHT_CONTACT_FRESH_SECONDS = 300.0
-"""A contact that answered, or was connected, this recently is not asked whether it is there still:
-neither the oldest of a full bucket, when somebody else would take its place, nor that of all."""
+"""The oldest contact of a full bucket that answered, or was connected, this recently is not asked
+whether it is there still when somebody else would take its place."""
+
+DHT_CONTACT_SILENT_SECONDS = 120.0
+"""A contact not heard of for this long is asked whether it is there, and no more named if not."""
+
+DHT_SILENT_CHECKS_MAX = 4
+"""Silent contacts asked in one round of maintenance; lookups hear of most in a large network."""
 
 DHT_CHECK_AGAIN_SECONDS = 300.0
 """A peer that asks us is asked back (does it serve?) at most this often."""

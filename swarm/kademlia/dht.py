@@ -346,14 +346,17 @@ class Kademlia:
             await self._refresh()
             for peer in self._transport.connected():
                 self.table.heard_of(peer, self._world.now())
-            self._check_stalest()
+            self._check_silent()
 
-    def _check_stalest(self) -> None:
+    def _check_silent(self) -> None:
         """Whoever asks little, as a bootstrap peer does, would name peers that are long gone."""
-        stalest = min(self.table.contacts(), key=lambda contact: contact.seen, default=None)
-        fresh = self._world.now() - defaults.DHT_CONTACT_FRESH_SECONDS
-        if stalest is not None and stalest.seen < fresh:
-            self._queue_check(stalest.neighbour)
+        silent = [c for c in self.table.contacts() if c.seen < self._heard_since()]
+        silent.sort(key=lambda contact: (contact.failures, contact.seen))
+        for contact in silent[: defaults.DHT_SILENT_CHECKS_MAX]:
+            self._queue_check(contact.neighbour)
+
+    def _heard_since(self) -> float:
+        return self._world.now() - defaults.DHT_CONTACT_SILENT_SECONDS
 
     async def _meet_bootstrap_peers(self) -> None:
         """Connect again to bootstrap peers that were away: one that came back knows nobody, and
@@ -483,7 +486,9 @@ class Kademlia:
         return Record(held.key, held.value)
 
     def _closer(self, sender: PeerId, key: bytes) -> tuple[wire.Peer, ...]:
-        closest = self.table.closest(key_id(key), self._k, exclude=sender)
+        closest = self.table.closest(
+            key_id(key), self._k, exclude=sender, heard_since=self._heard_since()
+        )
         return tuple(wire.peer_to_wire(peer, Connection.CAN_CONNECT) for peer in closest)
 
     # --- asking -----------------------------------------------------------------------------

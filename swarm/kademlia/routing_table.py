@@ -218,15 +218,27 @@ class RoutingTable:
         bucket.replacements.pop(peer, None)
         self._contacts.pop(peer, None)
 
-    def closest(self, target: int, count: int, *, exclude: PeerId | None = None) -> list[Neighbour]:
-        """The contacts nearest to an id, nearest first; those in doubt after the others."""
+    def closest(
+        self,
+        target: int,
+        count: int,
+        *,
+        exclude: PeerId | None = None,
+        heard_since: float = -math.inf,
+    ) -> list[Neighbour]:
+        """The contacts nearest to an id, nearest first; those in doubt after the others, and only
+        if they were heard of since then."""
         near: list[Contact] = []
         doubtful: list[Contact] = []
         for group in self._by_distance(target):
             group.sort(key=lambda contact: contact.id ^ target)
             for contact in group:
-                if contact.peer != exclude:
-                    (doubtful if contact.failures else near).append(contact)
+                if contact.peer == exclude:
+                    continue
+                if not contact.failures:
+                    near.append(contact)
+                elif contact.seen >= heard_since:
+                    doubtful.append(contact)
             if len(near) >= count:
                 break
         return [contact.neighbour for contact in (near + doubtful)[:count]]

@@ -266,6 +266,27 @@ def test_whoever_asks_nothing_notices_that_a_contact_is_gone():
     run(main)
 
 
+def test_nobody_is_sent_to_peers_that_are_long_dead():
+    """However many died at once, and though nobody looks anything up."""
+
+    async def main():
+        async with swarm() as net:
+            peers = await net.fill(12)
+            await trio.sleep(60)
+            alive, dead = peers[:4], {peer.id for peer in peers[4:]}
+            for peer in peers[4:]:
+                peer.stop()
+            await trio.sleep(240)
+            key = peer_id_bytes(alive[3].id)
+            for peer in alive[:3]:
+                answer = peer.dht._answer(alive[3].id, Message(MessageType.FIND_NODE, key))
+                named = {each.peer for each in wire.peers_from_wire(answer.closer_peers)}
+                assert not named & dead
+                assert named == {other.id for other in alive} - {peer.id, alive[3].id}
+
+    run(main)
+
+
 def test_contacts_that_stay_connected_are_known_to_be_there():
     async def main():
         async with swarm() as net:
