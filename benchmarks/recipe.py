@@ -97,9 +97,7 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         folder = Path(name)
         before = TrainerService().prepare_base(str(folder / "0"), seed)
         spent("prepare")
-        learner = Learner(
-            folder / "0", LearnerSettings(OBJECTIVE, schedule, DEMO_SAMPLING.temperature, seed)
-        )
+        learner = Learner(folder / "0", LearnerSettings(OBJECTIVE, schedule, seed))
         engine = NativeEngine(folder / "0")
         renderer = Renderer(folder / "0")
         difference = zero_advantage = 0.0

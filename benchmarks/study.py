@@ -94,7 +94,6 @@ def learn(
         settings = LearnerSettings(
             variant.objective,
             schedule,
-            sampling.temperature,
             seed,
             completion_tokens_max=sampling.max_new_tokens,
         )

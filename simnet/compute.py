@@ -355,7 +355,13 @@ class TrainerModel:
     ) -> dict[str, Any]:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{model} {seed}"
-        return {"step": 0}
+        return await self.follow(objective, schedule, sampling)
+
+    async def follow(
+        self, objective: Mapping[str, Any], schedule: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        self._objective, self._schedule = objective, schedule
+        return {"step": self._step}
 
     async def resume(self, folder: str, policies: Mapping[str, str], **run: Any) -> dict[str, Any]:
         await self.start(**run)
@@ -381,6 +387,8 @@ class TrainerModel:
         self._setting.tell(
             "trained",
             step=step,
+            learning_rate=self._objective["learning_rate"],
+            steps=self._schedule["steps"],
             rollouts=[
                 (bytes.fromhex(each["digest"]), each["rewards"], found)
                 for each, found in zip(submissions, read, strict=True)

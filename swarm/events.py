@@ -126,6 +126,16 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submissions {f['accepted']:,} were accepted, {f['refused']:,} refused, "
         f"{f['quarantined']:,} quarantined"
     ),
+    "run.version_signed": lambda f: (
+        f"version {f['version']} of the run was signed: "
+        f"{'; '.join(f['changes']) or 'nothing else changes'}"
+    ),
+    "run.version_in_force": lambda f: f"version {f['version']} is in force from step {f['step']}",
+    "run.version_refused": lambda f: f"a new manifest of the run is refused: {f['reason']}",
+    "run.version_awaited": lambda f: (
+        f"the open step follows version {f['version']} of the run, which no trusted peer has "
+        "handed out yet; asking again"
+    ),
     "peer.work_over": lambda f: "the run is over, and so is this peer's work",
     "membership.admitted": lambda f: f"admitted to the run by {_short(f['by'])}",
     "membership.lease_lost": lambda f: (

@@ -18,6 +18,8 @@ Line = Annotated[str, Meta(max_length=500)]
 Key = Annotated[str, Meta(min_length=46, max_length=64)]
 """A peer id."""
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+RunDigest = Annotated[bytes, Meta(max_length=32)]
+"""Of a run manifest's content; empty where an older version of Swarm says nothing of it."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
 Role = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,19}\Z")]
@@ -394,6 +396,10 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Submissions one worker may make for this step."""
     final: bool = False
     """The run is over: nothing will be opened after this."""
+    run_version: Count = 0
+    """Of the run manifest that everything about this step follows."""
+    run_digest: RunDigest = b""
+    """Names that manifest (`swarm.run.content_digest`). The same over all revisions."""
 
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step, self.revision)
@@ -413,6 +419,8 @@ class Submission(Message, frozen=True, kw_only=True):
     digest: Digest
     size_bytes: Count
     groups: Annotated[int, Meta(ge=1, le=4096)]
+    run_digest: RunDigest = b""
+    """Of the run manifest it was made under: the step order's."""
 
 
 class Acknowledgement(Message, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ role gets it and adds its loop (`swarm.roles`).
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import trio
 from blake3 import blake3
 
 from swarm import __version__, defaults
+from swarm.changes import changes
 from swarm.envelope import Dropped, Envelope, Gate, Sequencer, open_envelope, seal
 from swarm.errors import PeerError, UserError, leaf_errors
 from swarm.events import Events
@@ -36,10 +38,13 @@ from swarm.messages import (
 )
 from swarm.messenger import Messenger
 from swarm.run import (
+    VERSION_REFUSED,
     Run,
     ask_for_manifests,
     checkpoint_key,
     choose_run,
+    content_digest,
+    manifest_in,
     peer_key,
     pin_owner,
     record_validators,
@@ -101,6 +106,13 @@ by HAVE, the DHT only serves newcomers."""
 PROVIDERS_WANTED = 64
 """About so many inference peers are named as sources of a checkpoint."""
 
+BOOTSTRAP_SECONDS = 15.0
+"""A trusted peer compares manifests with the bootstrap peers so often: an owner hands a new version
+to one of them, or restarts it with a new file."""
+
+VERSION_SECONDS = 2.0
+"""Between two rounds of asking for a version of the run that a step order names."""
+
 EVICTION_NOTICE_SECONDS = 2.0
 """An evicted peer is disconnected this long after the eviction, so that it hears the reason."""
 
@@ -130,6 +142,17 @@ class StoredSequence:
         )
 
 
+def create_tables(connection: sqlite3.Connection) -> None:
+    """What a node keeps in its database."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
+    )
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS manifests (run TEXT NOT NULL, version INTEGER NOT NULL, "
+        "digest BLOB NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, digest)) WITHOUT ROWID"
+    )
+
+
 @dataclass
 class Node:
     """A peer in the network: what it needs whether or not it has joined a run."""
@@ -149,6 +172,8 @@ class Node:
     part: RunNode | None = None
     """Its part in a run, once it has one."""
     _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
+    _refused: dict[str, RunManifest] = field(default_factory=dict)
+    """The last manifest of each run that was not taken."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -164,6 +189,62 @@ class Node:
             wall_time=self.world.wall_time(),
             lifetime_seconds=lifetime_seconds,
         )
+
+    # --- run manifests -----------------------------------------------------------------------
+
+    def version(self, digest: bytes) -> Envelope | None:
+        """The version of a run's manifest with this content, if it is known here."""
+        if self.part is not None and (held := self.part.run.version(digest)) is not None:
+            return held
+        known = (e for e in self.manifests.values() if content_digest(e) == digest)
+        return next(known, None)
+
+    def hear_manifest(self, envelope: Envelope) -> Envelope | None:
+        """Take a newer manifest of a run known here; the newest known after that, if any."""
+        run = envelope.body.run
+        if self.part is not None and self.part.run.id == run:
+            self.part.hear_manifest(envelope)
+        elif run in self.manifests:
+            known = Run(self.manifests[run])
+            self.take_version(known, envelope)
+            self.manifests[run] = known.manifest_envelope
+        return self.manifests.get(run)
+
+    def take_version(self, run: Run, envelope: Envelope) -> None:
+        """Take a newer manifest of a run, and say what changes; or why it is not taken."""
+        held, new = run.manifest, manifest_in(envelope)
+        self.say_refused(run, new)
+        if run.update(envelope):
+            listed = [str(change) for change in changes(held, new)]
+            self.events.emit("run.version_signed", version=new.version, changes=listed)
+
+    def say_refused(self, run: Run, manifest: RunManifest) -> None:
+        """Say why a manifest is not taken, if it is not; once, however often it comes."""
+        reason = run.refusal(manifest)
+        if reason is not None and self._refused.get(run.id) != manifest:
+            self._refused[run.id] = manifest
+            self.events.emit("run.version_refused", version=manifest.version, reason=reason)
+
+    def stored_versions(self, run: str) -> list[Envelope]:
+        """The versions of a run that this peer remembers from earlier lives, the newest last."""
+        rows = self.database.read(
+            "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
+        )
+        return [open_envelope(raw) for (raw,) in rows]
+
+    async def store_versions(self, run: str, versions: Sequence[Envelope]) -> None:
+        """Make versions of a run durable, in place of those stored before."""
+        rows = [
+            (run, manifest_in(each).version, content_digest(each), each.raw) for each in versions
+        ]
+
+        def store(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM manifests WHERE run = ?", (run,))
+            connection.executemany(
+                "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, ?, ?, ?)", rows
+            )
+
+        await self.database.transact(store)
 
     # --- where peers are ---------------------------------------------------------------------
 
@@ -260,11 +341,7 @@ async def assemble(
 ) -> AsyncIterator[Node]:
     """A node from the parts of the seam, its DHT and its manifests served inside the block."""
     database = disk.database("peer.sqlite")
-    await database.transact(
-        lambda connection: connection.execute(
-            "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
-        )
-    )
+    await database.transact(create_tables)
     dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
     async with trio.open_nursery() as nursery:
         await nursery.start(dht.run)
@@ -281,7 +358,12 @@ async def assemble(
             sequencer=Sequencer(StoredSequence(database), world.wall_time),
             manifests=dict(manifests),
         )
-        serve_manifests(transport, lambda: list(node.manifests.values()))
+        serve_manifests(
+            transport,
+            newest=lambda: list(node.manifests.values()),
+            version=node.version,
+            hear=node.hear_manifest,
+        )
         events.emit(
             "peer.listening",
             roles=settings.role,
@@ -378,8 +460,11 @@ async def find_run(node: Node, bootstrap_peers: Sequence[PeerId], *, looks_on: b
         if newer.body.run == manifest.body.run:
             manifest = max(manifest, newer, key=lambda e: e.message.order())
     await pin_owner(node.disk, manifest)
-    node.manifests[manifest.body.run] = manifest
-    return Run(manifest)
+    stored = node.stored_versions(manifest.body.run)
+    run = Run(stored[-1] if stored else manifest, stored[:-1])
+    node.take_version(run, manifest)
+    node.manifests[run.id] = run.manifest_envelope
+    return run
 
 
 @dataclass
@@ -426,7 +511,7 @@ class RunNode:
         node.part = self
         self.run = run
         self.status = Status()
-        self.gate = Gate(node.world, run.id, run.permits, run.trusts)
+        self.gate = Gate(node.world, run.id, self._permits, run.trusts)
         self.gossip = Gossip(
             node.transport,
             node.world,
@@ -443,17 +528,20 @@ class RunNode:
         """Newest checkpoint announced by a trainer of the run."""
         self.order: Watched[Envelope | None] = Watched(None)
         """Newest step order."""
+        self.versions = Watched(0)
+        """Changes when a version of the run's manifest is taken."""
+        self._stored: list[Envelope] = []
+        self._asking_for_version = trio.Lock()
         self.gossip.listen(RunManifest, self._on_manifest)
         self.gossip.listen(Checkpoint, lambda e: self._newest(self.checkpoint, e))
-        self.gossip.listen(StepOrder, lambda e: self._newest(self.order, e))
+        self.gossip.listen(StepOrder, self._on_order)
         self.gossip.listen(Eviction, self._on_eviction)
         self.gossip.listen(Reinstatement, run.reinstate)
         self.store = CheckpointStore(
             node.disk,
             run.id,
             node.events,
-            # Rollouts of every policy young enough to be trained on must be checked somewhere.
-            keep=max(run.manifest.checkpoints_kept, run.manifest.schedule.max_staleness + 2),
+            keep=self._checkpoints_kept(),
             quota_bytes=node.settings.quota_bytes,
         )
         self.uploads = Uploads(node.world, node.transport, self.store)
@@ -607,13 +695,118 @@ class RunNode:
         assert isinstance(envelope.message, StepOrder)
         return envelope.message
 
+    def _on_order(self, envelope: Envelope) -> None:
+        before = self.step_order()
+        self._newest(self.order, envelope)
+        order = self.step_order()
+        assert order is not None
+        if before is not None and before.run_digest != order.run_digest:
+            self.node.events.emit(
+                "run.version_in_force", version=order.run_version, step=order.step
+            )
+
+    # --- versions of the run -----------------------------------------------------------------
+
+    def _permits(self, sender: str, message: Message) -> str | None:
+        cause = self.run.permits(sender, message)
+        if cause == VERSION_REFUSED:
+            assert isinstance(message, RunManifest)
+            self.node.say_refused(self.run, message)
+        return cause
+
+    def hear_manifest(self, envelope: Envelope) -> None:
+        """Take and spread a newer manifest of this run that came another way than by gossip."""
+        try:
+            self.gossip.publish(envelope)
+        except Dropped as dropped:
+            if dropped.cause != VERSION_REFUSED:  # that was said
+                self.node.events.emit("gossip.manifest_dropped", cause=dropped.cause)
+
     def _on_manifest(self, envelope: Envelope) -> None:
         passed_on = self.passes_on
-        self.run.update(envelope)
+        self.node.take_version(self.run, envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
+        self.store.keep = self._checkpoints_kept()
         self._obey_mode()
         if self.passes_on != passed_on:
             self.have.tells_changed()
+        self.versions.touch()
+
+    def _checkpoints_kept(self) -> int:
+        """Rollouts of every policy young enough to be trained on must be checked somewhere."""
+        return max(self.run.manifest.checkpoints_kept, self.run.max_staleness + 2)
+
+    async def manifest_of(self, order: StepOrder) -> RunManifest:
+        """The manifest that an order's step follows, had from a trusted peer if it is not here.
+
+        Waits for as long as none has it: callers set a deadline, or stop when the order no longer
+        counts.
+        """
+        while (held := self.run.manifest_of(order)) is None:
+            async with self._asking_for_version:
+                if self.run.manifest_of(order) is None and not await self._ask_for_version(order):
+                    self.node.events.emit("run.version_awaited", version=order.run_version)
+                    with trio.move_on_after(VERSION_SECONDS):
+                        await self.versions.wait_change()
+        return held
+
+    async def _ask_for_version(self, order: StepOrder) -> bool:
+        """Ask the trusted peers for the version that an order names; whether one had it."""
+        for trusted in self.run.manifest.trusted_ids():
+            peer = PeerId(trusted)
+            if peer == self.peer_id:
+                continue
+            try:
+                await self.node.reach(peer)
+                for envelope in await ask_for_manifests(
+                    self.node.transport, peer, order.run_digest
+                ):
+                    if (
+                        envelope.body.run == self.run.id
+                        and content_digest(envelope) == order.run_digest
+                    ):
+                        self.hear_manifest(envelope)
+                        self.run.keep(envelope)
+                        self.versions.touch()
+                        return True
+            except PeerError as error:
+                self.node.events.emit("gossip.version_not_told", remote=peer, reason=str(error))
+        return False
+
+    async def store_versions(self) -> None:
+        """Make the versions that the run remembers durable."""
+        versions = self.run.versions()
+        if versions != self._stored:
+            await self.node.store_versions(self.run.id, versions)
+            self._stored = versions
+
+    async def _keep_versions_stored(self) -> None:
+        while True:
+            await self.store_versions()
+            if self._stored == self.run.versions():
+                await self.versions.wait_change()
+
+    async def _compare_with_bootstrap(self) -> None:
+        """Take newer manifests from the bootstrap peers, and bring them newer ones, until
+        cancelled."""
+        named = [
+            (PeerId(address.rpartition("/p2p/")[2]), address)
+            for address in self.node.settings.bootstrap
+        ]
+        while True:
+            await trio.sleep(BOOTSTRAP_SECONDS)
+            for peer, address in named:
+                if peer == self.peer_id:
+                    continue
+                try:
+                    if peer not in self.node.transport.connected():
+                        await self.node.transport.connect(peer, [address])
+                    mine = self.run.manifest_envelope
+                    for told in await ask_for_manifests(self.node.transport, peer, mine.raw):
+                        if told.body.run == self.run.id:
+                            self.hear_manifest(told)
+                except PeerError as error:
+                    self.node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
 
     def _on_eviction(self, envelope: Envelope) -> None:
         self.run.evict(envelope)
@@ -847,8 +1040,10 @@ class RunNode:
                 nursery.start_soon(self.store.keep_settling)
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._find_neighbours)
+                nursery.start_soon(self._keep_versions_stored)
                 if self._trusted is not None:
                     nursery.start_soon(self._trusted.run)
+                    nursery.start_soon(self._compare_with_bootstrap)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
                 yield nursery

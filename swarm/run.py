@@ -1,9 +1,9 @@
 """A run: its signed manifest, who may say what in it, and how peers find it.
 
-The owner signs a *run manifest*; its id is `<owner peer id>/<name>`. A bootstrap peer hands out
-the manifests it knows over `/swarm/runs/1.0.0` (an empty request is not possible in the framing,
-so one frame `list` is sent; the answer is one frame per manifest). The owner's key is pinned on
-first use, so that a bootstrap peer cannot later hand out another run under the same name.
+The owner signs a *run manifest*; its id is `<owner peer id>/<name>`. A peer hands out the manifests
+it knows over `/swarm/runs/1.0.0`, older versions when asked for one by its digest, and takes newer
+ones there. The owner's key is pinned on first use, so that a bootstrap peer cannot later hand out
+another run under the same name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import blake3
 import msgspec
 import trio
 
 from swarm import PROTOCOL_VERSION, defaults
+from swarm.changes import NEVER, Change, changes
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
@@ -40,11 +42,19 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
-from swarm.run_check import check_manifest_numbers
+from swarm.run_check import check_batch, check_manifest_numbers
 from swarm.transport import Stream, Transport
 from swarm.world import Disk
 
 PROTOCOL = "/swarm/runs/1.0.0"
+VERSIONS_KEPT = 16
+"""Versions of a run's manifest that a peer remembers (about 2 KB each): steps follow the one that
+was the newest when they were opened, and few are open or young enough to be trained on."""
+VERSION_REFUSED = "version_refused"
+"""Why the gate drops a manifest that `Run.refusal` has a sentence for."""
+LIST = b"list"
+"""Asks for the newest manifest of every run known."""
+DIGEST_BYTES = 32
 
 RUN_NAMESPACE = "swarm-run"
 PEER_NAMESPACE = "swarm-peer"
@@ -58,6 +68,17 @@ def run_id(manifest: Envelope) -> str:
     message = manifest.message
     assert isinstance(message, RunManifest)
     return f"{manifest.sender}/{message.name}"
+
+
+def manifest_in(envelope: Envelope) -> RunManifest:
+    """The run manifest that an envelope carries."""
+    assert isinstance(envelope.message, RunManifest)
+    return envelope.message
+
+
+def content_digest(manifest: Envelope) -> bytes:
+    """BLAKE3-256 of a run manifest's payload: names what it says, whenever it was signed."""
+    return blake3.blake3(manifest.body.payload).digest()
 
 
 def run_key(run: str) -> bytes:
@@ -79,32 +100,95 @@ def checkpoint_key(manifest_digest: bytes) -> bytes:
 
 
 class Run:
-    """What one peer believes about its run: the newest manifest, and who is evicted."""
+    """What one peer believes about its run: its manifest's versions, and who is evicted.
 
-    def __init__(self, manifest: Envelope) -> None:
+    A step follows the version that its order names, whatever came since; `manifest`, the newest,
+    says what belongs to no step: who is trusted, who may take part.
+    """
+
+    def __init__(self, manifest: Envelope, older: Sequence[Envelope] = ()) -> None:
+        """`older`: versions known of this run, the newest last."""
         self.id = run_id(manifest)
         self.owner = manifest.sender
         self._envelope = manifest
+        self._versions: dict[bytes, Envelope] = {}
         self._evictions: dict[str, Envelope] = {}
         self._reinstatements: dict[str, Envelope] = {}
         self.revision = 0
         """Grows with every manifest, eviction and reinstatement that is taken."""
+        for version in [*older, manifest]:
+            self.keep(version)
 
     @property
     def manifest(self) -> RunManifest:
-        assert isinstance(self._envelope.message, RunManifest)
-        return self._envelope.message
+        """The newest version."""
+        return manifest_in(self._envelope)
 
     @property
     def manifest_envelope(self) -> Envelope:
         return self._envelope
 
-    def update(self, manifest: Envelope) -> None:
-        """Take a newer manifest of the same run; an older one changes nothing."""
-        assert isinstance(manifest.message, RunManifest)
-        if run_id(manifest) == self.id and manifest.message.version > self.manifest.version:
-            self._envelope = manifest
-            self.revision += 1
+    def update(self, manifest: Envelope) -> bool:
+        """Take a newer manifest of the same run, unless there is a `refusal`; whether it was."""
+        new = manifest_in(manifest)
+        if run_id(manifest) != self.id or new.version <= self.manifest.version:
+            return False
+        if self.refusal(new) is not None:
+            return False
+        self._envelope = manifest
+        self.keep(manifest)
+        return True
+
+    def keep(self, manifest: Envelope) -> None:
+        """Remember a version of this run, the newest or not, for the steps that follow it."""
+        self._versions[content_digest(manifest)] = manifest
+        self.revision += 1
+        if len(self._versions) > VERSIONS_KEPT:
+            newest = content_digest(self._envelope)
+            del self._versions[next(digest for digest in self._versions if digest != newest)]
+
+    def versions(self) -> list[Envelope]:
+        """The versions remembered, in the order in which they came."""
+        return list(self._versions.values())
+
+    def version(self, digest: bytes) -> Envelope | None:
+        """The version of this content, if it is remembered."""
+        return self._versions.get(digest)
+
+    def manifest_of(self, order: StepOrder) -> RunManifest | None:
+        """The manifest that an order's step follows, if it is remembered. An order that names none
+        comes from an older Swarm, in which the newest counted."""
+        if not order.run_digest:
+            return self.manifest
+        held = self._versions.get(order.run_digest)
+        return manifest_in(held) if held is not None else None
+
+    def refusal(self, new: RunManifest) -> str | None:
+        """Why a manifest that the owner has signed is not taken, in one sentence, or None."""
+        for held in map(manifest_in, self._versions.values()):
+            if held.version == new.version and held != new:
+                return (
+                    f"version {new.version} of the run was signed with other content before "
+                    f"({_listed(changes(held, new))}); the first stays, and a change needs a "
+                    "higher version"
+                )
+        if new.version <= self.manifest.version:
+            return None
+        impossible = [c.field for c in changes(self.manifest, new) if c.when == NEVER]
+        if impossible:
+            return f"version {new.version} changes {', '.join(impossible)}, which is {NEVER}"
+        # Only what would end the trainer: peers with other versions of Swarm must agree on it.
+        try:
+            check_batch(new, f"version {new.version} of the run")
+        except UserError as error:
+            return str(error)
+        problem = new.objective.problem(new.schedule)
+        return None if problem is None else f"version {new.version} of the run: {problem}"
+
+    @property
+    def max_staleness(self) -> int:
+        """The largest of any version remembered: what is older, no step can use."""
+        return max(manifest_in(each).schedule.max_staleness for each in self._versions.values())
 
     def evict(self, envelope: Envelope) -> None:
         """Take an eviction by a trusted peer; the newest for each peer counts."""
@@ -155,6 +239,8 @@ class Run:
         allowed = True
         if isinstance(message, RunManifest):
             allowed = sender == self.owner and message.name == manifest.name
+            if allowed and self.refusal(message) is not None:
+                return VERSION_REFUSED
         elif isinstance(message, (Checkpoint, StepOrder)):
             allowed = manifest.is_trainer(sender)
         elif isinstance(message, (Verdict, Acknowledgement)):
@@ -168,6 +254,10 @@ class Run:
         if isinstance(message, (Heartbeat, AdmissionRequest)):
             return None  # the registrar answers these with the reason
         return "evicted" if self.evicted(sender) is not None else None
+
+
+def _listed(found: Sequence[Change]) -> str:
+    return "; ".join(f"{each.field} {each.old} → {each.new}" for each in found)
 
 
 # --- manifests on disk -------------------------------------------------------------------------
@@ -275,25 +365,51 @@ def _convert(type_: Any, value: Any, where: str) -> Any:
 # --- finding a run -----------------------------------------------------------------------------
 
 
-def serve_manifests(transport: Transport, manifests: Callable[[], Sequence[Envelope]]) -> None:
-    """Hand out the signed manifests this peer knows to whoever asks."""
+def serve_manifests(
+    transport: Transport,
+    *,
+    newest: Callable[[], Sequence[Envelope]],
+    version: Callable[[bytes], Envelope | None],
+    hear: Callable[[Envelope], Envelope | None],
+) -> None:
+    """Hand out run manifests: the `newest` of each run known, or the `version` of some content.
+    `hear` takes one that is brought here, and gives the newest known of its run after that."""
 
     async def answer(stream: Stream) -> None:
-        if await stream.receive() is not None:
-            for envelope in list(manifests())[: defaults.MANIFESTS_MAX]:
+        asked = await stream.receive()
+        if asked is None:
+            return
+        found: Sequence[Envelope | None]
+        if asked == LIST:
+            found = newest()[: defaults.MANIFESTS_MAX]
+        elif len(asked) == DIGEST_BYTES:
+            found = [version(asked)]
+        else:
+            try:
+                found = [hear(check_manifest(asked, f"what {stream.peer} sent"))]
+            except UserError:
+                found = []
+        for envelope in found:
+            if envelope is not None:
                 await stream.send(envelope.raw)
-            await stream.end()
+        await stream.end()
 
-    transport.serve(PROTOCOL, answer, frame_bytes_max=1024)
+    transport.serve(PROTOCOL, answer, frame_bytes_max=defaults.ENVELOPE_BYTES_MAX)
 
 
-async def ask_for_manifests(transport: Transport, peer: PeerId) -> list[Envelope]:
-    """The manifests a connected peer hands out, signatures checked; raises `PeerError`."""
+async def ask_for_manifests(
+    transport: Transport, peer: PeerId, asked: bytes = LIST
+) -> list[Envelope]:
+    """The manifests with which a connected peer answers, signatures checked; raises `PeerError`.
+
+    `asked`: `LIST` for the newest of each run; a content's digest for that version; a whole
+    manifest to bring it there and have the newest of its run.
+    """
     found: dict[str, Envelope] = {}
     try:
         with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
             stream = await transport.open_stream(peer, PROTOCOL)
-            await stream.send(b"list")
+            await stream.send(asked)
             await stream.end()
             while (raw := await stream.receive()) is not None and len(
                 found

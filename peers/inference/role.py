@@ -8,8 +8,9 @@ so a peer that restarts makes the very same files again, and a repeated delivery
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import trio
 
@@ -33,6 +34,7 @@ COMPLAINT_SECONDS = 30.0
 POLICIES_IN_MEMORY = 2
 """While one takes the place of the other."""
 
+Fetched = TypeVar("Fetched")
 OUTBOX = "outbox"
 """Folder of submissions without a verdict yet."""
 
@@ -111,6 +113,10 @@ class InferenceRole:
                 self._events.emit("inference.run_over", step=order.step)
                 return
             self._start_step(order)
+            if self._run.manifest_of(order) is None:
+                self._peer.status.doing = f"waiting for version {order.run_version} of the run"
+                await self._while_wanted(order, partial(self._peer.manifest_of, order))
+                continue
             if self._loaded != (order.lineage, order.policy):
                 await self._load(engine, order)
                 continue  # a newer order may have come meanwhile
@@ -136,7 +142,16 @@ class InferenceRole:
 
     async def _load(self, engine: Child, order: StepOrder) -> None:
         self._peer.status.doing = f"fetching policy {order.policy}"
-        folder = await self._fetch_while_wanted(order)
+        folder = await self._while_wanted(
+            order,
+            partial(
+                self._peer.fetch_policy,
+                order.lineage,
+                order.policy,
+                order.manifest_digest,
+                order.manifest_bytes,
+            ),
+        )
         if folder is None:
             return
         self._peer.status.doing = f"loading policy {order.policy}"
@@ -156,17 +171,19 @@ class InferenceRole:
         self._peer.status.policy = order.policy
         self._events.emit("inference.policy_loaded", policy=order.policy, **result)
 
-    async def _fetch_while_wanted(self, order: StepOrder) -> str | None:
-        """The folder of the order's policy; None once a newer order wants another one."""
-        folder: str | None = None
+    async def _while_wanted(
+        self, order: StepOrder, fetch: Callable[[], Awaitable[Fetched]]
+    ) -> Fetched | None:
+        """What `fetch` gives for an order; None once a newer one wants another policy, or follows
+        another version of the run."""
+        fetched: Fetched | None = None
+
+        def wants(order: StepOrder) -> tuple[int, int, bool, bytes]:
+            return order.lineage, order.policy, order.final, order.run_digest
 
         def superseded() -> bool:
             newest = self._peer.step_order()
-            return newest is not None and (newest.lineage, newest.policy, newest.final) != (
-                order.lineage,
-                order.policy,
-                order.final,
-            )
+            return newest is not None and wants(newest) != wants(order)
 
         async def give_up() -> None:
             await self._peer.order.wait_until(lambda _: superseded())
@@ -174,11 +191,9 @@ class InferenceRole:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up)
-            folder = await self._peer.fetch_policy(
-                order.lineage, order.policy, order.manifest_digest, order.manifest_bytes
-            )
+            fetched = await fetch()
             nursery.cancel_scope.cancel()
-        return folder
+        return fetched
 
     async def _check_rendering(self, engine: Child) -> None:
         """Make sure that this machine renders tasks as the run's owner does."""
@@ -198,7 +213,9 @@ class InferenceRole:
     async def _make_submission(
         self, engine: Child, order: StepOrder, nursery: trio.Nursery
     ) -> None:
-        manifest = self._run.manifest
+        manifest = self._run.manifest_of(order)
+        if manifest is None:
+            return  # forgotten meanwhile
         ordered = self._peer.order.value  # the envelope of `order`; newer ones may come
         number = self._number
         self._peer.status.doing = f"generating {number} of step {order.step}"
@@ -246,6 +263,7 @@ class InferenceRole:
             digest=made["digest"],
             size_bytes=made["size_bytes"],
             groups=made["groups"],
+            run_digest=order.run_digest,
         )
         self._peer.status.doing = f"delivering {number} of step {order.step}"
         await nursery.start(self._see_through, submission, order.nonce, path, ordered)

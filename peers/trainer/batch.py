@@ -27,6 +27,8 @@ class Group:
     """What the worker's engine reports; compared and shown, never trained on."""
     kept: bool = True
     """False: the online filter leaves it out; it counts in the metrics all the same."""
+    temperature: float = 1.0
+    """Of its sampling: log-probabilities are those of logits / temperature."""
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.completions or not all(self.completions):
@@ -58,6 +60,8 @@ class Batch:
     """fp32 [B]."""
     policy: Tensor
     """int64 [B]."""
+    temperature: Tensor
+    """fp64 [B]."""
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)
@@ -89,6 +93,7 @@ class Batch:
             completion_lengths=self.completion_lengths[index],
             advantage=self.advantage[index],
             policy=self.policy[index],
+            temperature=self.temperature[index],
         )
 
 
@@ -113,4 +118,5 @@ def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
             [advantages(torch.tensor(g.rewards).float(), objective) for g in groups]
         ),
         policy=torch.tensor([group.policy for group, _ in rows]),
+        temperature=torch.tensor([group.temperature for group, _ in rows], dtype=torch.float64),
     )

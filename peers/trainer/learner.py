@@ -7,6 +7,7 @@ rollout of policy p that is trained on in step s has age s − p.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,6 @@ class LearnerSettings:
 
     objective: Objective
     schedule: Schedule
-    temperature: float = 1.0
-    """Of the rollouts' sampling: log-probabilities are those of logits / temperature."""
     seed: int = 0
     completion_tokens_max: int = 0
     """The run's length limit; only the objective `dr_grpo` needs it."""
@@ -103,8 +102,8 @@ class Learner:
             or fastest_attention(self._ranks.device, settings.sharding.mixed_precision)
         )
         self._scratch: Any = copy.deepcopy(self.model).requires_grad_(False)  # older policies
-        self._scorer = Scorer(self.model, settings.temperature)
-        self._scratch_scorer = Scorer(self._scratch, settings.temperature)
+        self._scorer = Scorer(self.model)
+        self._scratch_scorer = Scorer(self._scratch)
         for scorer in (self._scorer, self._scratch_scorer):
             shard(scorer, scorer.model.model.layers, self._ranks, settings.sharding)
         self._saving: _Saving | None = None
@@ -120,6 +119,21 @@ class Learner:
         self._policies: dict[int, Weights] = {}
         self._reference = self._published() if goal.kl_coefficient else None
         self._remember()
+
+    def follow(self, objective: Objective, schedule: Schedule, completion_tokens_max: int) -> None:
+        """Learn by other numbers from now on; raises `UserError` if they contradict each other."""
+        objectives.check(objective, schedule)
+        self.settings = dataclasses.replace(
+            self.settings,
+            objective=objective,
+            schedule=schedule,
+            completion_tokens_max=completion_tokens_max,
+        )
+        self._optimiser.param_groups[0].update(
+            betas=(objective.beta1, objective.beta2), weight_decay=objective.weight_decay
+        )
+        if objective.kl_coefficient and self._reference is None:
+            self._reference = self._read_weights(self._base)
 
     @property
     def policies(self) -> list[int]:
@@ -219,7 +233,9 @@ class Learner:
             own=own,
             log_old=log_old,
             log_reference=(
-                self._log_probabilities(self._reference, rows) if self._reference else None
+                self._log_probabilities(self._reference, rows)
+                if self._reference and self.settings.objective.kl_coefficient
+                else None
             ),
         )
 
@@ -416,15 +432,17 @@ class Learner:
         oldest = self.step - self.settings.schedule.max_staleness - 1
         for policy, published in sorted(policies.items()):
             if oldest <= policy < self.step:
-                older = policy_model.read_weights(published)
-                self._check_fit(
-                    {name: tuple(value.shape) for name, value in older.items()}, published
-                )
-                self._policies[policy] = {
-                    name: part_of(older[name], parameter)
-                    for name, parameter in self.model.named_parameters()
-                }
+                self._policies[policy] = self._read_weights(published)
         self._remember()
+
+    def _read_weights(self, folder: Path) -> Weights:
+        """This rank's part of a published policy."""
+        found = policy_model.read_weights(folder)
+        self._check_fit({name: tuple(value.shape) for name, value in found.items()}, folder)
+        return {
+            name: part_of(found[name], parameter)
+            for name, parameter in self.model.named_parameters()
+        }
 
     def begin_lineage(self, lineage: int, consumed: Mapping[int, Sequence[str]]) -> None:
         """Make the policy held the first of a new lineage that also inherits `consumed`: what

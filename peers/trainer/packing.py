@@ -66,6 +66,8 @@ class Rows:
     """int64 [k]: which of the m results belongs to the batch's completion token `index`."""
     index: Tensor
     """int64 [k]: completion tokens of the batch, whole completions."""
+    temperature: float = 1.0
+    """That all its completions were sampled at."""
 
     def to(self, device: torch.device | str) -> Rows:
         """The same rows on a device."""
@@ -82,6 +84,7 @@ class _Sequence:
 
     tokens: Tensor
     prompt_length: int
+    temperature: float
     copies: list[int]
     """Where each copy's completion begins among the batch's completion tokens."""
 
@@ -98,7 +101,14 @@ def lay_out(
     on a CPU.
     """
     tokens_max = tokens_max or PASS_TOKENS_MAX
-    sequences = _distinct(batch)
+    return [
+        rows
+        for sequences in _by_temperature(_distinct(batch))
+        for rows in _lay_out(sequences, layout, tokens_max)
+    ]
+
+
+def _lay_out(sequences: list[_Sequence], layout: Layout | None, tokens_max: int) -> list[Rows]:
     padded = _pad(sequences, tokens_max)
     if layout == "padded":
         return [_rows(rows, packed=False) for rows in padded]
@@ -125,9 +135,11 @@ def empty_rows() -> Rows:
 
 def lay_out_flat(batch: Batch, tokens_max: int | None = None) -> list[Rows]:
     """Packed into one long row a pass: for kernels that skip what attention may not see."""
-    sequences = _distinct(batch)
-    bins = first_fit([sequence.inputs for sequence in sequences], tokens_max or PASS_TOKENS_MAX)
-    return [_rows([[sequences[place] for place in some]], packed=True) for some in bins]
+    passes = []
+    for sequences in _by_temperature(_distinct(batch)):
+        bins = first_fit([sequence.inputs for sequence in sequences], tokens_max or PASS_TOKENS_MAX)
+        passes += [_rows([[sequences[place] for place in some]], packed=True) for some in bins]
+    return passes
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -149,17 +161,27 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def _distinct(batch: Batch) -> list[_Sequence]:
     """A batch's sequences without repeats, in order of first appearance."""
-    found: dict[tuple[int, bytes], _Sequence] = {}
+    found: dict[tuple[int, float, bytes], _Sequence] = {}
     start = 0
-    for tokens, prompt_length, completion_length in zip(
+    for tokens, prompt_length, completion_length, temperature in zip(
         batch.sequences(),
         batch.prompt_lengths.tolist(),
         batch.completion_lengths.tolist(),
+        batch.temperature.tolist(),
         strict=True,
     ):
-        key = (prompt_length, tokens.numpy().tobytes())
-        found.setdefault(key, _Sequence(tokens, prompt_length, [])).copies.append(start)
+        key = (prompt_length, temperature, tokens.numpy().tobytes())
+        sequence = found.setdefault(key, _Sequence(tokens, prompt_length, temperature, []))
+        sequence.copies.append(start)
         start += completion_length
+    return list(found.values())
+
+
+def _by_temperature(sequences: list[_Sequence]) -> list[list[_Sequence]]:
+    """Apart, in order of first appearance: a run may change it, and a batch hold both."""
+    found: dict[float, list[_Sequence]] = {}
+    for sequence in sequences:
+        found.setdefault(sequence.temperature, []).append(sequence)
     return list(found.values())
 
 
@@ -238,6 +260,7 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
         target=torch.cat(target),
         source=torch.cat(source),
         index=torch.cat(index),
+        temperature=rows[0][0].temperature,
     )
 
 
@@ -340,22 +363,21 @@ class Scorer(torch.nn.Module):
     completion positions only.
     """
 
-    def __init__(self, model: Any, temperature: float) -> None:
+    def __init__(self, model: Any) -> None:
         """Raises `UserError` for a model whose logits or attention it would compute otherwise."""
         super().__init__()
         problem = why_unsupported(model.config.to_dict())
         if problem is not None:
             raise UserError(f"the model cannot be scored: {problem}")
         self.model = model
-        self.temperature = temperature
 
     def forward(
         self, rows: Rows, entropy: bool = True, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the batch's tokens `rows.index`, fp32 [k] each.
 
-        log_softmax(logits / temperature) in fp32. The entropy, in nats, is 0 unless asked for,
-        and has a gradient if that is asked for too.
+        log_softmax(logits / temperature) in fp32, at the temperature of the rows. The entropy, in
+        nats, is 0 unless asked for, and has a gradient if that is asked for too.
         """
         arguments = attention_arguments(self.model.config._attn_implementation, rows)
         hidden = self.model.base_model(
@@ -375,22 +397,31 @@ class Scorer(torch.nn.Module):
                         head,
                         part,
                         target,
+                        rows.temperature,
                         entropy,
                         entropy_gradient,
                         use_reentrant=False,
                     )
                 )
             else:
-                pieces.append(self._score(head, part, target, entropy, entropy_gradient))
+                pieces.append(
+                    self._score(head, part, target, rows.temperature, entropy, entropy_gradient)
+                )
         log_pi, entropies = (torch.cat(values) for values in zip(*pieces, strict=True))
         return log_pi[rows.source], entropies[rows.source]
 
     def _score(
-        self, head: Any, hidden: Tensor, target: Tensor, entropy: bool, entropy_gradient: bool
+        self,
+        head: Any,
+        hidden: Tensor,
+        target: Tensor,
+        temperature: float,
+        entropy: bool,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         logits = head(hidden).float()
-        if self.temperature != 1:
-            logits = logits / self.temperature
+        if temperature != 1:
+            logits = logits / temperature
         log_all = torch.log_softmax(logits, dim=-1)
         log_pi = log_all.gather(-1, target[:, None])[:, 0]
         if not entropy:

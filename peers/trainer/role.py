@@ -27,8 +27,9 @@ from swarm.errors import PeerError, SwarmError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
-from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
+from swarm.messages import Acknowledgement, Checkpoint, RunManifest, StepOrder, Verdict
 from swarm.node import RunNode
+from swarm.run import content_digest, manifest_in
 from swarm.run_check import check_batch
 from swarm.transport import BlobReference, FetchError, Source
 from swarm.watch import Watched
@@ -53,6 +54,9 @@ UNJUDGED_SECONDS = 60.0
 FETCH_ATTEMPTS = 5
 """Failures after which an accepted submission is no longer counted on (but still asked for)."""
 FETCH_PAUSE_SECONDS_MAX = 5.0
+STEPS_REMEMBERED = 512
+"""Steps whose version of the run is remembered: rollouts of the last `max_staleness` (at most 256)
+may still be trained on, and a few more steps are open."""
 LOG_ENTRIES_READ = 1000
 """Entries of the own log read at once, when the trainer starts."""
 FINAL_WORD_SECONDS = 2.0
@@ -83,11 +87,13 @@ class Accepted:
     path: str
     groups: list[Verdicts] = field(default_factory=list)
     """What the online filter says of each group."""
+    fill: Literal["drop", "refill"] = "drop"
+    """Of the filter."""
 
     @property
-    def kept(self) -> int:
-        """Groups that the filter lets through."""
-        return self.groups.count("kept")
+    def counted(self) -> int:
+        """Groups that count towards a batch."""
+        return self.groups.count("kept") if self.fill == "refill" else len(self.groups)
 
     @property
     def place(self) -> tuple[int, int, str]:
@@ -174,7 +180,15 @@ class TrainerRole:
         """Policies that stand in the log as published."""
         self._policy = Watched(-1)
         """Newest policy published."""
-        self._pool = Pool(self._counted)
+        self._pool = Pool(lambda accepted: accepted.counted)
+        self._followed: dict[int, Envelope] = {}
+        """The run manifest that each step of this lineage follows: the newest when it was opened,
+        or when its batch was begun. The last `STEPS_REMEMBERED` steps."""
+        self._taught: Envelope | None = None
+        """The run manifest that the child learns by."""
+        self._oldest = 0
+        """The oldest policy of this lineage that was young enough: what was too old once stays so,
+        whatever `max_staleness` becomes."""
         self._swept: tuple[int, int, int] | None = None
         """When the pool was last freed of what is too old: as of which policy, lineage and revision
         of the run. Nothing in it grows too old before one of them changes."""
@@ -203,7 +217,6 @@ class TrainerRole:
         """Whether the states on this disk are this life's to go on from."""
         self._ranks = 1
         """Processes that train together: the child, and others that it cannot start again."""
-        self._filters = peer.run.manifest.filters
         self._keep_rate = KeepRate()
         self._judged_since_order = 0
         """Verdicts heard since the newest order or revision."""
@@ -218,6 +231,7 @@ class TrainerRole:
         self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
         peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
         peer.gossip.listen(Verdict, self._send_verdict.send_nowait)
+        peer.gossip.listen(RunManifest, lambda _: self._changed.touch())
 
     async def run(self) -> None:
         """Train until every step of the run is done."""
@@ -275,13 +289,17 @@ class TrainerRole:
 
     async def _start(self, learner: Child) -> None:
         """Begin the run from the base policy, or go on from the newest durable state."""
-        manifest = self._run.manifest
         states = self._states()
         options = self._options
+        if states:
+            if states[-1][0] != self._lineage:
+                self._followed.clear()
+            self._lineage = states[-1][0]
+            self._remember_followed()
+        self._taught = self._follow(states[-1][1] if states else 0)
+        manifest = manifest_in(self._taught)
         arguments: dict[str, Any] = {
-            "objective": _plain(manifest.objective),
-            "schedule": _plain(manifest.schedule),
-            "sampling": _plain(manifest.sampling),
+            **_lessons(manifest),
             "environment": manifest.environment.name,
             "environment_version": manifest.environment.version,
             "seed": options.seed,
@@ -298,8 +316,6 @@ class TrainerRole:
         self._begun = True
         self._exported = ""
         self._published.clear()
-        if states:
-            self._lineage = states[-1][0]
         for lineage, step in self._peer.store.complete():
             held = self._peer.store.held((lineage, step))
             if held is not None and lineage == self._lineage:
@@ -435,9 +451,10 @@ class TrainerRole:
                 await self._disk.remove(f"{ACCEPTED}/{name}")
 
     def _add_to_pool(self, digest: bytes, verdict: Verdict) -> None:
-        groups = judge_groups(verdict, self._filters)
+        filters = self._manifest_of(verdict.step).filters
+        groups = judge_groups(verdict, filters)
         self._keep_rate.observe(groups)
-        self._pool.add(Accepted(digest, verdict, _path(digest), groups))
+        self._pool.add(Accepted(digest, verdict, _path(digest), groups, filters.fill))
         if self._too_old(verdict):  # since it was looked at last
             self._swept = None
 
@@ -581,6 +598,38 @@ class TrainerRole:
                 self._events.emit("trainer.unjudged_forgotten", submissions=len(late))
                 self._changed.touch()
 
+    # --- which version of the run a step follows ---------------------------------------------
+
+    def _follow(self, step: int) -> Envelope:
+        """The run manifest that a step follows, from now on in any case."""
+        followed = self._followed.setdefault(step, self._run.manifest_envelope)
+        while len(self._followed) > STEPS_REMEMBERED:
+            del self._followed[min(self._followed)]
+        return followed
+
+    def _manifest_of(self, step: int) -> RunManifest:
+        """The run manifest that a step follows; the newest, if it was not opened yet."""
+        return manifest_in(self._followed.get(step, self._run.manifest_envelope))
+
+    def _remember_followed(self) -> None:
+        """What the orders of a life before say of that."""
+        for (raw,) in self._database.read(
+            "SELECT message FROM orders WHERE lineage = ? ORDER BY step DESC LIMIT ?",
+            (self._lineage, STEPS_REMEMBERED),
+        ):
+            order = msgspec.msgpack.decode(raw, type=StepOrder)
+            followed = self._run.version(order.run_digest)
+            if followed is not None:
+                self._followed[order.step] = followed
+
+    async def _teach(self, learner: Child, followed: Envelope) -> None:
+        """Have the child learn by this version of the run."""
+        if followed is not self._taught:
+            await learner.call(
+                "follow", _lessons(manifest_in(followed)), deadline_seconds=TRAIN_DEADLINE_SECONDS
+            )
+            self._taught = followed
+
     # --- arranging steps ---------------------------------------------------------------------
 
     def _missing_groups(self, step: int) -> int:
@@ -588,15 +637,17 @@ class TrainerRole:
 
         With `fill = "refill"` a batch is what the filter keeps, so more are made than are missing.
         """
-        batch = self._run.manifest.schedule.groups_per_step
-        needed = (step + 1 - self._policy.value) * batch
+        last = min(step, self._run.manifest.schedule.steps - 1)
+        needed = sum(
+            self._manifest_of(each).schedule.groups_per_step
+            for each in range(self._policy.value, last + 1)
+        )
         there = self._training_groups + self._pool.groups
-        keep_rate = self._keep_rate.value if self._filters.fill == "refill" else 1.0
+        keep_rate = self._keep_rate.value if self._refills(step) else 1.0
         return groups_to_ask_for(needed - there, keep_rate, self._coming())
 
-    def _counted(self, accepted: Accepted) -> int:
-        """Groups of a submission that count towards a batch."""
-        return accepted.kept if self._filters.fill == "refill" else len(accepted.groups)
+    def _refills(self, step: int) -> bool:
+        return self._manifest_of(step).filters.fill == "refill"
 
     def _coming(self) -> int:
         """Groups that are announced and not yet judged."""
@@ -627,6 +678,8 @@ class TrainerRole:
         """Issue the order that the state of things asks for; whether there was one."""
         order = self._order
         assert order is not None
+        if order.final:
+            return False
         if self._paused:
             if order.groups_wanted == 0:
                 return False
@@ -636,8 +689,8 @@ class TrainerRole:
         if not self._published:
             return False  # its child died as it began a new lineage
         following = order.step + 1
-        spare = self._run.manifest.sampling.groups_per_submission
-        refill = self._filters.fill == "refill"
+        spare = self._manifest_of(order.step).sampling.groups_per_submission
+        refill = self._refills(order.step)
         wasted = self._wasted_since_order + (self._judged_since_order if refill else 0)
         if missing == 0 and self._may_open(following):
             await self._issue(following, self._missing_groups(following), None)
@@ -652,19 +705,26 @@ class TrainerRole:
         return True
 
     def _may_open(self, step: int) -> bool:
-        schedule = self._run.manifest.schedule
-        return step < schedule.steps and self._policy_for(step) <= self._policy.value
+        steps = self._run.manifest.schedule.steps
+        return step < steps and self._policy_for(step) <= self._policy.value
 
     def _policy_for(self, step: int) -> int:
-        """The policy that step's rollouts come from: a new lineage begins with its first."""
-        return max(min(self._published), step - self._run.manifest.schedule.asynchrony)
+        """The policy that step's rollouts come from: a new lineage begins with its first, and none
+        goes back to an older one than the step before, however asynchrony grows."""
+        order = self._order
+        before = order.policy if order is not None and order.lineage == self._lineage else 0
+        asynchrony = self._manifest_of(step).schedule.asynchrony
+        return max(min(self._published), step - asynchrony, before)
 
     async def _issue(self, step: int, missing: int, revised: StepOrder | None) -> None:
         """Sign and announce an order; durable first, so that a restart keeps its nonce."""
-        policy = self._policy_for(step)
+        policy = revised.policy if revised else self._policy_for(step)
         digest, size = self._published[policy]
-        submissions = -(-missing // self._run.manifest.sampling.groups_per_submission)
-        if revised and self._filters.fill == "refill":
+        followed = self._follow(step)
+        manifest = manifest_in(followed)
+        await self._peer.store_versions()  # before one is named
+        submissions = -(-missing // manifest.sampling.groups_per_submission)
+        if revised and manifest.filters.fill == "refill":
             submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
         self._judged_since_order = self._wasted_since_order = 0
         order = StepOrder(
@@ -677,6 +737,8 @@ class TrainerRole:
             nonce=revised.nonce if revised else self._node.world.secret_bytes(32),
             groups_wanted=missing,
             submissions_max=(revised.submissions_max if revised else 0) + submissions,
+            run_version=manifest.version,
+            run_digest=content_digest(followed),
         )
         await self._database.transact(
             lambda connection: connection.execute(
@@ -707,24 +769,30 @@ class TrainerRole:
         """Whether it may no longer be trained on; nor may what an evicted peer has made."""
         if verdict.lineage != self._lineage or self._run.evicted(verdict.worker) is not None:
             return True
-        return self._policy.value - verdict.policy > self._run.manifest.schedule.max_staleness
+        return verdict.policy < self._oldest_policy()
+
+    def _oldest_policy(self) -> int:
+        step = self._policy.value
+        self._oldest = max(self._oldest, step - self._manifest_of(step).schedule.max_staleness)
+        return self._oldest
 
     async def _train(self, learner: Child) -> None:
-        schedule = self._run.manifest.schedule
-        while self._policy.value < schedule.steps:
+        while self._policy.value < self._run.manifest.schedule.steps:
             step = self._policy.value
+            await self._teach(learner, self._follow(step))
             if not self._paused:
                 self._peer.status.doing = f"waiting for rollouts of step {step}"
             began = self._node.world.now()
             self._idle = dict.fromkeys(self._idle, 0.0)
-            while True:
-                batch = await self._next_batch()
+            while (batch := await self._next_batch()) is not None:
                 self._peer.status.doing = f"training step {step}"
                 started = self._node.world.now()
                 result = await self._train_on(learner, step, batch)
                 if "unreadable" not in result:
                     break
                 await self._skip(batch, result["unreadable"])
+            if batch is None:
+                break
             for accepted in batch:
                 self._left_out.update(group for group in accepted.groups if group != "kept")
             trained = self._node.world.now()
@@ -774,6 +842,7 @@ class TrainerRole:
                         "policy": accepted.verdict.policy,
                         "rewards": accepted.verdict.rewards,
                         "kept": [group == "kept" for group in accepted.groups],
+                        "sampling": _plain(self._manifest_of(accepted.verdict.step).sampling),
                     }
                     for accepted in batch
                 ],
@@ -803,13 +872,16 @@ class TrainerRole:
         await self._log_left_out([accepted.verdict for accepted in lost], "unreadable")
         await self._drop_consumed(lost)
 
-    async def _next_batch(self) -> list[Accepted]:
+    async def _next_batch(self) -> list[Accepted] | None:
         """The oldest submissions in the pool that make a whole batch, once there are enough; with
-        `fill = "refill"`, after its deadline, whatever has anything to teach."""
-        wanted = self._run.manifest.schedule.groups_per_step
-        patience = self._filters.refill_seconds if self._filters.fill == "refill" else math.inf
+        `fill = "refill"`, after its deadline, whatever has anything to teach. None when a new
+        version of the run has no such step any more."""
+        manifest = self._manifest_of(self._policy.value)
+        wanted = manifest.schedule.groups_per_step
+        filters = manifest.filters
+        patience = filters.refill_seconds if filters.fill == "refill" else math.inf
         deadline = self._node.world.now() + patience
-        while True:
+        while self._policy.value < self._run.manifest.schedule.steps:
             if self._paused:
                 await trio.sleep_forever()
             await self._drop_stale()
@@ -823,6 +895,7 @@ class TrainerRole:
                 return batch
             with trio.move_on_at(math.inf if late else deadline):
                 await self._wait_for_rollouts(step=self._policy.value, missing=wanted - groups)
+        return None
 
     async def _wait_for_rollouts(self, step: int, missing: int) -> None:
         """Until something changes; says whom it waits for when that takes long."""
@@ -993,10 +1066,7 @@ class TrainerRole:
 
     async def _forget_old(self) -> None:
         """Numbers and submissions of policies that are too old: what comes of them is stale."""
-        youngest = (
-            self._lineage,
-            self._policy.value - self._run.manifest.schedule.max_staleness,
-        )
+        youngest = (self._lineage, self._oldest_policy())
         self._numbers = {n: taken for n, taken in self._numbers.items() if n[:2] >= youngest}
         self._known = {known: at for known, at in self._known.items() if at >= youngest}
         await self._database.transact(
@@ -1057,6 +1127,7 @@ class TrainerRole:
                 deadline_seconds=TRAIN_DEADLINE_SECONDS,
             )
             self._lineage = lineage
+            self._followed.clear()
             self._published.clear()
             self._logged_policies.clear()
             self._announced.clear()
@@ -1066,6 +1137,7 @@ class TrainerRole:
             await self._finish_save(learner)
             self._events.emit("trainer.rolled_back", step=step, lineage=lineage, reason=why)
             await self._publish(learner, step, reward=0.0)
+            self._oldest = 0
             await self._issue(step, self._missing_groups(step), None)
 
     # --- ending ------------------------------------------------------------------------------
@@ -1073,8 +1145,6 @@ class TrainerRole:
     async def _finish(self, learner: Child) -> None:
         """Say that the run is over, and measure what was learnt. What is left was carried for
         steps that never come."""
-        order = self._order
-        assert order is not None
         if self._pool and not self._carried:
             self._carried = True
             await self._trusted.append(
@@ -1087,10 +1157,13 @@ class TrainerRole:
                     for accepted in self._pool.oldest_first()
                 ]
             )
-        final = msgspec.structs.replace(
-            order, revision=order.revision + 1, groups_wanted=0, final=True
-        )
-        await self._peer.announce(final, defaults.MANIFEST_LIFETIME_SECONDS)
+        async with self._ordering:
+            order = self._order
+            assert order is not None
+            self._order = final = msgspec.structs.replace(
+                order, revision=order.revision + 1, groups_wanted=0, final=True
+            )
+            await self._peer.announce(final, defaults.MANIFEST_LIFETIME_SECONDS)
         held = self._peer.store.held((self._lineage, self._policy.value))
         assert held is not None
         if self._options.evaluate:
@@ -1126,6 +1199,11 @@ def _number(verdict: Verdict) -> Number:
 
 def _path(digest: bytes) -> str:
     return f"{ACCEPTED}/{digest.hex()}.parquet"
+
+
+def _lessons(manifest: RunManifest) -> dict[str, Any]:
+    """What a run manifest says to the child that learns."""
+    return {name: _plain(getattr(manifest, name)) for name in ("objective", "schedule", "sampling")}
 
 
 def _plain(struct: msgspec.Struct) -> dict[str, Any]:

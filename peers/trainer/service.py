@@ -65,7 +65,6 @@ class TrainerService:
         settings = LearnerSettings(
             objective=Objective(**objective),
             schedule=self._schedule,
-            temperature=self._sampling.temperature,
             seed=seed,
             completion_tokens_max=self._sampling.max_new_tokens,
             sharding=Sharding(**(sharding or {})),
@@ -95,6 +94,16 @@ class TrainerService:
             "consumed": [name for names in learner.consumed.values() for name in names],
         }
 
+    def follow(
+        self, objective: Mapping[str, Any], schedule: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Learn by another version of the run from the next step on: the objective with its rates,
+        the schedule, the sampling."""
+        self._sampling = Sampling(**sampling)
+        self._schedule = Schedule(**schedule)
+        self._held().follow(Objective(**objective), self._schedule, self._sampling.max_new_tokens)
+        return {}
+
     def roll_back(self, folder: str, policies: Mapping[str, str], lineage: int) -> dict[str, Any]:
         """Go on from an older state as a new lineage, which inherits what was consumed."""
         learner = self._held()
@@ -122,6 +131,7 @@ class TrainerService:
 
         Each submission is `{digest (hex), path, policy, rewards [groups][G], kept [groups]}`; the
         rewards are the validator's, and what is not `kept` is left out (all are, unless given).
+        `sampling` is what it was generated with, where that is not this step's.
         Gives the learner's metrics, and `outcomes`: for each submission, for each group,
         "consumed" or "zero-advantage". Where some cannot be read, nothing is trained on, and all
         it gives is `unreadable`: [[index, reason], …].
@@ -210,6 +220,9 @@ class TrainerService:
         rewards: list[list[float]] = submission["rewards"]
         policy = int(submission["policy"])
         kept = submission.get("kept", [True] * len(rewards))
+        sampling = (
+            Sampling(**submission["sampling"]) if "sampling" in submission else self._sampling
+        )
         path = Path(submission["path"])
         if policy not in self._held().policies:
             return f"its policy {policy} is not held here; there are: {self._held().policies}"
@@ -218,10 +231,10 @@ class TrainerService:
                 bytes_max=path.stat().st_size,
                 rows_max=sum(map(len, rewards)),
                 prompt_tokens_max=PROMPT_TOKENS_MAX,
-                completion_tokens_max=self._sampling.max_new_tokens,
+                completion_tokens_max=sampling.max_new_tokens,
             )
             found = read(path, limits, bytes.fromhex(submission["digest"])).rollouts
-            return list(_cut(found, rewards, policy, kept))
+            return list(_cut(found, rewards, policy, kept, sampling.temperature))
         except BadSubmission as error:
             return error.detail
         except (OSError, ValueError) as error:
@@ -233,6 +246,7 @@ def _cut(
     rewards: Sequence[Sequence[float]],
     policy: int,
     kept: Sequence[bool],
+    temperature: float,
 ) -> list[Group]:
     """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
     if len(rollouts) != sum(map(len, rewards)):
@@ -249,6 +263,7 @@ def _cut(
                 policy=policy,
                 log_probabilities=[rollouts.row_log_probabilities(each) for each in rows],
                 kept=keep,
+                temperature=temperature,
             )
         )
         row = rows.stop

@@ -94,7 +94,7 @@ class SftService:
         self._device = ranks.device
         self._model: Any = loaded.train()
         self._model.set_attn_implementation(fastest_attention(self._device))
-        self._scorer = Scorer(self._model, 1.0)
+        self._scorer = Scorer(self._model)
         shard(self._scorer, self._model.model.layers, ranks, Sharding())
         self._optimiser = torch.optim.AdamW(self._model.parameters(), fused=True)
         self._rates = Objective(
@@ -203,6 +203,7 @@ def as_batch(examples: Sequence[Example]) -> Batch:
         completion_lengths=torch.tensor([len(answer) for _, answer in examples]),
         advantage=torch.zeros(len(examples)),
         policy=torch.zeros(len(examples), dtype=torch.int64),
+        temperature=torch.ones(len(examples), dtype=torch.float64),
     )
 
 

@@ -29,12 +29,14 @@ from swarm.messages import (
     AdmissionRefused,
     Check,
     Checkpoint,
+    RunManifest,
     StepOrder,
     Submission,
     Verdict,
 )
 from swarm.messenger import first
 from swarm.node import RunNode
+from swarm.run import manifest_in
 from swarm.seeds import submission_seed
 from swarm.watch import Watched
 from swarm.world import Child, ChildDied, ChildError
@@ -286,7 +288,10 @@ class ValidatorRole:
         assert isinstance(submission, Submission)
         key = (envelope.sender, submission.digest)
         order = await self._order_of(submission, first(supporting, StepOrder))
-        refusal = self._refusal(envelope, submission, supporting, order)
+        manifest = self._run.manifest if order is None else self._run.manifest_of(order)
+        if manifest is None:
+            return []  # not by another version than its step's: the worker asks again
+        refusal = self._refusal(envelope, submission, supporting, order, manifest)
         if refusal is not None:
             check, figure, threshold, detail = refusal
             if check == "admission":  # a stranger gets no entry in the log, whatever he sends
@@ -334,9 +339,9 @@ class ValidatorRole:
             and self._run.permits(shown.sender, shown.message) is None
         ):
             self._on_order(shown)
-        if key not in self._orders:
-            with trio.move_on_after(ORDER_WAIT_SECONDS):
-                await self._progress.wait_until(lambda _: key in self._orders)
+        with trio.move_on_after(ORDER_WAIT_SECONDS):
+            await self._progress.wait_until(lambda _: key in self._orders)
+            await self._peer.manifest_of(self._orders[key])
         return self._orders.get(key)
 
     def _refusal(
@@ -345,13 +350,13 @@ class ValidatorRole:
         submission: Submission,
         supporting: Sequence[Envelope],
         order: StepOrder | None,
+        manifest: RunManifest,
     ) -> tuple[str, float, float, str] | None:
-        """Check 1: announcement, admission, step, policy, number, file. (check, figure,
-        threshold, detail) of the first that fails."""
-        manifest = self._run.manifest
+        """Check 1: announcement, admission, step, version, policy, number, file. (check, figure,
+        threshold, detail) of the first that fails. `manifest`: the one that the step follows."""
         worker = envelope.sender
         admission = first(supporting, Admission)
-        if worker not in manifest.trusted_ids():
+        if worker not in self._run.manifest.trusted_ids():
             problem = (
                 "none was shown"
                 if admission is None
@@ -365,6 +370,14 @@ class ValidatorRole:
         oldest = max(0, (newest.step if newest else 0) - manifest.schedule.max_staleness)
         if submission.step < oldest:
             return "step", submission.step, oldest, "that step is too old to be trained on"
+        if submission.run_digest != order.run_digest:
+            made_under = self._run.version(submission.run_digest)
+            return (
+                "version",
+                manifest_in(made_under).version if made_under else 0,
+                order.run_version,
+                "the step order names another version of the run",
+            )
         if submission.policy != order.policy:
             return "policy", submission.policy, order.policy, "the step order names another policy"
         if submission.number >= order.submissions_max:
@@ -444,18 +457,21 @@ class ValidatorRole:
         except ChildError as error:
             outcome = _Outcome([], "internal", f"the check failed here: {error}", quarantined=True)
         except PeerError as error:
-            outcome = _Outcome(
-                [], "internal", f"no policy to check with: {error}", quarantined=True
-            )
+            outcome = _Outcome([], "internal", f"nothing to check with: {error}", quarantined=True)
         seconds = self._node.world.now() - started
         await self._conclude(case.announced, case.submission, outcome, seconds=seconds)
         return outcome
 
     async def _check(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
-        submission, order, manifest = case.submission, case.order, self._run.manifest
+        submission, order = case.submission, case.order
         evicted = self._refused_as_evicted(case.worker)
         if evicted is not None:
             return evicted
+        with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
+            await self._peer.manifest_of(order)
+        manifest = self._run.manifest_of(order)
+        if manifest is None:
+            raise PeerError(f"nobody has version {order.run_version} of the run")
         newest = self._peer.newest_checkpoint()
         age = newest.step - submission.policy if newest is not None else 0
         if age > manifest.schedule.max_staleness:
@@ -536,7 +552,7 @@ class ValidatorRole:
             ungraded = inspected["ungraded"]
             if ungraded or prefill_wanted(self._secret, submission.digest, share):
                 digest = inspected["canonical_digest"]
-                await self._recompute(case, folder, (canonical, digest), prefill, record, outcome)
+                await self._recompute(case, manifest, folder, (canonical, digest), prefill, outcome)
             if ungraded and not outcome.failed:
                 # The seed gave these very tokens: no worker can choose text that is not graded.
                 outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
@@ -547,14 +563,14 @@ class ValidatorRole:
     async def _recompute(
         self,
         case: _Case,
+        manifest: RunManifest,
         folder: str,
         canonical: tuple[str, bytes],
         prefill: Child,
-        record: WorkerRecord,
         outcome: _Outcome,
     ) -> None:
         """Checks 6 and 7, added to `outcome`. `canonical`: path and digest."""
-        submission, manifest = case.submission, self._run.manifest
+        submission = case.submission
         policy = (submission.lineage, submission.policy)
         if self._loaded.get(submission.policy) != submission.lineage:
             self._peer.store.pin(policy)
@@ -585,7 +601,9 @@ class ValidatorRole:
         found = _outcome(judged)
         outcome.checks.extend(found.checks)
         outcome.failed, outcome.detail = found.failed, found.detail
-        record.observe(judged["mismatches"], judged["positions"])
+        self._record(case.worker).observe(
+            judged["mismatches"], judged["positions"], manifest.thresholds
+        )
 
     def _record(self, worker: str) -> WorkerRecord:
         return self._records.setdefault(worker, WorkerRecord())
@@ -681,13 +699,14 @@ class ValidatorRole:
 
     async def _maybe_evict(self, worker: str, digest: bytes, outcome: _Outcome) -> None:
         """Evict for a proven fault, or when honest chance no longer explains a worker."""
-        thresholds = self._run.manifest.thresholds
+        record = self._record(worker)
+        thresholds = record.thresholds
         if self._run.evicted(worker) is not None:
             return
         if outcome.proven_fault:
             await self._trusted.evict(worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0)
             return
-        p_value = self._record(worker).p_value(thresholds.honest_mismatch_rate)
+        p_value = record.p_value(thresholds.honest_mismatch_rate)
         if p_value < thresholds.eviction_p_value:
             await self._trusted.evict(
                 worker,
@@ -802,7 +821,7 @@ class ValidatorRole:
         )
 
     async def _forget_older(self, newest: Checkpoint) -> None:
-        oldest = newest.step - self._run.manifest.schedule.max_staleness - 2
+        oldest = newest.step - self._run.max_staleness - 2
 
         def is_old(envelope: Envelope) -> bool:
             verdict = envelope.message

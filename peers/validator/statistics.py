@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import blake3
 
 from swarm import defaults
+from swarm.messages import Thresholds
 from swarm.seeds import digest
 
 
@@ -61,9 +62,15 @@ class WorkerRecord:
     """Recomputed tokens where the policy left a choice (p_max < 0.99)."""
     mismatches: int = 0
     """Of those, tokens that are not what the seed gives."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    """Under which they were recomputed."""
 
-    def observe(self, mismatches: int, positions: int) -> None:
-        """Add what one recomputation found."""
+    def observe(self, mismatches: int, positions: int, thresholds: Thresholds) -> None:
+        """Add what one recomputation found. What was found while a run expected another rate of
+        honest mismatches is not held against anybody."""
+        if thresholds.honest_mismatch_rate != self.thresholds.honest_mismatch_rate:
+            self.mismatches = self.positions = 0
+        self.thresholds = thresholds
         self.mismatches += mismatches
         self.positions += positions
 

@@ -142,7 +142,8 @@ class CheckpointStore:
         self.disk = disk
         self.run = run
         self._events = events
-        self._keep = keep
+        self.keep = keep
+        """Complete checkpoints kept, the newest ones."""
         self._quota_bytes = quota_bytes
         self.root = root
         self._held: dict[Key, Held] = {}
@@ -262,7 +263,7 @@ class CheckpointStore:
                 return
             newest = self._held[complete[-1]]
             live = {link.manifest for link in newest.manifest.deltas}
-            old = set(complete[: -self._keep])
+            old = set(complete[: -self.keep])
             for held in self.all():
                 if held.is_delta:
                     superseded = held.key < delta_key(newest.key) and held.digest not in live

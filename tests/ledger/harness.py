@@ -17,7 +17,7 @@ from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.ledger.wire import Receipt, open_ledger, receipts_of
 from swarm.messages import Verdict
-from swarm.node import Node, RunNode, StoredSequence
+from swarm.node import Node, RunNode, StoredSequence, create_tables
 from swarm.run import Run, record_validators
 from swarm.settings import PeerSettings
 from swarm.transport.memory import MemoryNetwork
@@ -97,11 +97,7 @@ class Swarm:
         world = VirtualWorld(int.from_bytes(key.seed, "big"))
         disk = InlineDisk(home)
         database = disk.database("peer.sqlite")
-        await database.transact(
-            lambda c: c.execute(
-                "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER)"
-            )
-        )
+        await database.transact(create_tables)
         events = Events(world, key.peer_id)
         seen: list[Event] = []
         events.add_sink(seen.append)

@@ -92,7 +92,7 @@ def test_it_is_exact_or_refused_by_name(name: str, tmp_path: Path) -> None:
     if name in REFUSED:
         for use in (
             lambda: make_engine("native", tmp_path),
-            lambda: Scorer(model, 1.0),
+            lambda: Scorer(model),
             lambda: SftService().start(model=str(tmp_path), settings={}, data="unread"),
         ):
             with pytest.raises(UserError, match=REFUSED[name]):
@@ -110,7 +110,7 @@ def test_it_is_exact_or_refused_by_name(name: str, tmp_path: Path) -> None:
     for passes in (lay_out(batch, "padded"), lay_out(batch, "packed"), lay_out_flat(batch)):
         scored = torch.empty(batch.token_count())
         for rows in passes:
-            scored[rows.index] = Scorer(model, 1.0)(rows)[0].detach()
+            scored[rows.index] = Scorer(model)(rows)[0].detach()
         torch.testing.assert_close(scored, torch.cat(expected), atol=1e-4, rtol=0)
     prefill = make_engine("native", tmp_path).prefill(*map(list, zip(*sequences, strict=True)))
     for ours, theirs in zip(prefill.logits, logits, strict=True):

@@ -122,7 +122,7 @@ def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
     """fp32 [n]."""
     values = torch.empty(batch.token_count())
     for rows in lay_out(batch):
-        values[rows.index] = Scorer(model, 1.0)(rows)[0].detach()
+        values[rows.index] = Scorer(model)(rows)[0].detach()
     return values
 
 

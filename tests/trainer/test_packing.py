@@ -50,6 +50,7 @@ def spread_batch(seed: int, count: int = 14, longest: int = 40) -> Batch:
                 completions=[*completions, completions[0]],
                 rewards=[1.0, 0.0, 1.0],
                 policy=0,
+                temperature=TEMPERATURE,
             )
         )
     return make_batch(groups, Objective())
@@ -60,7 +61,7 @@ def scores(
 ) -> tuple[torch.Tensor, torch.Tensor, float, dict[str, torch.Tensor]]:
     """Log-probabilities, entropies, loss and gradients of the whole batch, by pass."""
     model.zero_grad()
-    scorer = Scorer(model, TEMPERATURE)
+    scorer = Scorer(model)
     log_pi, entropy = torch.empty(batch.token_count()), torch.empty(batch.token_count())
     advantage = batch.per_token(batch.advantage)
     completion = batch.per_token(torch.arange(len(batch)))
@@ -157,7 +158,7 @@ def test_flex_attention_keeps_sequences_apart(
         found = torch.empty(batch.token_count())
         with torch.no_grad():
             for rows in passes:
-                found[rows.index] = Scorer(flex, TEMPERATURE)(rows)[0]
+                found[rows.index] = Scorer(flex)(rows)[0]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -222,8 +223,8 @@ def test_equals_the_engine(model: Any, base: Path) -> None:
 
 def test_without_entropy_it_is_zero_and_nothing_else_changes(model: Any) -> None:
     (rows,) = lay_out(spread_batch(4), "packed")
-    with_entropy, _ = Scorer(model, TEMPERATURE)(rows)
-    log_pi, entropy = Scorer(model, TEMPERATURE)(rows, entropy=False)
+    with_entropy, _ = Scorer(model)(rows)
+    log_pi, entropy = Scorer(model)(rows, entropy=False)
     assert torch.equal(log_pi, with_entropy)
     assert not entropy.any()
 

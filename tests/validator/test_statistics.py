@@ -16,6 +16,7 @@ from peers.validator.statistics import (
     binomial_tail,
     prefill_wanted,
 )
+from swarm.messages import Thresholds
 
 
 def exact_tail(mismatches: int, positions: int, rate: Fraction) -> float:
@@ -55,11 +56,11 @@ def test_a_record_pools_what_it_saw() -> None:
     record = WorkerRecord()
     assert record.p_value(0.01) == 1.0
     for _ in range(100):
-        record.observe(0, 200)
+        record.observe(0, 200, Thresholds())
     assert record.p_value(0.01) == 1.0
     cheat = WorkerRecord()
     for _ in range(3):
-        cheat.observe(18, 224)
+        cheat.observe(18, 224, Thresholds())
     assert cheat.p_value(0.01) < 1e-9
 
 

@@ -1,0 +1,90 @@
+"""What differs between two versions of a run manifest, and when each difference takes effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from swarm.messages import RunManifest, TrustedKey
+
+AT_ONCE = "at once"
+NEXT_STEP = "from the next step"
+NEVER = "not possible in a running run: start a new one"
+
+_TAKES_EFFECT = {
+    "name": NEVER,
+    "model": NEVER,
+    "tokenizer_hash": NEVER,
+    "environment": NEVER,
+    "sampling": NEXT_STEP,
+    "schedule": NEXT_STEP,
+    "schedule.steps": AT_ONCE,
+    "objective": NEXT_STEP,
+    "trainers": AT_ONCE,
+    "validators": AT_ONCE,
+    "admissions": AT_ONCE,
+    "thresholds": NEXT_STEP,
+    "limits": AT_ONCE,
+    "checkpoints_kept": AT_ONCE,
+    "filters": NEXT_STEP,
+    "broadcast_mode": AT_ONCE,
+}
+"""By field of the manifest, or of one of its tables where that differs from the table's."""
+
+ITEMS_SHOWN = 4
+"""Of a list; longer ones (an allow-list) are counted instead."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field that differs, its values as a person reads them."""
+
+    field: str
+    """Dotted: `sampling.max_new_tokens`."""
+    old: str
+    new: str
+    when: str
+    """`AT_ONCE`, `NEXT_STEP` (the next that is opened) or `NEVER`."""
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.old} → {self.new} ({self.when})"
+
+
+def changes(old: RunManifest, new: RunManifest) -> list[Change]:
+    """Every field in which two versions differ, `version` apart, in the manifest's order."""
+    found = []
+    for name in RunManifest.__struct_fields__:
+        if name != "version":
+            found += _changed(name, getattr(old, name), getattr(new, name))
+    return found
+
+
+def _changed(field: str, old: Any, new: Any) -> list[Change]:
+    if old == new:
+        return []
+    if isinstance(old, msgspec.Struct):
+        return [
+            change
+            for name in old.__struct_fields__
+            for change in _changed(f"{field}.{name}", getattr(old, name), getattr(new, name))
+        ]
+    when = _TAKES_EFFECT.get(field) or _TAKES_EFFECT[field.partition(".")[0]]
+    return [Change(field, _shown(old), _shown(new), when)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        if len(value) > ITEMS_SHOWN:
+            return f"{len(value)} entries"
+        return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, TrustedKey):
+        return value.peer + (
+            f" (from version {value.from_version})" if value.from_version > 1 else ""
+        )
+    if isinstance(value, bytes):
+        return value.hex()[:16]
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
