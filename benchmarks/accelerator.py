@@ -8,7 +8,7 @@ are packed into as few rows as they fit in (16,384 tokens each), prompts of 16 t
 log-uniform between 16 tokens and an eighth of all, exactly filled. A step is that of
 `benchmarks.trainer`: log μ under the generating policy (μ ≠ π), forward, backward, gradient
 clipping, AdamW; bf16 with fp32 master weights unless `--dtype fp32`. The first step, which
-compiles kernels, is not measured; the fastest of the next `--steps` counts: time on the clock, or
+compiles kernels, is not measured; the median of the next `--steps` counts: time on the clock, or
 CPU seconds of one thread with `--device cpu`.
 
 By attention: `tokens_per_second` and `model_flops_share` (MFU) as the trainer reports them (the

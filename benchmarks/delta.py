@@ -9,10 +9,11 @@ the delta over those of the bf16 checkpoint after one optimiser step, the larger
 beside it what zstd makes of the XOR of the two files, and of the file itself. Before the measured
 steps come `--warm` others, so that AdamW's averages are those of a run and not of its first step.
 
-Speeds are bytes of the checkpoint per CPU second of one core, the best of ten, from files in the
-page cache to files: `apply` makes the pieces, checks their BLAKE3 and writes them into a file that
-has its size and no content yet, as a fetch finds it. `copy` does the same without a delta: it
-reads, hashes and writes; nothing that checks what it writes can be faster.
+Speeds are bytes of the checkpoint per CPU second of one core, the median of ten with the least and
+the most beside it, from files in the page cache to files: `apply` makes the pieces, checks their
+BLAKE3 and writes them into a file that has its size and no content yet, as a fetch finds it. `copy`
+does the same without a delta: it reads, hashes and writes; nothing that checks what it writes can
+be faster.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.arguments import at_least
+from benchmarks.spread import load_average, spread
 from swarm.output import print_json
 from swarm.shardcast.delta import Chain, PieceToMake, encode
 from swarm.shardcast.manifest import piece_size_for
@@ -39,6 +41,7 @@ from swarm.shardcast.manifest import piece_size_for
 FILE = "model.safetensors"
 RATES = (1e-6, 3e-7)
 STEPS = (1, 8)
+REPEATS = 10
 
 
 def model_of(hidden: int, layers: int) -> Qwen2ForCausalLM:
@@ -89,15 +92,20 @@ def train(rate: float, hidden: int, layers: int, warm: int, folder: Path) -> lis
     return published
 
 
-def best(work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> float:
-    """CPU seconds of `work`, without `prepare`, the best of ten."""
-    seconds = []
-    for _ in range(10):
+def speed(
+    name: str,
+    size_bytes: int,
+    work: Callable[[], Any],
+    prepare: Callable[[], Any] = lambda: None,
+) -> dict[str, float]:
+    """GB per CPU second of `work` on so many bytes, ten times, `prepare` not counted."""
+    speeds = []
+    for _ in range(REPEATS):
         prepare()
         began = time.process_time()
         work()
-        seconds.append(time.process_time() - began)
-    return min(seconds)
+        speeds.append(size_bytes / (time.process_time() - began) / 1e9)
+    return spread(f"{name}_gb_per_second", speeds)
 
 
 def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
@@ -106,7 +114,11 @@ def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
     made = encode(base, new, delta, [FILE], limit_bytes=len(data) // 2)
     if not made.size_bytes:
         return {"bytes_ratio": 1.0, "changed_share": made.changed_words / made.words}
-    encode_seconds = best(lambda: encode(base, new, delta, [FILE], limit_bytes=len(data)))
+    encoded = speed(
+        "encode",
+        len(data),
+        lambda: encode(base, new, delta, [FILE], limit_bytes=len(data)),
+    )
     size = piece_size_for(len(data))
     pieces = [
         PieceToMake(
@@ -137,24 +149,22 @@ def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
                 blake3(part).digest()
                 file.write(part)
 
-    copy_seconds = best(copy, empty)
-    apply_seconds = best(apply, empty)
+    copied = speed("copy", len(data), copy, empty)
+    applied = speed("apply", len(data), apply, empty)
     if (target / FILE).read_bytes() != data:
         raise RuntimeError("the result is not bit for bit the same")
     xor = np.bitwise_xor(np.frombuffer(old_data, np.uint8), np.frombuffer(data, np.uint8)).tobytes()
     compressor = zstandard.ZstdCompressor(level=3)
-    began = time.process_time()
     xor_bytes = len(compressor.compress(xor))
-    xor_seconds = time.process_time() - began
     return {
         "bytes_ratio": made.size_bytes / len(data),
         "changed_share": made.changed_words / made.words,
         "xor_zstd_ratio": xor_bytes / len(data),
         "full_zstd_ratio": len(compressor.compress(data)) / len(data),
-        "encode_gb_per_second": len(data) / encode_seconds / 1e9,
-        "apply_gb_per_second": len(data) / apply_seconds / 1e9,
-        "copy_gb_per_second": len(data) / copy_seconds / 1e9,
-        "xor_zstd_gb_per_second": len(data) / xor_seconds / 1e9,
+        **encoded,
+        **applied,
+        **copied,
+        **speed("xor_zstd", len(data), lambda: compressor.compress(xor)),
     }
 
 
@@ -165,7 +175,7 @@ def main() -> None:
     parser.add_argument("--warm", type=at_least(1), default=8)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    told: dict[str, Any] = {"bytes_ratio": 0.0}
+    told: dict[str, Any] = {"bytes_ratio": 0.0, "load_average": load_average()}
     with tempfile.TemporaryDirectory(prefix="delta-") as name:
         for rate in RATES:
             policies = train(rate, arguments.hidden, arguments.layers, arguments.warm, Path(name))

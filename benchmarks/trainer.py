@@ -10,9 +10,9 @@ tokens, completions log-uniform between 16 and 512 tokens, δ = 4, no KL, no fil
 group mean, fp32, sdpa, one thread; TRL its `dapo` aggregation and no logging. TRL has no way to
 be told of another generating policy, so its no-gradient pass is given that policy's weights: the
 work is its own. The learning rate is 0, so that every step is the same. Each side runs in a process
-of its own; times are CPU seconds, which other processes disturb least, and the best of
-`--repeats` steps; memory is how far a process grows during its steps. `speedup_over_trl` is the
-smallest over the sizes. Without --trl only this trainer is measured.
+of its own; times are CPU seconds, which other processes disturb least, the median of `--repeats`
+steps with the least and the most beside it; memory is how far a process grows during its steps.
+`speedup_over_trl` is the smallest over the sizes. Without --trl only this trainer is measured.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.spread import spread
 from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.batch import Group
 from peers.trainer.learner import Learner, LearnerSettings
@@ -166,9 +167,12 @@ class Meter:
         return time.perf_counter()
 
     def figures(self) -> dict[str, float]:
-        """Of the fastest step, and the most memory of all."""
+        """Median and spread of the steps' seconds, and the most memory of all."""
         peak = torch.cuda.max_memory_allocated() if self._cuda else _memory("VmHWM")
-        return {"seconds_per_step": min(self.seconds), "peak_bytes": peak - self._before}
+        return {
+            **spread("seconds_per_step", self.seconds, digits=6),
+            "peak_bytes": peak - self._before,
+        }
 
 
 def _memory(field: str) -> int:
@@ -356,7 +360,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trl", type=Path, help="folder with trl 1.16.0 and what it needs")
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--repeats", type=int, default=3, help="steps, of which the best counts")
+    parser.add_argument("--repeats", type=int, default=5, help="steps, whose median counts")
     parser.add_argument(
         "--rows", type=int, default=8, help="completions in a forward pass of TRL's"
     )

@@ -8,7 +8,9 @@ published shardcast 0.3.2 (shards by wget, put together, the file checked with S
 for a version that exists, so it never polls), and two loops that bound what can be reached:
 `bare`, sendfile, recv and write that checks nothing, and `checked`, the same with BLAKE3 of every
 512 KiB. Server and clients are processes; the clock runs from the request to the checked file, CPU
-seconds are those of all processes together.
+seconds are those of all processes together. Each kind is measured once in every round, in turn;
+times and the ratios within a round are told as medians, with the least and the most beside them.
+Measure on a quiet machine: `load_average` is that of the minute before.
 
 Before each measurement the memory that it needs is taken and let go. A virtual machine gives free
 memory back to its host within a second or two, and to write files into pages that it has to ask
@@ -25,12 +27,13 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +44,7 @@ import trio
 from blake3 import blake3
 
 from benchmarks.arguments import at_least
+from benchmarks.spread import load_average, spread
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
@@ -283,8 +287,8 @@ def take_memory(size_bytes: int) -> None:
 
 def measure(
     kind: str, clients: int, folder: Path, data: Path, library: Path | None
-) -> dict[str, Any]:
-    """Seconds (of the slowest client), bytes a second and CPU for `clients` at once."""
+) -> dict[str, float]:
+    """Seconds (of the slowest client) and CPU seconds per GB for `clients` at once."""
     there = folder / "server"
     made = there / "made" if kind == "swarm" else there
     made.mkdir(parents=True)
@@ -309,33 +313,55 @@ def measure(
             if not result["file"] or Path(result["file"]).stat().st_size != size:
                 raise RuntimeError(f"{kind}: a client has no file")
     shutil.rmtree(folder)
-    seconds = max(result["seconds"] for result in results)
     gigabytes = size * clients / 1e9
     return {
-        "seconds": round(seconds, 3),
-        "mib_per_second": round(size * clients / seconds / 2**20),
-        "cpu_seconds_per_gb": round((sum(after) - sum(before)) / gigabytes, 3),
+        "seconds": max(result["seconds"] for result in results),
+        "cpu_seconds_per_gb": (sum(after) - sum(before)) / gigabytes,
     }
 
 
-def compare(figures: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Swarm's speed as a multiple of that of the other kinds; None for what was not measured."""
+Round = dict[str, dict[str, float]]
+"""What each kind took once: `seconds` and `cpu_seconds_per_gb`."""
+
+
+def sum_up(rounds: Sequence[Round], size_bytes: int) -> dict[str, dict[str, float]]:
+    """Median and spread of each kind over the rounds, which moved so many bytes each."""
+    summed = {}
+    for kind in rounds[0]:
+        seconds = [each[kind]["seconds"] for each in rounds]
+        cpu = [each[kind]["cpu_seconds_per_gb"] for each in rounds]
+        summed[kind] = {
+            **spread("seconds", seconds),
+            "mib_per_second": round(size_bytes / statistics.median(seconds) / 2**20),
+            **spread("cpu_seconds_per_gb", cpu),
+        }
+    return summed
+
+
+def compare(rounds: Sequence[Round]) -> dict[str, float | None]:
+    """Swarm's speed as a multiple of that of the other kinds, round by round: median and spread;
+    None for what was not measured."""
     names = {
         "shardcast": "speedup_over_shardcast",
         "bare": "share_of_bare",
         "checked": "share_of_checked",
     }
-    swarm = figures["swarm"]["seconds"]
-    return {
-        name: round(figures[kind]["seconds"] / swarm, 2) if kind in figures else None
-        for kind, name in names.items()
-    }
+    told: dict[str, float | None] = {}
+    for kind, name in names.items():
+        if kind not in rounds[0]:
+            told[name] = None
+            continue
+        ratios = [each[kind]["seconds"] / each["swarm"]["seconds"] for each in rounds]
+        told |= spread(name, ratios, digits=2)
+    return told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=at_least(1), default=1024)
-    parser.add_argument("--repeat", type=at_least(1), default=5, help="the best of so many is told")
+    parser.add_argument(
+        "--repeat", type=at_least(1), default=5, help="rounds, whose median is told"
+    )
     parser.add_argument("--shardcast", type=Path, default=os.environ.get("SHARDCAST_PATH"))
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -349,7 +375,12 @@ def main() -> None:
         parser.error(f"--shardcast {library} holds no package shardcast")
     if library is None:
         print(NO_SHARDCAST, file=sys.stderr, flush=True)
-    told: dict[str, Any] = {"mib": arguments.mib, "cores": os.cpu_count()}
+    told: dict[str, Any] = {
+        "mib": arguments.mib,
+        "cores": os.cpu_count(),
+        "rounds": arguments.repeat,
+        "load_average": load_average(),
+    }
     with tempfile.TemporaryDirectory(prefix="transfer-") as name:
         data = Path(name) / "data"
         with data.open("wb") as file:
@@ -359,21 +390,20 @@ def main() -> None:
         kinds = ["bare", "checked", "swarm", *(["shardcast"] if library is not None else [])]
         for clients in (1, 4):
             # The kinds in turn, so that a busy moment of the machine hits all.
-            rounds = []
+            rounds: list[Round] = []
             for number in range(arguments.repeat):
                 figures = {
                     kind: measure(kind, clients, Path(name) / "run", data, library)
                     for kind in kinds
                 }
                 rounds.append(figures)
-                seconds = ", ".join(f"{kind} {figures[kind]['seconds']} s" for kind in kinds)
+                seconds = ", ".join(f"{kind} {figures[kind]['seconds']:.3f} s" for kind in kinds)
                 of = f"round {number + 1} of {arguments.repeat}"
                 print(f"clients: {clients}, {of}: {seconds}", file=sys.stderr, flush=True)
-            told[f"clients_{clients}"] = {
-                kind: min((each[kind] for each in rounds), key=lambda found: found["seconds"])
-                for kind in kinds
-            }
-    print_json(told | compare(told["clients_1"]))
+            told[f"clients_{clients}"] = sum_up(rounds, clients * data.stat().st_size)
+            if clients == 1:
+                told |= compare(rounds)
+    print_json(told)
 
 
 if __name__ == "__main__":

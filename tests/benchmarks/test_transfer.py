@@ -9,15 +9,37 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.transfer import FILE, NO_SHARDCAST, compare, cpu_seconds, started
+from benchmarks.transfer import (
+    FILE,
+    NO_SHARDCAST,
+    Round,
+    compare,
+    cpu_seconds,
+    started,
+    sum_up,
+)
 
 
-def test_shares_are_of_one_client_and_null_where_nothing_was_measured() -> None:
-    figures = {"bare": {"seconds": 0.5}, "checked": {"seconds": 1.0}, "swarm": {"seconds": 2.0}}
-    shares = {"share_of_bare": 0.25, "share_of_checked": 0.5}
-    assert compare(figures) == {"speedup_over_shardcast": None, **shares}
-    figures["shardcast"] = {"seconds": 11.0}
-    assert compare(figures) == {"speedup_over_shardcast": 5.5, **shares}
+def taken(**seconds: float) -> Round:
+    return {kind: {"seconds": each, "cpu_seconds_per_gb": 1.0} for kind, each in seconds.items()}
+
+
+def test_shares_are_medians_round_by_round_and_null_where_nothing_was_measured() -> None:
+    shares = compare([taken(bare=0.5, checked=1.0, swarm=2.0)])
+    assert shares["speedup_over_shardcast"] is None
+    assert shares["share_of_bare"] == 0.25 and shares["share_of_checked"] == 0.5
+    rounds = [
+        taken(swarm=1.0, shardcast=6.7),  # the best one
+        taken(swarm=2.0, shardcast=4.0),
+        taken(swarm=5.0, shardcast=5.0),
+    ]
+    shares = compare(rounds)
+    assert shares["speedup_over_shardcast"] == 2.0
+    assert shares["speedup_over_shardcast_least"] == 1.0
+    assert shares["speedup_over_shardcast_most"] == 6.7
+    summed = sum_up(rounds, 4 << 20)["swarm"]
+    assert (summed["seconds"], summed["seconds_least"], summed["seconds_most"]) == (2.0, 1.0, 5.0)
+    assert summed["mib_per_second"] == 2
 
 
 def test_what_a_server_costs_is_seen_while_it_lives(tmp_path: Path) -> None:
