@@ -288,7 +288,7 @@ class PrefillModel:
     """`peers.validator.prefill.PrefillService`."""
 
     def __init__(
-        self, setting: Setting, policies_kept: int = 1, engine: str = "native", **_: Any
+        self, setting: Setting, policies_kept: int = 2, engine: str = "native", **_: Any
     ) -> None:
         self._setting = setting
         self._kept = policies_kept

@@ -31,8 +31,9 @@ class Prefill:
     """The same quantities, recomputed from given tokens in one pass."""
 
     hidden: list[Tensor]
-    logits: list[Tensor]
-    """fp32 [n, vocabulary], not divided by a temperature."""
+    states: list[Tensor]
+    """[n, hidden]: the same in the precision they were computed in, for `Engine.logits`: all
+    logits of a batch together may take gigabytes."""
     prompt_hidden: list[Tensor]
 
 
@@ -65,7 +66,11 @@ class Engine(Protocol):
     def prefill(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
     ) -> Prefill:
-        """Teacher-forced hidden states and logits of given completions; `ValueError` as above."""
+        """Teacher-forced hidden states of given completions; `ValueError` as above."""
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """fp32 [n, vocabulary] of some of a prefill's states, not divided by a temperature."""
         ...
 
     def load_weights(self, folder: Path) -> None:

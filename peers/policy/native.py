@@ -147,7 +147,7 @@ class NativeEngine:
         block_start = block_end = 0
 
         for step in range(max_new_tokens):
-            logits = self._logits(hidden)  # [live, vocabulary]
+            logits = self.logits(hidden)  # [live, vocabulary]
             noise = None
             if noise_key is not None:
                 if noise_block is None or step >= block_end:
@@ -226,12 +226,17 @@ class NativeEngine:
             for index in range(start, end):
                 first = len(prompts[index]) - 1
                 rows = hidden[index - start, first : len(sequences[index])]
-                result.logits.append(self._logits(rows))
+                result.states.append(rows)
                 result.hidden.append(rows.to(torch.bfloat16))
                 before = hidden[index - start, max(0, first - PROMPT_ROWS_MAX) : first]
                 result.prompt_hidden.append(before.to(torch.bfloat16))
             start = end
         return result
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """See `Engine.logits`."""
+        return F.linear(states.float(), self._head)
 
     def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
         if not tokens:
@@ -347,9 +352,6 @@ class NativeEngine:
         exact = values.float()
         scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + self._epsilon)
         return (exact * scale).to(values.dtype) * weight
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden.float(), self._head)
 
     def _extend_rotary(self, length: int) -> None:
         if length <= len(self._cos):

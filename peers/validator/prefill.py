@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from peers.policy.engine import Engine, Prefill, check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
@@ -29,17 +28,18 @@ MARGIN_CAP = 1e6
 """Reported for a token that could not be drawn at all (its noise is −∞), so that figures stay
 finite."""
 
-NOISE_ENTRIES_MAX = 1 << 22
-"""Token positions × vocabulary judged at once: noise takes about 40 bytes an entry."""
+ENTRIES_MAX = 1 << 22
+"""Token positions × vocabulary judged at once: logits and noise take about 60 bytes an entry."""
 
 
 class PrefillService:
     """Recomputes what a policy would have done. Methods are called by the network process.
 
-    Keeps the weights of the last `policies_kept` policies used.
+    Keeps the weights of the last `policies_kept` policies used: submissions of the one in use and
+    of the one before come in turns, of others now and then.
     """
 
-    def __init__(self, policies_kept: int = 4, engine: str = "native") -> None:
+    def __init__(self, policies_kept: int = 2, engine: str = "native") -> None:
         check_engine(engine)
         self._policies_kept = policies_kept
         self._engine_name = engine
@@ -54,9 +54,9 @@ class PrefillService:
         Raises `UserError`.
         """
         self._engines.pop(policy, None)
-        self._engines[policy] = make_engine(self._engine_name, Path(folder))
-        while len(self._engines) > self._policies_kept:
+        while len(self._engines) >= self._policies_kept:  # makes room first
             self._engines.popitem(last=False)
+        self._engines[policy] = make_engine(self._engine_name, Path(folder))
         return {"policies": list(self._engines)}
 
     @torch.inference_mode()
@@ -86,11 +86,10 @@ class PrefillService:
         rollouts = Rollouts.from_bytes(raw)
         chosen = range(len(rollouts)) if rows is None else rows
         completions = [rollouts.completion(row) for row in chosen]
-        prefill = self._engines[policy].prefill(
-            [rollouts.prompt(row) for row in chosen], completions
-        )
+        engine = self._engines[policy]
+        prefill = engine.prefill([rollouts.prompt(row) for row in chosen], completions)
         proofs = _judge_proofs(prefill, [rollouts.proof(row) for row in chosen], thresholds)
-        sampling = _judge_sampling(prefill, completions, chosen, seed, temperature)
+        sampling = judge_sampling(engine, prefill, completions, chosen, seed, temperature)
         checks = [
             (
                 "proofs",
@@ -148,25 +147,34 @@ def _judge_proofs(
     }
 
 
-def _judge_sampling(
+@torch.inference_mode()
+def judge_sampling(
+    engine: Engine,
     prefill: Prefill,
     completions: Sequence[Sequence[int]],
     rows: Sequence[int],
     seed: bytes,
     temperature: float,
+    entries_max: int = ENTRIES_MAX,
 ) -> dict[str, Any]:
-    """How the tokens fit the recomputed logits and the seed's noise.
+    """How the tokens fit the recomputed logits and the seed's noise, `entries_max` at a time.
 
     Every token is judged, a stop token and its absence alike, since stop ids compete like others.
     """
     margins, certain = [], []
     key = noise_key(seed)
-    logits, tokens, row_index, positions = _flat(prefill.logits, completions, rows)
-    step = max(1, NOISE_ENTRIES_MAX // logits.shape[1])
+    states = torch.cat(prefill.states)  # [n, hidden], all completions end to end
+    device = states.device
+    tokens = torch.tensor([token for row in completions for token in row], device=device)
+    lengths = torch.tensor([len(completion) for completion in completions], device=device)
+    row_index = torch.tensor(list(rows), device=device).repeat_interleave(lengths)
+    positions = torch.cat([torch.arange(len(row), device=device) for row in completions])
+    step = max(1, entries_max // engine.vocabulary_size)
     for start in range(0, len(tokens), step):
         here = slice(start, start + step)
-        noise = gumbel_noise(key, row_index[here], positions[here], logits.shape[1])
-        judgement = judge_margins(logits[here], tokens[here], temperature, noise)
+        noise = gumbel_noise(key, row_index[here], positions[here], engine.vocabulary_size)
+        logits = engine.logits(states[here])
+        judgement = judge_margins(logits, tokens[here], temperature, noise)
         margins.append(judgement.margin)
         certain.append(judgement.p_max >= CERTAIN)
     margin, open_positions = torch.cat(margins), ~torch.cat(certain)
@@ -178,22 +186,6 @@ def _judge_sampling(
         "margin_mean": float(pooled.clamp(max=1).mean()) if len(pooled) else 0.0,
         "margin_max": float(margin.max().clamp(max=MARGIN_CAP)),
     }
-
-
-def _flat(
-    logits: Sequence[Tensor], completions: Sequence[Sequence[int]], rows: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits [n, vocabulary], tokens, rows and positions [n] of all completions, end to end."""
-    device = logits[0].device
-    return (
-        torch.cat(list(logits)),
-        torch.tensor([token for row in completions for token in row], device=device),
-        torch.tensor(
-            [row for row, tokens in zip(rows, completions, strict=True) for _ in tokens],
-            device=device,
-        ),
-        torch.tensor([at for tokens in completions for at in range(len(tokens))], device=device),
-    )
 
 
 def _detail(failed: str, proofs: Mapping[str, Any], sampling: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ UNGRADED_PAUSE_SECONDS = 60.0
 ORDERS_KEPT = 64
 INSPECTOR_MEMORY_BYTES = 2 << 30
 POLICIES_IN_MEMORY = 2
-"""The least that judging takes: one while the next is loaded."""
+"""The one in use, and the one before it or the next."""
 
 TIDY_SECONDS = 15.0
 
@@ -190,7 +190,7 @@ class ValidatorRole:
             "peers.validator.prefill:PrefillService",
             name="prefill",
             arguments={
-                "policies_kept": self._run.manifest.schedule.max_staleness + 2,
+                "policies_kept": POLICIES_IN_MEMORY,
                 "engine": self._node.settings.engine,
             },
         ) as prefill:

@@ -112,9 +112,10 @@ def test_it_is_exact_or_refused_by_name(name: str, tmp_path: Path) -> None:
         for rows in passes:
             scored[rows.index] = Scorer(model)(rows)[0].detach()
         torch.testing.assert_close(scored, torch.cat(expected), atol=1e-4, rtol=0)
-    prefill = make_engine("native", tmp_path).prefill(*map(list, zip(*sequences, strict=True)))
-    for ours, theirs in zip(prefill.logits, logits, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
+    engine = make_engine("native", tmp_path)
+    prefill = engine.prefill(*map(list, zip(*sequences, strict=True)))
+    for states, theirs in zip(prefill.states, logits, strict=True):
+        torch.testing.assert_close(engine.logits(states), theirs, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

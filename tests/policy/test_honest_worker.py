@@ -42,7 +42,8 @@ def work(folder: Path, key: tuple[int, int] = KEY) -> tuple[Completions, list[li
 
 
 def judge(folder: Path, tokens: list[list[int]]) -> tuple[Prefill, Judgement]:
-    recomputed = NativeEngine(folder).prefill(prompts_of(folder), tokens)
+    engine = NativeEngine(folder)
+    recomputed = engine.prefill(prompts_of(folder), tokens)
     noise = torch.cat(
         [
             gumbel_noise(KEY, torch.full((len(row),), index), torch.arange(len(row)), 64)
@@ -50,7 +51,8 @@ def judge(folder: Path, tokens: list[list[int]]) -> tuple[Prefill, Judgement]:
         ]
     )
     flat = torch.tensor([token for row in tokens for token in row])
-    return recomputed, judge_margins(torch.cat(recomputed.logits), flat, 1.0, noise)
+    logits = engine.logits(torch.cat(recomputed.states))
+    return recomputed, judge_margins(logits, flat, 1.0, noise)
 
 
 def verify(recomputed: Prefill, proofs: list[list[bytes]]) -> list[toploc.ChunkResult]:

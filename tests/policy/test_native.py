@@ -67,12 +67,19 @@ def reference_logits(reference: Any, prompt: list[int], completion: list[int]) -
     return logits[len(prompt) - 1 : -1]
 
 
+def first_logits(engine: Any, prompts: list[list[int]]) -> Tensor:
+    """Of a completion of the first prompt."""
+    logits: Tensor = engine.logits(engine.prefill(prompts, [[1, 2]] * len(prompts)).states[0])
+    return logits
+
+
 def test_prefill_equals_transformers(pair: Any) -> None:
     reference, engine = pair
     completions = [[4, 4, 4], [2, 9, 9, 1, 30, 31], [8], [20, 21], [6]]
     result = engine.prefill(PROMPTS, completions)
-    for prompt, completion, logits in zip(PROMPTS, completions, result.logits, strict=True):
-        assert torch.allclose(logits, reference_logits(reference, prompt, completion), atol=2e-4)
+    for prompt, completion, states in zip(PROMPTS, completions, result.states, strict=True):
+        expected = reference_logits(reference, prompt, completion)
+        assert torch.allclose(engine.logits(states), expected, atol=2e-4)
 
 
 def test_greedy_generation_equals_transformers(pair: Any) -> None:
@@ -89,7 +96,9 @@ def test_decoding_equals_prefill(pair: Any) -> None:
     made = engine.generate(PROMPTS, [4, 0, 9, 5, 2], (1, 2), 0.8, [0, 3], 12)
     again = engine.prefill(PROMPTS, made.tokens)
     for row, tokens in enumerate(made.tokens):
-        log_mu = torch.log_softmax(again.logits[row] / 0.8, -1)[range(len(tokens)), tokens]
+        log_mu = torch.log_softmax(engine.logits(again.states[row]) / 0.8, -1)[
+            range(len(tokens)), tokens
+        ]
         assert torch.allclose(log_mu, made.log_probabilities[row], atol=1e-4)
         assert made.hidden[row].shape == again.hidden[row].shape
         assert made.hidden[row].dtype == again.hidden[row].dtype == torch.bfloat16
@@ -141,13 +150,13 @@ def test_hot_swap_equals_a_fresh_engine_and_refuses_another_model(tmp_path: Path
     other = transformers.Qwen2Config(**{**SMALL, "intermediate_size": 64})
     save_random(other, tmp_path / "other", 3)
     engine = NativeEngine(tmp_path / "old")
-    before = engine.prefill(PROMPTS, [[1, 2]] * 5).logits[0]
+    before = first_logits(engine, PROMPTS)
     with pytest.raises(UserError, match="intermediate_size differs"):
         engine.load_weights(tmp_path / "other")
-    assert torch.equal(engine.prefill(PROMPTS, [[1, 2]] * 5).logits[0], before)
+    assert torch.equal(first_logits(engine, PROMPTS), before)
     engine.load_weights(tmp_path / "new")
-    after = engine.prefill(PROMPTS, [[1, 2]] * 5).logits[0]
-    fresh = NativeEngine(tmp_path / "new").prefill(PROMPTS, [[1, 2]] * 5).logits[0]
+    after = first_logits(engine, PROMPTS)
+    fresh = first_logits(NativeEngine(tmp_path / "new"), PROMPTS)
     assert torch.equal(after, fresh) and not torch.allclose(after, before)
 
 
@@ -177,13 +186,13 @@ def test_cutting_work_into_pieces_changes_nothing(
     monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 1)
     monkeypatch.setattr(native, "PREFILL_TOKENS_MAX", 20)
     assert engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
-    for one, other in zip(engine.prefill(PROMPTS, made.tokens).logits, whole.logits, strict=True):
+    for one, other in zip(engine.prefill(PROMPTS, made.tokens).states, whole.states, strict=True):
         assert torch.allclose(one, other, atol=1e-4)
 
 
 def test_an_empty_batch_is_empty(pair: Any) -> None:
     assert pair[1].generate([], [], (1, 2), 1.0, [0], 3).tokens == []
-    assert pair[1].prefill([], []).logits == []
+    assert pair[1].prefill([], []).states == []
 
 
 def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:
@@ -200,8 +209,8 @@ def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:
         path.name for path in tmp_path.iterdir() if path.is_file()
     }
     assert torch.equal(
-        make_engine("native", tmp_path / "copy").prefill([[1]], [[4]]).logits[0],
-        make_engine("native", tmp_path).prefill([[1]], [[4]]).logits[0],
+        first_logits(make_engine("native", tmp_path / "copy"), [[1]]),
+        first_logits(make_engine("native", tmp_path), [[1]]),
     )
 
 

@@ -218,10 +218,13 @@ def test_engine_log_probabilities_are_compared_and_nothing_else(base: Path) -> N
     """A worker that reports nonsense changes a figure, not the weights."""
     groups = random_groups(1, policy=0)
     rows = [(g.prompt, c) for g in groups for c in g.completions]
-    prefill = NativeEngine(base).prefill([p for p, _ in rows], [c for _, c in rows])
+    engine = NativeEngine(base)
+    states = engine.prefill([p for p, _ in rows], [c for _, c in rows]).states
     reported = iter(
-        torch.log_softmax(logits, -1)[range(len(completion)), list(completion)].tolist()
-        for (_, completion), logits in zip(rows, prefill.logits, strict=True)
+        torch.log_softmax(engine.logits(each), -1)[
+            range(len(completion)), list(completion)
+        ].tolist()
+        for (_, completion), each in zip(rows, states, strict=True)
     )
     honest = [
         dataclasses.replace(group, log_probabilities=[next(reported) for _ in group.completions])

@@ -209,8 +209,9 @@ def test_equals_the_engine(model: Any, base: Path) -> None:
     for tokens, prompt in zip(batch.sequences(), batch.prompt_lengths.tolist(), strict=True):
         prompts.append(tokens[:prompt].tolist())
         completions.append(tokens[prompt:].tolist())
-    prefill = NativeEngine(base).prefill(prompts, completions)
-    log_all = [torch.log_softmax(logits / TEMPERATURE, -1) for logits in prefill.logits]
+    engine = NativeEngine(base)
+    states = engine.prefill(prompts, completions).states
+    log_all = [torch.log_softmax(engine.logits(each) / TEMPERATURE, -1) for each in states]
     log_pi, entropy, _, _ = scores(model, batch, lay_out(batch, "packed"))
     expected = [
         values[range(len(completion)), completion]

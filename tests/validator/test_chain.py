@@ -9,13 +9,14 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from peers.inference.engine_service import EngineService
 from peers.policy import demo
 from peers.policy.native import NativeEngine
 from peers.policy.sampling import gumbel_noise
 from peers.proofs import toploc
-from peers.validator.prefill import PrefillService
+from peers.validator.prefill import PrefillService, judge_sampling
 from peers.validator.statistics import binomial_tail
 from swarm.seeds import noise_key
 from swarm.submissions import Header, Rollouts
@@ -34,7 +35,7 @@ def forge(stage: Stage, rollouts: Rollouts, choose: Callable[[int], Choose]) -> 
     for row in range(len(rollouts)):
         prompt, tokens = rollouts.prompt(row), list[int]()
         while len(tokens) < 8 and not (tokens and tokens[-1] in STOP_IDS):
-            logits = engine.prefill([prompt], [[*tokens, 0]]).logits[0][-1]
+            logits = engine.logits(engine.prefill([prompt], [[*tokens, 0]]).states[0])[-1]
             noise = gumbel_noise(key, all_rows, torch.tensor(len(tokens)), engine.vocabulary_size)
             tokens.append(choose(row)(logits, noise))
         prefill = engine.prefill([prompt], [tokens])
@@ -222,8 +223,50 @@ def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None
     assert binomial_tail(mismatches, positions, rate) < threshold
 
 
+def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
+    _, rollouts = stage.generate()
+    rows = range(len(rollouts))
+    completions = [rollouts.completion(row) for row in rows]
+    engine = NativeEngine(stage.policy)
+    prefill = engine.prefill([rollouts.prompt(row) for row in rows], completions)
+    given = (engine, prefill, completions, rows, stage.seed(number=7), 1.0)  # another's noise
+    whole = judge_sampling(*given)
+    assert whole["mismatches"] > 10
+    for positions in (1, 3, 1000):
+        sliced = judge_sampling(*given, entries_max=positions * engine.vocabulary_size)
+        assert sliced == pytest.approx(whole, rel=1e-5)
+
+
+def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> None:
+    """256 positions of 150,000 entries are 154 MB of logits; what judges a slice takes 330 MB."""
+    config = LlamaConfig(
+        vocab_size=150_000,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    engine = NativeEngine(tmp_path)
+    prompts, completions = [[1, 2, 3]] * 8, [[4] * 32] * 8
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    before = resident_bytes("VmRSS")
+    prefill = engine.prefill(prompts, completions)
+    judged = judge_sampling(engine, prefill, completions, range(8), bytes(32), 1.0)
+    assert judged["tokens"] == 256
+    assert resident_bytes("VmHWM") - before < 420e6
+
+
+def resident_bytes(figure: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(figure))
+
+
 def test_prefill_keeps_the_last_policies(policy: Path) -> None:
-    prefill = PrefillService(policies_kept=2)
+    prefill = PrefillService()
     assert prefill.load(1, str(policy)) == {"policies": [1]}
     assert prefill.load(2, str(policy)) == {"policies": [1, 2]}
     assert prefill.load(3, str(policy)) == {"policies": [2, 3]}
