@@ -83,6 +83,11 @@ GOSSIP_RECORDS_EXCHANGED = 16
 GOSSIP_NEIGHBOURS_WANTED = 8
 """A peer with fewer neighbours dials more of the peers it has heard of."""
 
+# --- roles -----------------------------------------------------------------------------------
+
+STARVED_SECONDS = 30.0
+"""A role with nothing to work on for so long says why, and again after each further time."""
+
 # --- membership ------------------------------------------------------------------------------
 
 HEARTBEAT_SECONDS = 10.0

@@ -104,6 +104,14 @@ def _judgement(f: dict[str, Any]) -> str:
     return f"{why} ({figures}): {f['detail']}"
 
 
+def _starved(f: dict[str, Any]) -> str:
+    peers = ", ".join(
+        _short(peer) + (" (not connected)" if peer in f["not_connected"] else "")
+        for peer in f["waiting_for"]
+    )
+    return f"nothing to do for {f['seconds']:.0f} s: {f['reason']}; waiting for {peers or 'any'}"
+
+
 def _times(f: dict[str, Any]) -> str:
     """How often something happened since it was last said, if more than once."""
     return f" ({f['times']} times)" if f.get("times", 1) > 1 else ""
@@ -209,6 +217,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "inference.no_validator": lambda f: (
         f"no validator takes a submission of step {f['step']}{_times(f)}; trying again"
     ),
+    "inference.starved": _starved,
+    "validator.starved": _starved,
     "inference.run_over": lambda f: f"the run is over (its last step was {f['step']})",
     "validator.verdict": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "

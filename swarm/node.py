@@ -612,6 +612,17 @@ class RunNode:
         """Sign a message of this run."""
         return await self.node.seal(message, lifetime_seconds, self.run.id)
 
+    def say_starved(self, role: str, seconds: float, reason: str, waiting_for: list[str]) -> None:
+        """Say that a role has had nothing to work on, why, and whom it waits for."""
+        connected = self.node.transport.connected()
+        self.node.events.emit(
+            f"{role}.starved",
+            seconds=seconds,
+            reason=reason,
+            waiting_for=waiting_for,
+            not_connected=[peer for peer in waiting_for if peer not in connected],
+        )
+
     async def announce(self, message: Message, lifetime_seconds: float) -> Envelope:
         """Sign a message and gossip it."""
         envelope = await self.seal(message, lifetime_seconds)

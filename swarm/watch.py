@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 
 import trio
 
+from swarm import defaults
+
 T = TypeVar("T")
 
 
@@ -40,3 +42,11 @@ class Watched(Generic[T]):
         """The value after the next change."""
         await self._changed.wait()
         return self._value
+
+
+async def complain(say: Callable[[float], None]) -> None:
+    """Beside a wait, in its nursery: call `say` with the seconds so far, again and again."""
+    began = trio.current_time()
+    while True:
+        await trio.sleep(defaults.STARVED_SECONDS)
+        say(trio.current_time() - began)

@@ -24,6 +24,7 @@ from swarm.messenger import first
 from swarm.node import RunNode
 from swarm.seeds import rendezvous
 from swarm.transport import BlobReference, Source
+from swarm.watch import complain
 from swarm.world import Child
 from swarm.world.restarts import Restarts
 
@@ -106,7 +107,10 @@ class InferenceRole:
     async def _generate_until_over(self, engine: Child, nursery: trio.Nursery) -> None:
         while True:
             self._peer.status.doing = f"waiting for {'verdicts' if self._is_full() else 'work'}"
-            await self._peer.order.wait_until(lambda _: self._wanted())
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(complain, self._say_without_work)
+                await self._peer.order.wait_until(lambda _: self._wanted())
+                waiting.cancel_scope.cancel()
             order = self._peer.step_order()
             assert order is not None
             if order.final:
@@ -130,6 +134,20 @@ class InferenceRole:
             return True
         number = self._number if self._step == (order.lineage, order.step) else 0
         return order.groups_wanted > 0 and number < order.submissions_max and not self._is_full()
+
+    def _say_without_work(self, seconds: float) -> None:
+        order, manifest = self._peer.step_order(), self._run.manifest
+        trainers = [trainer.peer for trainer in manifest.trainers]
+        if order is None:
+            reason = "no step order has come"
+        elif self._is_full():
+            reason = f"{self._under_way} submissions have no verdict yet, the most this run allows"
+        elif order.groups_wanted == 0:
+            reason = f"step {order.step} wants no more work, and no other is open"
+        else:
+            reason = f"step {order.step} lets each peer make {order.submissions_max} submissions"
+        waits = manifest.validator_ids() if order is not None and self._is_full() else trainers
+        self._peer.say_starved("inference", seconds, reason, waits)
 
     def _is_full(self) -> bool:
         return self._under_way >= self._run.manifest.limits.submissions_unjudged_max
@@ -189,8 +207,16 @@ class InferenceRole:
             await self._peer.order.wait_until(lambda _: superseded())
             nursery.cancel_scope.cancel()
 
+        def say(seconds: float) -> None:
+            held = self._peer.store.held((order.lineage, order.policy))
+            here = f"{sum(held.pieces)} of {len(held.pieces)} pieces" if held else "nothing"
+            trainers = [trainer.peer for trainer in self._run.manifest.trainers]
+            reason = f"of policy {order.policy}, which step {order.step} uses, {here} is here"
+            self._peer.say_starved("inference", seconds, reason, trainers)
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up)
+            nursery.start_soon(complain, say)
             fetched = await fetch()
             nursery.cancel_scope.cancel()
         return fetched

@@ -54,8 +54,8 @@ class TrainerOptions(pydantic.BaseModel):
     """Addresses of web servers or buckets that each published manifest names as sources of the
     policy and its deltas; somebody has to put there what `swarm checkpoint export` writes."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
-    """Without a new accepted rollout for so long, the trainer says whom it waits for, and again
-    after each further time."""
+    """Without a new accepted rollout for so long, the trainer revises the step's order, and again
+    after each further time. (It says whom it waits for after 30 s.)"""
     alarm_action: Action = "report"
     """What an alarm does: say so, pause the run, or go back to the last good state."""
     alarm_gradient_norm: float = pydantic.Field(default=Limits.gradient_norm, gt=1)

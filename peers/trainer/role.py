@@ -171,6 +171,10 @@ class TrainerRole:
         self._began_ms = peer.node.world.wall_time() * 1000
         self._ungraded: Counter[str] = Counter()
         """Submissions in a row, by validator, that its environment could not grade."""
+        self._fed = 0.0
+        """When the pool grew last, or a batch was begun to be waited for."""
+        self._said = self._asked = 0.0
+        """When it was said last that it did not, and when the order was revised for that."""
         self._idle = {"rollouts": 0.0, "checks": 0.0}
         """Seconds that this step's batch was waited for, by what was missing."""
         self._lineage = 0
@@ -455,6 +459,7 @@ class TrainerRole:
         groups = judge_groups(verdict, filters)
         self._keep_rate.observe(groups)
         self._pool.add(Accepted(digest, verdict, _path(digest), groups, filters.fill))
+        self._fed = self._node.world.now()
         if self._too_old(verdict):  # since it was looked at last
             self._swept = None
 
@@ -880,6 +885,7 @@ class TrainerRole:
         wanted = manifest.schedule.groups_per_step
         filters = manifest.filters
         patience = filters.refill_seconds if filters.fill == "refill" else math.inf
+        self._fed = self._node.world.now()
         deadline = self._node.world.now() + patience
         while self._policy.value < self._run.manifest.schedule.steps:
             if self._paused:
@@ -898,32 +904,33 @@ class TrainerRole:
         return None
 
     async def _wait_for_rollouts(self, step: int, missing: int) -> None:
-        """Until something changes; says whom it waits for when that takes long."""
+        """Until something changes; says whom it waits for when the pool has not grown for long."""
         began = self._node.world.now()
         unjudged = self._coming()
         cause = "checks" if unjudged >= missing else "rollouts"
+        patience = min(defaults.STARVED_SECONDS, self._options.starved_seconds)
         try:
-            while True:
-                with trio.move_on_after(self._options.starved_seconds) as patience:
-                    await self._changed.wait_change()
-                if not patience.cancelled_caught:
-                    break
-                present = self._trusted.registrar.present()
-                role = "validator" if cause == "checks" else "inference"
-                alive = [
-                    p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles
-                ]
-                word = "validator" if cause == "checks" else "inference peer"
-                self._events.emit(
-                    "trainer.starved",
-                    step=step,
-                    groups_missing=missing,
-                    groups_unjudged=unjudged,
-                    seconds=self._node.world.now() - began,
-                    waiting_for=alive or f"any {word}: none is there",
-                )
-                if cause == "rollouts" and alive:
-                    await self._ask_for_more()
+            with trio.move_on_at(max(self._fed, self._said) + patience) as waited:
+                await self._changed.wait_change()
+            if not waited.cancelled_caught:
+                return
+            now = self._said = self._node.world.now()
+            present = self._trusted.registrar.present()
+            role = "validator" if cause == "checks" else "inference"
+            alive = [p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles]
+            word = "validator" if cause == "checks" else "inference peer"
+            self._events.emit(
+                "trainer.starved",
+                step=step,
+                groups_missing=missing,
+                groups_unjudged=unjudged,
+                seconds=now - self._fed,
+                waiting_for=alive or f"any {word}: none is there",
+            )
+            due = max(self._fed, self._asked) + self._options.starved_seconds
+            if cause == "rollouts" and alive and now > due - 1e-3:
+                self._asked = now
+                await self._ask_for_more()
         finally:  # the batch may be given its time's end meanwhile
             self._idle[cause] += self._node.world.now() - began
 

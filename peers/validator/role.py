@@ -38,7 +38,7 @@ from swarm.messenger import first
 from swarm.node import RunNode
 from swarm.run import manifest_in
 from swarm.seeds import submission_seed
-from swarm.watch import Watched
+from swarm.watch import Watched, complain
 from swarm.world import Child, ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
@@ -59,6 +59,8 @@ UNGRADED_PAUSE_SECONDS = 60.0
 """A validator whose environment fails takes no work for this long, then tries once more."""
 
 ORDERS_KEPT = 64
+SAID_PEERS_MAX = 8
+"""Workers named when none of them hands anything in."""
 INSPECTOR_MEMORY_BYTES = 2 << 30
 POLICIES_IN_MEMORY = 2
 """The one in use, and the one before it or the next."""
@@ -212,7 +214,7 @@ class ValidatorRole:
 
     async def _judge_in_turn(self, inspector: Child, prefill: Child) -> None:
         while True:
-            case = self._in_hand = self._in_hand or await self._cases.receive()
+            case = self._in_hand = self._in_hand or await self._next_case()
             elsewhere = self._accepted_elsewhere.get(case.key)
             if elsewhere is not None:
                 await self._leave(case, PeerId(elsewhere.sender))
@@ -249,6 +251,24 @@ class ValidatorRole:
             self._peer.pushes.policy = self._inbox
 
         self._nursery.start_soon(try_again)
+
+    async def _next_case(self) -> _Case:
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(complain, self._say_without_work)
+            case = await self._cases.receive()
+            waiting.cancel_scope.cancel()
+        return case
+
+    def _say_without_work(self, seconds: float) -> None:
+        order = self._peer.step_order()
+        if order is None:
+            trainers = [trainer.peer for trainer in self._run.manifest.trainers]
+            self._peer.say_starved("validator", seconds, "no step order has come", trainers)
+        elif order.groups_wanted > 0 and not self._waiting:
+            workers = self._trusted.registrar.live_workers()
+            there = "" if workers else ", and no inference peer is there"
+            reason = f"step {order.step} wants {order.groups_wanted} groups, none comes{there}"
+            self._peer.say_starved("validator", seconds, reason, workers[:SAID_PEERS_MAX])
 
     def _put_down(self) -> None:
         """The case in hand is settled."""

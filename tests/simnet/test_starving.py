@@ -1,0 +1,77 @@
+"""Whoever has nothing to work on says so after half a minute: why, and for whom it waits."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute import Workload
+from simnet.network import Line
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Plan, Simulation
+from swarm.events import Event, Lines
+
+SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
+TRAINER = Plan("trainer", ["trainer"], options={"trainer.model": "simulated"})
+
+
+def said(main: Callable[[Simulation], Awaitable[None]]) -> list[str]:
+    """What validator and worker print at default verbosity within 70 s, of starving."""
+    simulation = Simulation(1, workload=SMALL)
+    printed = io.StringIO()
+    show = Lines(printed)
+
+    def hear(_now: float, _peer: object, event: Event) -> None:
+        if event.name.endswith(".starved"):
+            show(event)
+
+    async def virtual() -> None:
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(simulation, trainers=["trainer"], validators=["v0"])
+            await main(simulation)
+            await trio.sleep(70)
+
+    run_virtual(virtual, seed=1, limit_seconds=100)
+    return printed.getvalue().splitlines()
+
+
+def test_without_a_trainer_worker_and_validator_wait_for_its_order() -> None:
+    async def main(simulation: Simulation) -> None:
+        for plan in (Plan("v0", ["validator"]), Plan("w0", ["inference"])):
+            await simulation.add(plan).start()
+
+    lines = said(main)
+    assert len(lines) == 4, "each twice"
+    for line in lines:
+        assert "nothing to do for" in line and "no step order has come; waiting for …" in line
+        assert line.endswith(" (not connected)")
+
+
+def test_without_workers_the_validator_says_that_nobody_hands_anything_in() -> None:
+    async def main(simulation: Simulation) -> None:
+        for plan in (Plan("v0", ["validator"]), TRAINER):
+            await simulation.add(plan).start()
+
+    lines = said(main)
+    assert any("step 0 wants 32 groups, none comes, and no inference peer is" in s for s in lines)
+    assert any(
+        "waited 30 s for 32 groups (0 are not judged yet) from any infer" in s for s in lines
+    )
+
+
+def test_a_worker_without_the_policy_says_how_much_of_it_is_here() -> None:
+    async def main(simulation: Simulation) -> None:
+        slow = replace(TRAINER, line=Line("us-east", 30_000.0))
+        for plan in (Plan("v0", ["validator"]), slow, Plan("w0", ["inference"])):
+            await simulation.add(plan).start()
+
+    assert any(
+        re.search("of policy 0, which step 0 uses, (nothing|[0-9]+ of [0-9]+ pieces) is here", line)
+        for line in said(main)
+    )
