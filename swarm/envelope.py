@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +66,20 @@ class Dropped(SwarmError):
     def __init__(self, cause: str, detail: str = "") -> None:
         super().__init__(f"{cause}: {detail}" if detail else cause)
         self.cause = cause
+
+
+FORGED = frozenset(
+    {
+        "bad_signature",
+        "malformed",
+        "misplaced_kind",
+        "not_its_sender",
+        "too_large",
+        "unknown_kind",
+        "wrong_run",
+    }
+)
+"""Causes for which nobody honest sends an envelope, or passes one on."""
 
 
 def _signed_bytes(kind: str, body: bytes) -> bytes:
@@ -219,17 +233,20 @@ class Gate:
         self._rates: OrderedDict[str, _Bucket] = OrderedDict()
         self.dropped: Counter[str] = Counter()
 
-    def admit(self, raw: bytes) -> Envelope:
-        """Check one envelope and remember it; raises `Dropped` (also for a plain duplicate)."""
+    def admit(self, raw: bytes, kinds: Container[type[Message]] | None = None) -> Envelope:
+        """Check one envelope and remember it, if it is of one of `kinds`; raises `Dropped` (also
+        for a plain duplicate)."""
         try:
-            return self._admit(raw)
+            return self._admit(raw, kinds)
         except Dropped as dropped:
             self.dropped[dropped.cause] += 1
             raise
 
-    def _admit(self, raw: bytes) -> Envelope:
+    def _admit(self, raw: bytes, kinds: Container[type[Message]] | None) -> Envelope:
         envelope = open_envelope(raw)
         body = envelope.body
+        if kinds is not None and type(envelope.message) not in kinds:
+            raise Dropped("misplaced_kind", body.kind)
         if body.run != ("" if isinstance(envelope.message, PeerRecord) else self._run):
             raise Dropped("wrong_run", body.run[:100])
         wall_ms = int(self._world.wall_time() * 1000)

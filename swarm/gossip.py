@@ -22,7 +22,7 @@ thousand announcements gets them at the pace of its line, and the newest order b
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -32,7 +32,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from swarm import defaults
-from swarm.envelope import Dropped, Envelope, Gate, open_envelope
+from swarm.envelope import FORGED, Dropped, Envelope, Gate, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.identity import PeerId
@@ -56,6 +56,9 @@ from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
 
 PROTOCOL = "/swarm/gossip/1.0.0"
+
+DROPPED_TOLD_SECONDS = 60.0
+"""Between two counts of what was not believed, by cause."""
 
 RUN = "run"
 WORK = "work"
@@ -149,6 +152,8 @@ class _Neighbour:
         self.topics: frozenset[str] = frozenset()
         self.knows = _Remembered(2 * defaults.GOSSIP_STORE_MAX)
         self.invalid = 0
+        self.clock: float | None = None
+        """Its wall time less this world's clock, as it greeted."""
         self.scope = trio.CancelScope()
         self.outbox: deque[_Frame] = deque()
         """Frames that go before anything below."""
@@ -420,6 +425,7 @@ class Gossip:
     def _greet(self, neighbour: _Neighbour, hello: _Hello) -> None:
         neighbour.topics = frozenset(hello.topics)
         self._refusals.pop(neighbour.peer, None)
+        neighbour.clock = hello.wall_ms / 1000 - self._world.now()
         self._compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
         for raw in hello.records:
             try:
@@ -444,18 +450,28 @@ class Gossip:
             neighbour.knows.add(digest)
             return
         try:
-            if type(open_envelope(raw).message) not in TOPICS:  # before the gate remembers it
-                neighbour.invalid += 1
-                return
-            envelope = self._gate.admit(raw)
+            envelope = self._gate.admit(raw, TOPICS)
         except Dropped as dropped:
             if dropped.cause == "duplicate":
                 neighbour.knows.add(digest)
-            elif dropped.cause in ("bad_signature", "malformed", "too_large", "wrong_run"):
+            elif dropped.cause in FORGED or self._is_out_of_time(neighbour, dropped.cause, raw):
                 neighbour.invalid += 1
             return
         neighbour.knows.add(envelope.digest)
         self._accept(envelope)
+
+    def _is_out_of_time(self, neighbour: _Neighbour, cause: str, raw: bytes) -> bool:
+        """Whether an envelope that has expired, or is of the future, is so by the neighbour's own
+        clock too, and by far. Where clocks differ this peer's may be the wrong one."""
+        if cause not in ("expired", "from_the_future") or neighbour.clock is None:
+            return False
+        theirs = self._world.now() + neighbour.clock
+        body = open_envelope(raw).body
+        return (
+            body.expires_ms / 1000 < theirs - defaults.ENVELOPE_FUTURE_SECONDS_MAX
+            or body.issued_ms / 1000
+            > theirs + defaults.ENVELOPE_FUTURE_SECONDS_MAX + defaults.CLOCK_SKEW_SECONDS_MAX
+        )
 
     def _accept(self, envelope: Envelope) -> None:
         digest, message = envelope.digest, envelope.message
@@ -549,8 +565,16 @@ class Gossip:
             self._post(neighbour, _Want(chunk))
 
     async def _tick(self, nursery: trio.Nursery) -> None:
+        told: Counter[str] = Counter()
+        tell_at = self._world.now() + DROPPED_TOLD_SECONDS
         while True:
             await trio.sleep(defaults.GOSSIP_TICK_SECONDS)
+            if self._world.now() >= tell_at:
+                causes, told = self._gate.dropped - told, self._gate.dropped.copy()
+                tell_at = self._world.now() + DROPPED_TOLD_SECONDS
+                del causes["duplicate"]  # the usual repetition
+                if causes:
+                    self._events.emit("gossip.dropped", causes=dict(sorted(causes.items())))
             fresh, self._fresh = self._fresh, {}
             for neighbour in list(self._neighbours.values()):
                 if fresh:

@@ -18,7 +18,7 @@ import trio
 from msgspec import Meta
 
 from swarm import defaults
-from swarm.envelope import Dropped, Envelope, Gate, open_envelope
+from swarm.envelope import FORGED, Dropped, Envelope, Gate, open_envelope
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
@@ -165,11 +165,12 @@ class Messenger:
 
     async def _serve(self, stream: Stream) -> None:
         limit = trio.Semaphore(defaults.REQUESTS_OPEN_MAX)
+        forged: list[str] = []
         lock = trio.Lock()
 
         async def answer(frame: _Frame) -> None:
             try:
-                replies = await self._answer(stream.peer, frame.envelopes)
+                replies = await self._answer(stream.peer, frame.envelopes, forged)
                 async with lock:
                     await stream.send(
                         _encoder.encode(_Frame(frame.id, [reply.raw for reply in replies]))
@@ -191,12 +192,19 @@ class Messenger:
                 nursery.cancel_scope.cancel()
                 await stream.reset()
 
-    async def _answer(self, peer: PeerId, raws: list[bytes]) -> Sequence[Envelope]:
+    async def _answer(
+        self, peer: PeerId, raws: list[bytes], forged: list[str]
+    ) -> Sequence[Envelope]:
         try:
             envelope = self._believe(peer, raws)
             supporting = [open_envelope(raw) for raw in raws[1:]]
         except Dropped as dropped:
             self._events.emit("messenger.dropped", remote=peer, cause=dropped.cause)
+            if dropped.cause in FORGED:
+                forged.append(dropped.cause)
+            if len(forged) == defaults.GOSSIP_INVALID_MAX:
+                self._events.emit("messenger.peer_banned", remote=peer, causes=forged)
+                self._transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
             return []
         if type(envelope.message) not in self._handlers:
             return []

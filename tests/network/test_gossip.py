@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 import trio
 
 from swarm import defaults
+from swarm.errors import PeerError
 from swarm.gossip import RUN, WORK, _Push
 from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message, StepOrder
 from tests.network.harness import (
@@ -158,6 +162,74 @@ def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
             await trio.sleep(3)
             assert "gossip.neighbour_banned" in victim.names()
             assert liar.id not in victim.transport.connected()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("fault", ["expired", "from_the_future", "unknown_kind", "one_forgery"])
+def test_whoever_passes_on_what_nobody_honest_would_is_banned(fault: str) -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(TRAINER)
+            liar = await run.add(identity(300))
+            await liar.reach(victim.id)
+            await trio.sleep(3)
+            neighbour = next(iter(liar.gossip._neighbours.values()))
+            issued = {"expired": -900.0, "from_the_future": 300.0}.get(fault, 0.0)
+            for n in range(defaults.GOSSIP_INVALID_MAX):
+                word = checkpoint(1 if fault == "one_forgery" else n)
+                raw = bytearray(sealed(TRAINER, word, MANIFEST.body.run, at=issued).raw)
+                if fault == "one_forgery":
+                    raw[0] ^= 1
+                elif fault == "unknown_kind":
+                    raw = bytearray(bytes(raw).replace(b"checkpoint", b"chockpaint", 1))
+                liar.gossip._post(neighbour, _Push(bytes(raw)))
+            await trio.sleep(3)
+            cause = "bad_signature" if fault == "one_forgery" else fault
+            assert victim.gate.dropped[cause] == defaults.GOSSIP_INVALID_MAX
+            assert "gossip.neighbour_banned" in victim.names()
+            await trio.sleep(60)
+            told = [event.fields for event in victim.seen if event.name == "gossip.dropped"]
+            assert told == [{"causes": {cause: defaults.GOSSIP_INVALID_MAX}}]
+
+    in_virtual_time(main)
+
+
+def test_whoever_sends_forged_requests_is_banned() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(TRAINER)
+            liar = await run.add(identity(300))
+            await liar.reach(victim.id)
+            forged = replace(sealed(TRAINER, checkpoint(1), MANIFEST.body.run), raw=b"no envelope")
+            for _ in range(defaults.GOSSIP_INVALID_MAX):
+                assert "messenger.peer_banned" not in victim.names()
+                with contextlib.suppress(PeerError):
+                    assert await liar.messenger.request(victim.id, forged) == []
+            await trio.sleep(1)
+            assert "messenger.peer_banned" in victim.names()
+            assert liar.id not in victim.transport.connected()
+
+    in_virtual_time(main)
+
+
+def test_a_peer_whose_own_clock_is_off_bans_nobody() -> None:
+    """All that it hears has expired, or is of the future, by a clock that is wrong."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            wrong = await run.add(identity(1))
+            wrong.world.skew_seconds = 1800.0
+            honest = await run.add(identity(300))
+            await honest.reach(wrong.id)
+            await trio.sleep(3)
+            neighbour = next(iter(honest.gossip._neighbours.values()))
+            for n in range(2 * defaults.GOSSIP_INVALID_MAX):
+                raw = sealed(TRAINER, checkpoint(n), MANIFEST.body.run).raw
+                honest.gossip._post(neighbour, _Push(raw))
+            await trio.sleep(3)
+            assert wrong.gate.dropped["expired"] == 2 * defaults.GOSSIP_INVALID_MAX
+            assert "gossip.neighbour_banned" not in wrong.names()
 
     in_virtual_time(main)
 
