@@ -10,8 +10,13 @@ from __future__ import annotations
 ENVELOPE_BYTES_MAX = 64 * 1024
 """Whole signed envelope. A checkpoint manifest is a blob, so nothing on the wire needs more."""
 
-ENVELOPE_FUTURE_SECONDS_MAX = 60.0
-"""An envelope issued further ahead than this is dropped: clocks differ, but not by a minute."""
+ENVELOPE_FUTURE_SECONDS_MAX = 3600.0
+"""An envelope issued further ahead than this is dropped. Nothing is gained by stamping ahead:
+sequences order states, and a sender chooses when they expire. A wrong clock must not end a run."""
+
+TRUSTED_STATE_LATE_SECONDS_MAX = 3600.0
+"""A trusted peer's newest state counts so long after it expired: its clock may be slow, and only
+the newest of each is ever taken, so there is nothing to replay."""
 
 ENVELOPE_LIFETIME_SECONDS = 120.0
 """Default time to live of an event; also how long its hash is remembered against replay."""
@@ -26,7 +31,7 @@ SENDER_RATE_BURST = 400.0
 """Envelopes such a sender may send at once: a worker's requests after it was cut off."""
 
 CLOCK_SKEW_SECONDS_MAX = 30.0
-"""Off the trusted peers' median by more than this, a peer says so and corrects its stamps."""
+"""Clocks that differ by no more agree; by more than this from what counts, a peer says so."""
 
 # --- messenger -------------------------------------------------------------------------------
 

@@ -176,6 +176,8 @@ class Sequencer:
         self._wall_time = wall_time
         self._last = store.load()
         self._reserved = self._last
+        self.signed_until = (self._last - self.RESERVE) / 1000
+        """By its clock then, this peer signed something at this wall time in an earlier life."""
 
     async def next(self) -> int:
         """The next number; durable before it is returned."""
@@ -214,7 +216,9 @@ class Gate:
     until they expire. `permits(sender, kind)` says whether that peer may send that kind at all
     (and is where evicted peers are stopped); it returns a cause or None. Those that it `trusts`
     are not held to a rate: what they signed reaches a peer that was away all at once, through
-    anybody, and each of it counts once.
+    anybody, and each of it counts once. Nor do their clocks decide: a state of theirs counts by its
+    sequence long after it expired, an event as much later as their clock is known to be off
+    (`clock_off`, in seconds).
     """
 
     def __init__(
@@ -223,11 +227,13 @@ class Gate:
         run: str,
         permits: Callable[[str, Message], str | None],
         trusts: Callable[[str], bool],
+        clock_off: Callable[[str], float] = lambda _sender: 0.0,
     ) -> None:
         self._world = world
         self._run = run
         self._permits = permits
         self.trusts = trusts
+        self._clock_off = clock_off
         self._seen: OrderedDict[bytes, int] = OrderedDict()
         self._states: dict[tuple[str, str], tuple[tuple[int, ...], Envelope]] = {}
         self._rates: OrderedDict[str, _Bucket] = OrderedDict()
@@ -250,7 +256,8 @@ class Gate:
         if body.run != ("" if isinstance(envelope.message, PeerRecord) else self._run):
             raise Dropped("wrong_run", body.run[:100])
         wall_ms = int(self._world.wall_time() * 1000)
-        if body.expires_ms <= wall_ms:
+        late_ms = self._late_ms(envelope)
+        if body.expires_ms + late_ms <= wall_ms:
             raise Dropped("expired", f"{wall_ms - body.expires_ms} ms ago")
         if body.issued_ms > wall_ms + defaults.ENVELOPE_FUTURE_SECONDS_MAX * 1000:
             raise Dropped("from_the_future", f"{body.issued_ms - wall_ms} ms ahead")
@@ -269,8 +276,16 @@ class Gate:
             self._take_rate(body.sender)
         if isinstance(envelope.message, StateMessage):
             self._states[key] = (order, envelope)
-        self._remember(envelope.digest, body.expires_ms, wall_ms)
+        self._remember(envelope.digest, body.expires_ms + late_ms, wall_ms)
         return envelope
+
+    def _late_ms(self, envelope: Envelope) -> int:
+        """How long after it expired an envelope still counts."""
+        if not self.trusts(envelope.sender):
+            return 0
+        if isinstance(envelope.message, StateMessage):
+            return int(defaults.TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
+        return int(self._clock_off(envelope.sender) * 1000)
 
     def _take_rate(self, sender: str) -> None:
         now = self._world.now()

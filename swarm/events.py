@@ -168,6 +168,19 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{'slow' if f['seconds'] > 0 else 'fast'} by the trusted peers' clocks; counting with "
         "theirs, please set it"
     ),
+    "membership.clocks_differ": lambda f: (
+        f"the clock of trusted peer {_short(f['remote'])} is {abs(f['seconds']):.0f} s "
+        f"{'ahead of' if f['seconds'] > 0 else 'behind'} this machine's; going on by sequence "
+        "numbers, please set whichever is wrong (NTP)"
+    ),
+    "membership.clock_behind_itself": lambda f: (
+        f"this machine's clock is {f['seconds']:.0f} s behind what this peer signed before: it is "
+        "slow, or was fast then; going on, please set it (NTP)"
+    ),
+    "membership.clock_behind_manifest": lambda f: (
+        f"this machine's clock is {f['seconds']:.0f} s behind the time at which the owner signed "
+        "the manifest; going on, please set it (NTP)"
+    ),
     "membership.trusted_silent": lambda f: (
         f"trusted peer {_short(f['remote'])} does not answer: {f['reason']}"
     ),

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import trio
 from blake3 import blake3
@@ -32,6 +33,7 @@ from swarm.messages import (
     Heartbeat,
     Message,
     PeerRecord,
+    Presence,
     Reinstatement,
     RunManifest,
     StepOrder,
@@ -120,6 +122,11 @@ RELAY_AFTER_SECONDS = 30.0
 """A peer that nobody has reached directly by then asks relays to carry connections to it."""
 
 RELAYS_USED = 2
+
+
+def _moment(wall_seconds: float) -> str:
+    """A wall time for people."""
+    return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class StoredSequence:
@@ -511,7 +518,8 @@ class RunNode:
         node.part = self
         self.run = run
         self.status = Status()
-        self.gate = Gate(node.world, run.id, self._permits, run.trusts)
+        self.gate = Gate(node.world, run.id, self._permits, run.trusts, run.clock_off)
+        self._clock = TrustedClock(run, node.world, node.events, node.peer_id)
         self.gossip = Gossip(
             node.transport,
             node.world,
@@ -521,7 +529,7 @@ class RunNode:
             topics,
             records=self._records_told,
             learn_record=node.learn_record,
-            compare_clock=TrustedClock(run, node.world, node.events).compare,
+            compare_clock=self._clock.compare,
         )
         self.messenger = Messenger(node.transport, self.gate, node.events)
         self.checkpoint: Watched[Envelope | None] = Watched(None)
@@ -532,6 +540,7 @@ class RunNode:
         """Changes when a version of the run's manifest is taken."""
         self._stored: list[Envelope] = []
         self._asking_for_version = trio.Lock()
+        self.gossip.listen(Presence, self._clock.on_presence)
         self.gossip.listen(RunManifest, self._on_manifest)
         self.gossip.listen(Checkpoint, lambda e: self._newest(self.checkpoint, e))
         self.gossip.listen(StepOrder, self._on_order)
@@ -1043,7 +1052,8 @@ class RunNode:
                 await nursery.start(self.messenger.run)
                 await nursery.start(self.have.run)
                 await nursery.start(self.gossip.run)
-                self.gossip.publish(self.run.manifest_envelope)
+                self._clock.check_own(self.node.sequencer.signed_until)
+                self._publish_manifest()
                 nursery.start_soon(self._leave_when_evicted)
                 nursery.start_soon(self._cut_off_evicted)
                 nursery.start_soon(self._be_reachable)
@@ -1065,6 +1075,26 @@ class RunNode:
         finally:
             if self._trusted is not None:
                 self._trusted.close()
+
+    def _publish_manifest(self) -> None:
+        """Gossip the manifest; raises `UserError` where this peer's clock forbids it."""
+        try:
+            self.gossip.publish(self.run.manifest_envelope)
+        except Dropped as dropped:
+            body, wall = self.run.manifest_envelope.body, self.node.world.wall_time()
+            when = f"while this machine's clock says {_moment(wall)}"
+            if dropped.cause == "expired":
+                raise UserError(
+                    f"the manifest of run {self.run.id} expired on "
+                    f"{_moment(body.expires_ms / 1000)}, {when}; "
+                    "its owner must sign a newer version, unless the clock is wrong"
+                ) from None
+            if dropped.cause == "from_the_future":
+                raise UserError(
+                    f"the manifest of run {self.run.id} was signed on "
+                    f"{_moment(body.issued_ms / 1000)}, {when}; set the clock and start again"
+                ) from None
+            raise
 
     async def _be_reachable(self) -> None:
         """Behind NAT, have relays carry connections here; hole punching makes them direct."""

@@ -114,6 +114,9 @@ class Run:
         self._versions: dict[bytes, Envelope] = {}
         self._evictions: dict[str, Envelope] = {}
         self._reinstatements: dict[str, Envelope] = {}
+        self.clocks_off: dict[str, float] = {}
+        """Seconds by which trusted peers' clocks differ from this one's, where it matters
+        (`swarm.membership.TrustedClock`)."""
         self.revision = 0
         """Grows with every manifest, eviction and reinstatement that is taken."""
         for version in [*older, manifest]:
@@ -232,6 +235,10 @@ class Run:
     def trusts(self, peer: str) -> bool:
         """Whether a peer is the owner, or a trainer or validator in force."""
         return peer == self.owner or peer in self.manifest.trusted_ids()
+
+    def clock_off(self, peer: str) -> float:
+        """By how many seconds a trusted peer's clock is known to differ; 0 if it hardly does."""
+        return self.clocks_off.get(peer, 0.0)
 
     def permits(self, sender: str, message: Message) -> str | None:
         """Why this sender may not send this message, or None (what `envelope.Gate` asks)."""

@@ -22,6 +22,7 @@ from swarm.messages import (
     EnvironmentReference,
     Heartbeat,
     Message,
+    Presence,
     RunManifest,
     Sampling,
     Schedule,
@@ -121,7 +122,10 @@ class Member:
         self.events.add_sink(self.seen.append)
         self.run = Run(network.manifest)
         self.transport = transport
-        self.gate = Gate(self.world, self.run.id, self.run.permits, self.run.trusts)
+        self.gate = Gate(
+            self.world, self.run.id, self.run.permits, self.run.trusts, self.run.clock_off
+        )
+        clock = TrustedClock(self.run, self.world, self.events, key.peer_id)
         self.gossip = Gossip(
             transport,
             self.world,
@@ -131,8 +135,9 @@ class Member:
             topics,
             records=lambda: [],
             learn_record=lambda _: None,
-            compare_clock=TrustedClock(self.run, self.world, self.events).compare,
+            compare_clock=clock.compare,
         )
+        self.gossip.listen(Presence, clock.on_presence)
         self.messenger = Messenger(transport, self.gate, self.events)
         self.roles = ["inference"]
         self.granted: list[Envelope] = []

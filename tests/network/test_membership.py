@@ -12,7 +12,7 @@ from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
-from swarm.membership import NotAdmitted, Registrar, admits, check_admission
+from swarm.membership import NotAdmitted, Registrar, TrustedClock, admits, check_admission
 from swarm.messages import (
     Acknowledgement,
     Admission,
@@ -233,6 +233,96 @@ def test_a_peer_whose_clock_is_an_hour_off_says_so_and_is_admitted() -> None:
             assert "membership.clock_corrected" in worker.names()
             assert abs(worker.world.skew_seconds) < 1
             nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+VALIDATOR_2 = identity(7)
+
+
+@pytest.mark.parametrize("off", [600.0, -600.0])
+@pytest.mark.parametrize("wrong", ["trainer", "validator"])
+def test_of_two_trusted_clocks_that_differ_each_peer_keeps_its_own(wrong: str, off: float) -> None:
+    """And all go on: a worker is admitted, everybody hears everybody, leases count."""
+
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = [
+                await run.add(key) for key in (TRAINER, VALIDATOR, WORKER)
+            ]
+            odd = trainer if wrong == "trainer" else validator
+            odd.world.skew_seconds = off
+            for member in (trainer, validator):
+                member.roles = ["trusted"]
+                member.granted = member.registrar()  # type: ignore[assignment]
+                nursery.start_soon(member.granted.run)  # type: ignore[attr-defined]
+            await trainer.reach(validator.id)
+            await worker.reach(trainer.id)
+            await worker.reach(validator.id)
+            lease = worker.lease()
+            with trio.fail_after(60):
+                await nursery.start(lease.keep)
+            await trio.sleep(120)
+            assert [trainer.world.skew_seconds, validator.world.skew_seconds] == [
+                off if wrong == "trainer" else 0.0,
+                off if wrong == "validator" else 0.0,
+            ]
+            for member, other in ((trainer, validator), (validator, trainer)):
+                told = [e for e in member.seen if e.name == "membership.clocks_differ"]
+                assert [e.fields["remote"] for e in told] == [other.id], "said once"
+                assert "membership.clock_corrected" not in member.names()
+                present = member.granted.present()  # type: ignore[attr-defined]
+                assert {p.peer for p in present if p.standing == "live"} == {
+                    trainer.id,
+                    validator.id,
+                    worker.id,
+                }
+                assert lease.admission is not None
+                assert admits(
+                    member.run, worker.id, lease.admission.raw, member.world.wall_time()
+                ), "whoever signed it"
+            heard: list[Envelope] = []
+            trainer.gossip.listen(Acknowledgement, heard.append)
+            await validator.announce(
+                Acknowledgement(submission=bytes(32), worker=worker.id), lifetime_seconds=60
+            )
+            await trio.sleep(5)
+            assert len(heard) == 1
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_of_three_trusted_clocks_the_odd_one_is_corrected() -> None:
+    async def main() -> None:
+        message = manifest([TRAINER], [VALIDATOR, VALIDATOR_2])
+        async with running(sealed_manifest(OWNER, message)) as run:
+            members = [await run.add(key) for key in (TRAINER, VALIDATOR, VALIDATOR_2)]
+            members[1].world.skew_seconds = 900.0
+            for number, member in enumerate(members):
+                for other in members[:number]:
+                    await member.reach(other.id)
+            await trio.sleep(30)
+            assert [abs(member.world.skew_seconds) < 1 for member in members] == [True] * 3
+            assert [m.names().count("membership.clock_corrected") for m in members] == [0, 1, 0]
+
+    in_virtual_time(main)
+
+
+def test_a_clock_behind_its_own_history_or_the_manifest_is_told_of() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run:
+            member = await run.add(VALIDATOR)
+            member.world.skew_seconds = -600.0
+            clock = TrustedClock(member.run, member.world, member.events, member.id)
+            clock.check_own(WALL + 60)
+            told = {e.name: e.fields["seconds"] for e in member.seen[-2:]}
+            assert told["membership.clock_behind_itself"] == pytest.approx(660, abs=1)
+            assert told["membership.clock_behind_manifest"] == pytest.approx(600, abs=1)
+            member.world.skew_seconds = 0.0
+            count = len(member.seen)
+            clock.check_own(WALL)
+            assert len(member.seen) == count
 
     in_virtual_time(main)
 

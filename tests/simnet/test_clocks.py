@@ -1,0 +1,67 @@
+"""Whole runs in which the clock of a trusted peer is off: they go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+
+STEPS = 4
+TRAINER_OPTIONS = {"trainer.model": "simulated"}
+
+
+async def start(simulation: Simulation, off: dict[str, float], steps: int) -> dict[str, Peer]:
+    await start_bootstrap(
+        simulation, trainers=["trainer"], validators=["v0"], steps=steps,
+        groups_per_step=8, max_new_tokens=256,
+    )  # fmt: skip
+    plans = [
+        Plan("v0", ["validator"], skew_seconds=off.get("v0", 0.0)),
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0),
+             options=TRAINER_OPTIONS, skew_seconds=off.get("trainer", 0.0)),
+        *[Plan(f"w{number}", ["inference"]) for number in range(2)],
+    ]  # fmt: skip
+    peers = {}
+    for plan in plans:
+        peers[plan.name] = simulation.add(plan)
+        await peers[plan.name].start()
+    return peers
+
+
+def seconds_to_the_end(off: dict[str, float], *, restarted: float = 0.0) -> float:
+    """Virtual seconds that a run of one trainer and one validator takes; with `restarted`, its
+    validator comes back with a clock that is so far off."""
+    took: list[float] = []
+    steps = STEPS if not restarted else 3 * STEPS
+    simulation = Simulation(3, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64))
+
+    async def main() -> None:
+        async with simulation.running():
+            over = simulation.expect("trainer.run_complete", ["trainer"])
+            trained = simulation.expect("trainer.step_trained", ["trainer"])
+            peers = await start(simulation, off, steps)
+            if restarted:
+                assert await simulation.meet(trained, 600.0)
+                await peers["v0"].kill()
+                peers["v0"].step_clock(restarted)
+                await peers["v0"].start()
+            assert await simulation.meet(over, 900.0), "steps are made"
+            took.append(simulation.now())
+
+    run_virtual(main, seed=3, limit_seconds=3600)
+    assert simulation.violations == []
+    return took[0]
+
+
+@pytest.mark.parametrize("seconds", [600.0, -600.0])
+@pytest.mark.parametrize("who", ["trainer", "v0"])
+def test_one_trainer_and_one_validator_that_disagree_go_on(who: str, seconds: float) -> None:
+    assert seconds_to_the_end({who: seconds}) < 1.5 * seconds_to_the_end({})
+
+
+@pytest.mark.parametrize("seconds", [600.0, -600.0])
+def test_a_validator_that_comes_back_with_a_wrong_clock_goes_on(seconds: float) -> None:
+    seconds_to_the_end({}, restarted=seconds)
