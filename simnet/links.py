@@ -21,6 +21,7 @@ from simnet.seeded import derive
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError
+from swarm.transport.room import Origin, origin_of
 
 if TYPE_CHECKING:
     from simnet.network import SimulatedNetwork, SimulatedTransport
@@ -72,9 +73,9 @@ class Connection:
         "asking",
         "closed",
         "link",
+        "opened_at",
         "owner",
         "peer",
-        "since",
         "streams",
         "twin",
         "via",
@@ -97,17 +98,33 @@ class Connection:
         """Set when the connection ends."""
         self.closed = False
         """Nothing goes this way any more."""
-        self.since = trio.current_time()
+        self.opened_at = trio.current_time()
         self.link = network.link(owner, peer)
         self._network = network
         self._latency = network.path_latency(owner, via, peer)
-        self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(self.since))
+        self._seed = mix(network.link_seed ^ mix(self.link) ^ hash(self.opened_at))
         self._number = 0
         self._line_free_at = 0.0
         self._arrived_at = 0.0
         self._is_stuck = False
         """A packet was lost so often that its next attempt is far away; all else waits for it."""
         self._held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = []
+
+    # --- how useful it is to its owner ---
+
+    @property
+    def origin(self) -> Origin:
+        return origin_of((self.via or self.peer).host)
+
+    @property
+    def vouched(self) -> bool:
+        return self.owner._is_vouched(self.peer.peer_id)
+
+    @property
+    def idle(self) -> bool:
+        age = trio.current_time() - self.opened_at
+        busy = self.streams or self.asking
+        return not busy and age >= defaults.CONNECTION_GRACE_SECONDS
 
     # --- messages ---
 

@@ -41,6 +41,7 @@ from swarm.transport import (
     StreamError,
 )
 from swarm.transport.base import Handler
+from swarm.transport.room import least_useful, origin_of
 from swarm.world import Disk, World
 
 CONNECT_SECONDS = 0.25
@@ -527,19 +528,15 @@ class SimulatedTransport(BulkPlane):
         """A connection of this peer's has begun."""
         self.connections[connection.peer.peer_id] = connection
         self._connected_sorted = None
-        if len(self.connections) > defaults.CONNECTIONS_PRUNED_ABOVE:
-            self._prune()
 
-    def _prune(self) -> None:
-        """Close some of the oldest connections that nobody uses, as libp2p does."""
-        before = trio.current_time() - defaults.CONNECTION_GRACE_SECONDS
-        idle = [
-            each
-            for each in self.connections.values()
-            if not each.streams and not each.asking and each.since <= before
-        ]
-        for connection in idle[: defaults.CONNECTIONS_PRUNED_AT_ONCE]:
-            connection.close("the connection was pruned")
+    def _makes_room(self, newcomer: SimulatedTransport) -> bool:
+        """Whether there is room for one more, now that another has made way if need be."""
+        if len(self.connections) >= defaults.CONNECTIONS_MAX:
+            useless = least_useful(self.connections.values(), origin_of(newcomer.host))
+            if useless is None:
+                return False
+            useless.close("the connection made way for another")
+        return True
 
     def forget(self, connection: Connection) -> None:
         """It has ended."""
@@ -596,9 +593,9 @@ class SimulatedTransport(BulkPlane):
             return "the peer refuses the connection"
         if peer in self.connections or self.peer_id in remote.connections:
             return await self._meet(remote)
-        if len(remote.connections) >= defaults.CONNECTIONS_MAX:
+        if not remote._makes_room(self):
             return f"the peer has {defaults.CONNECTIONS_MAX} connections and takes no more"
-        if len(self.connections) >= defaults.CONNECTIONS_MAX:
+        if not self._makes_room(remote):
             return f"this peer has {defaults.CONNECTIONS_MAX} connections and opens no more"
         network.join(self, remote)
         return None

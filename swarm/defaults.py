@@ -593,18 +593,28 @@ HAVE_FRAME_SECONDS_MIN = 0.02
 CONNECTIONS_MAX = 1024
 """Live connections of one peer. libp2p's own default starts pruning at 300, below a big run."""
 
-CONNECTIONS_PRUNED_ABOVE = 896
-"""Beyond this a peer closes the oldest connections that carry no stream, so that newcomers find
-room: a bootstrap peer would otherwise refuse everybody after the first thousand."""
-
-CONNECTIONS_PRUNED_AT_ONCE = 20
-"""As many as libp2p closes for one new connection."""
+CONNECTIONS_FOR_STRANGERS = 128
+"""Of them, when there are so many peers that are trusted or admitted. The rest is for these alone
+as soon as they need it, whatever strangers do."""
 
 CONNECTION_GRACE_SECONDS = 20.0
-"""A connection younger than this is not pruned: its first stream may be about to be opened."""
+"""A connection younger than this is not idle: its first stream may be about to be opened."""
 
 CONNECTIONS_PER_ADDRESS_MAX = 64
-"""Inbound connections from one IP address: a lab behind one NAT fits, a flood does not."""
+"""Inbound connections from one IPv4 address or one /64 of IPv6: a lab behind one NAT fits, a flood
+does not."""
+
+HANDSHAKE_SECONDS = 10.0
+"""From an accepted connection's first byte until it is known whose it is: four round trips."""
+
+HANDSHAKES_MAX = 64
+"""At once; beyond it the oldest makes way that comes from where most of them come from."""
+
+HANDSHAKES_PER_SECOND = 16.0
+"""From one /24 or, of IPv6, one /48, on average: each takes 3 ms of computing."""
+
+HANDSHAKES_BURST = 128.0
+"""And at once: a hundred peers of one network that start together."""
 
 CONNECTIONS_PER_PEER_MAX = 3
 """With one peer: both may dial at once, and a relayed one may become direct."""

@@ -298,10 +298,11 @@ class Registrar:
         accepted: Callable[[str], int],
         admitted: Callable[[str, Sequence[str]], Awaitable[None]],
         network_of: Callable[[PeerId], str] = lambda _peer: "",
+        vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`accepted` counts a worker's accepted submissions; `admitted` is told once of each peer
         that came to have any, and makes it durable; `network_of` names the /24 or /64 that a
-        connected peer comes from, or nothing."""
+        connected peer comes from, or nothing; `vouch` is told who is admitted, and for how long."""
         self._run = run
         self._gate = gate
         self._gossip = gossip
@@ -314,6 +315,7 @@ class Registrar:
         self._accepted = accepted
         self._admitted = admitted
         self._network_of = network_of
+        self._vouch = vouch
         self._members: dict[str, _Member] = {}
         self._others: dict[str, dict[str, tuple[Present, float]]] = {}
         """What other trusted peers said of whom, and when that was heard."""
@@ -407,6 +409,7 @@ class Registrar:
             member.logged = True
             await self._admitted(peer, heartbeat.roles)
         admission = Admission(peer=peer, roles=heartbeat.roles)
+        self._vouch(PeerId(peer), defaults.ADMISSION_LEASE_SECONDS)
         return [await self._seal(admission, defaults.ADMISSION_LEASE_SECONDS)]
 
     def _refusal(

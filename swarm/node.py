@@ -587,6 +587,7 @@ class RunNode:
         self.lease: Lease | None = None
         self._trusted: TrustedPart | None = None
         self._obey_mode()
+        self._vouch_for_trusted()
         if node.peer_id in run.manifest.trusted_ids():
             self._trusted = TrustedPart(self)
         else:
@@ -655,7 +656,10 @@ class RunNode:
         """Whether a client of the bulk plane may use it."""
         if not self.passes_on and peer not in self.run.manifest.trusted_ids():
             return False
-        return admits(self.run, peer, credential, self.node.world.wall_time())
+        admitted = admits(self.run, peer, credential, self.node.world.wall_time())
+        if admitted and peer is not None:
+            self.node.transport.vouch(peer, defaults.ADMISSION_LEASE_SECONDS)
+        return admitted
 
     # --- who deals with whom -----------------------------------------------------------------
 
@@ -667,6 +671,10 @@ class RunNode:
 
     def _obey_mode(self) -> None:
         self.node.dht.serving = self.passes_on
+
+    def _vouch_for_trusted(self) -> None:
+        for peer in self.run.manifest.trusted_ids():
+            self.node.transport.vouch(PeerId(peer), math.inf)
 
     def _is_dealt_with(self, peer: str, record: PeerRecord) -> bool:
         """Whether a peer is asked for pieces, connected to and named to others."""
@@ -747,6 +755,7 @@ class RunNode:
         self.node.take_version(self.run, envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
         self.store.keep = self._checkpoints_kept()
+        self._vouch_for_trusted()
         self._obey_mode()
         if self.passes_on != passed_on:
             self.have.tells_changed()

@@ -83,6 +83,7 @@ class TrustedPart:
             describe=peer.describe,
             accepted=self.accepted_of,
             admitted=self._admitted,
+            vouch=peer.node.transport.vouch,
         )
         peer.gossip.listen(LogHead, self._on_head)
         peer.gossip.listen(Reinstatement, self._on_reinstatement)

@@ -269,6 +269,11 @@ class Transport(Protocol):
         """Drop the connection and refuse the peer, both ways, for a while."""
         ...
 
+    def vouch(self, peer: PeerId, seconds: float) -> None:
+        """Say that a peer is trusted or admitted: for so long its connection does not make way for
+        a stranger's when there is no more room."""
+        ...
+
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """A new subscription; bounded: a subscriber that lags loses its oldest events."""
         ...

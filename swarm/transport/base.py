@@ -65,6 +65,7 @@ class BaseTransport:
         self._credential = b""
         self._traffic = Traffic()
         self._banned_until: dict[PeerId, float] = {}
+        self._vouched_until: dict[PeerId, float] = {}
         self._served_streams: Counter[PeerId] = Counter()
         self._subscribers: list[
             tuple[
@@ -133,6 +134,15 @@ class BaseTransport:
 
     def _is_banned(self, peer: PeerId) -> bool:
         return self._banned_until.get(peer, 0.0) > self._world.now()
+
+    def vouch(self, peer: PeerId, seconds: float) -> None:
+        """Take a peer for trusted or admitted, as long as this is."""
+        now = self._world.now()
+        self._vouched_until = {p: t for p, t in self._vouched_until.items() if t > now}
+        self._vouched_until[peer] = max(self._vouched_until.get(peer, 0.0), now + seconds)
+
+    def _is_vouched(self, peer: PeerId) -> bool:
+        return self._vouched_until.get(peer, 0.0) > self._world.now()
 
     def _opened_stream(
         self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing

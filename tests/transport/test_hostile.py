@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 import trio.testing
 
 from swarm import defaults
 from swarm.events import Event, Events
+from swarm.identity import Identity
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.yamux import WINDOW_BYTES
 
-from .harness import ALICE, BOB, MALLORY, FolderDisk, World
-from .hostile import MULTISTREAM, RST, SYN, connected, data, name, opening
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
+from .hostile import DATA, MULTISTREAM, RST, SYN, connected, data, name, opening, tcp
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 ECHO = "/swarm/echo/1.0.0"
@@ -142,5 +143,47 @@ def test_data_for_a_stream_whose_reader_lags_is_not_hoarded(tmp_path) -> None:
                 while (await mallory.receive())[1:3] != (RST, 1):
                     pass
             await is_answered(bob, tmp_path)
+
+    run(main)
+
+
+def test_a_full_house_has_room_for_who_comes_from_elsewhere(tmp_path, monkeypatch) -> None:
+    """1,023 connections from 18 addresses shut newcomers out."""
+    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 6)
+    monkeypatch.setattr(defaults, "CONNECTIONS_FOR_STRANGERS", 2)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            bob = await stack.enter_async_context(host(tmp_path))
+            opened = open_libp2p(CAROL, [], world=World(), disk=FolderDisk(tmp_path))
+            carol = await stack.enter_async_context(opened)
+            bob.vouch(CAROL.peer_id, 60)
+            await carol.connect(BOB.peer_id, bob.addresses())
+            for n in range(1, 11):  # each with a stream, so that none of them is idle
+                stranger = connected(bob.addresses()[0], Identity(bytes([n]) * 32), f"127.0.1.{n}")
+                mallory = await stack.enter_async_context(stranger)
+                await mallory.send(opening(1, ECHO))
+                while (await mallory.receive())[0] != DATA:
+                    pass  # it is being served
+                assert len(bob.connected()) <= 6
+            await is_answered(bob, tmp_path)
+            assert CAROL.peer_id in bob.connected()
+
+    run(main)
+
+
+def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(defaults, "HANDSHAKES_MAX", 4)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            bob = await stack.enter_async_context(host(tmp_path))
+            silent = [
+                await stack.enter_async_context(tcp(bob.addresses()[0], f"127.0.1.{n}"))
+                for n in range(1, 9)
+            ]
+            await is_answered(bob, tmp_path)
+            assert (await silent[0].receive_some(1024)).startswith(b"\x13/multistream")
+            assert await silent[0].receive_some(1024) == b""  # it made way
 
     run(main)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +33,7 @@ from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 from swarm.transport.libp2p.yamux import Unread, Yamux
+from swarm.transport.room import Door, NoRoom, least_useful, origin_of
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,16 @@ class _Buffered(RawConnection):  # type: ignore[misc]
 
     _buffer = b""
     _at = 0
+
+    def __init__(self, stream: Any, initiator: bool) -> None:
+        super().__init__(stream, initiator)
+        self._remote: tuple[str, int] | None = None
+        with contextlib.suppress(OSError):  # it is gone already
+            self._remote = stream.stream.socket.getpeername()[:2]
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """libp2p's own knows no IPv6."""
+        return self._remote
 
     async def read(self, n: int | None = None) -> bytes:
         if self._at == len(self._buffer):
@@ -64,7 +75,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
     - It dials strangers by itself.
     - An accepted connection keeps its inbound slot, a task and its socket object until the host
       ends, so a host stops accepting after `max_connections` connections in its whole life.
-    - There is no bound per remote address.
+    - There is no bound per remote address, and when it is full newcomers are refused.
     - There is no way to refuse a peer by its id.
     """
 
@@ -72,38 +83,51 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.guard = guard
         self.refuses: Callable[[PeerId], bool] = lambda peer: False
-        self._inbound_by_host: Counter[str] = Counter()
+        self.vouches: Callable[[PeerId], bool] = lambda peer: False
+        self._door = Door()
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.auto_connector = _NoAutoConnector(swarm=self, auto_connect_interval=1e9)
 
-    async def _do_handle_inbound_connection(
-        self, read_write_closer: Any, maddr: Any, failure_event: Any
-    ) -> None:
-        try:  # libp2p's own get_remote_address knows no IPv6
-            host = str(read_write_closer.stream.socket.getpeername()[0])
-        except OSError:
-            host = "an address already gone"
-        if self._inbound_by_host[host] >= defaults.CONNECTIONS_PER_ADDRESS_MAX:
-            log.warning("%s has too many connections, one more is refused", host)
-            await read_write_closer.close()
-            return
-        self._inbound_by_host[host] += 1
+    async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
+        raw = _Buffered(read_write_closer, False)
+        host = (raw.get_remote_address() or ("an address already gone",))[0]
         try:
-            connection = _Buffered(read_write_closer, False)
-            try:
-                muxed = await self.upgrade_inbound_raw_conn(connection, maddr)
-            except Exception as error:  # whatever a stranger's handshake makes libp2p raise
-                log.debug("connection from %s refused: %r", host, error)
-                await connection.close()
-                return
-            await muxed.event_closed.wait()
+            with self._door.entered(host) as (caller, displaced):
+                if displaced is not None:
+                    self._let_go(displaced)
+                with caller.handshake:
+                    muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+                    caller.shaking = False
+                    caller.connection = muxed.connection
+                if caller.connection is not None:
+                    await muxed.event_closed.wait()
+        except NoRoom as error:
+            self.guard.tell("connection", host, str(error))
+        except Exception as error:  # whatever a stranger's handshake makes libp2p raise
+            log.debug("connection from %s refused: %r", host, error)
         finally:
             read_write_closer.stream.socket.close()
-            self._inbound_by_host[host] -= 1
-            if not self._inbound_by_host[host]:
-                del self._inbound_by_host[host]
+
+    def _let_go(self, connection: Any) -> None:
+        """Close a connection that makes way for another."""
+        log.debug("%s makes way for another", connection.muxed_conn.peer_id)
+        connection.leaving = True
+        self._start(connection, connection.close)
+
+    def _make_room(self, connection: Connection) -> None:
+        """Raises `SwarmException` when there is none."""
+        held = [c for c in self.get_connections() if not c.leaving]
+        own = self.connections.get(connection.muxed_conn.peer_id, [])
+        own = [c for c in own if not c.leaving]
+        if len(own) >= defaults.CONNECTIONS_PER_PEER_MAX:
+            self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
+        elif len(held) >= defaults.CONNECTIONS_MAX:
+            useless = least_useful(held, connection.origin)
+            if useless is None:
+                raise SwarmException("there are too many connections")
+            self._let_go(useless)
 
     async def notify_opened_stream(self, stream: Any) -> None:
         """Nobody listens; libp2p would start a nursery with a task for each who does not."""
@@ -119,21 +143,17 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             reason = "the peer is banned here" if self.refuses(peer) else None
         except InvalidPeerId as error:  # RSA or secp256k1: nothing here could check its signatures
             reason = str(error)
-        if len(self.get_connections()) >= defaults.CONNECTIONS_MAX:
-            reason = "there are too many connections"
         if reason is not None:
             await muxed_conn.secured_conn.close()
             raise SwarmException(reason)
         connection = Connection(muxed_conn, self, direction)
         try:
+            self._make_room(connection)
             self._start(connection, muxed_conn.start)
             await muxed_conn.event_started.wait()
             self._start(connection, connection.start)
             await connection.event_started.wait()
             self.connections.setdefault(muxed_conn.peer_id, []).append(connection)
-            if len(self.connections[muxed_conn.peer_id]) > defaults.CONNECTIONS_PER_PEER_MAX:
-                self._trim_connections(muxed_conn.peer_id)
-            self._schedule_prune()
             await self.notify_connected(connection)
         except BaseException:
             with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
@@ -162,12 +182,28 @@ class Connection(SwarmConn):  # type: ignore[misc]
     def __init__(self, muxed_conn: Any, swarm: TamedSwarm, direction: str) -> None:
         super().__init__(muxed_conn, swarm, direction=direction)
         self.negotiating = trio.Semaphore(defaults.NEGOTIATIONS_PER_CONNECTION_MAX)
+        muxed_conn.connection = self
+        host = (muxed_conn.get_remote_address() or ("an address already gone",))[0]
+        self.origin = origin_of(host)
+        self.opened_at = trio.current_time()
+        self.leaving = False
         kind = muxed_conn.get_connection_type()
         addresses = muxed_conn.get_transport_addresses()
         self.set_transport_info(addresses, kind)
         self.relayed = kind is ConnectionType.RELAYED or any(
             "/p2p-circuit" in str(address) for address in addresses
         )
+
+    @property
+    def vouched(self) -> bool:
+        """Whether it is a trusted, admitted or otherwise known peer's."""
+        return bool(self.swarm.vouches(PeerId(str(self.muxed_conn.peer_id))))
+
+    @property
+    def idle(self) -> bool:
+        """Whether it carries no stream, and is not so young that it soon may."""
+        age = trio.current_time() - self.opened_at
+        return not self.streams and age >= defaults.CONNECTION_GRACE_SECONDS
 
     async def start(self) -> None:
         self.event_started.set()

@@ -180,6 +180,9 @@ async def _raise(error: Exception) -> None:
 # --- the transport ---------------------------------------------------------------------------
 
 
+NO_LIMIT = 1 << 30
+
+
 @asynccontextmanager
 async def open_libp2p(
     identity: Identity,
@@ -232,12 +235,12 @@ async def open_libp2p(
         transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
-            max_connections=defaults.CONNECTIONS_MAX,
-            high_watermark=min(defaults.CONNECTIONS_PRUNED_ABOVE, defaults.CONNECTIONS_MAX),
-            grace_period=defaults.CONNECTION_GRACE_SECONDS,
+            max_connections=NO_LIMIT,  # `TamedSwarm` makes room itself
+            high_watermark=NO_LIMIT,
+            max_connections_per_peer=NO_LIMIT,
+            inbound_upgrade_timeout=defaults.HANDSHAKE_SECONDS,
             low_watermark=0,
             min_connections=0,
-            max_connections_per_peer=defaults.CONNECTIONS_PER_PEER_MAX,
             auto_connect_interval=1e9,
         ),
     )
@@ -319,6 +322,7 @@ class Libp2pTransport(BaseTransport):
         self._bulk_roots: list[str] = []
         self.serve(BLOB_PROTOCOL, self._bulk_server.serve_stream)
         swarm.refuses = self._is_banned
+        swarm.vouches = self._is_vouched
         swarm.register_notifee(_Notifee(self))
 
     async def _close(self) -> None:

@@ -206,6 +206,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.on_close: Callable[[], Awaitable[Any]] | None = None
+        self.connection: Any = None  # in libp2p's table, once it is there
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.streams: dict[int, YamuxStream] = {}

@@ -1,0 +1,163 @@
+"""Whose connections there is room for: nobody can take so many that the others find none.
+
+A handshake competes with other handshakes only, and a connection, once it is proven whose it is,
+with other connections. When there is no room, one that is there makes way for the newcomer: of the
+address range that has most of them, so that a flood displaces itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import trio
+
+from swarm import defaults
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a connection comes from."""
+
+    address: str
+    """What one owner has to itself: an IPv4 address, a /64 of IPv6."""
+    range: str
+    """What one owner gets easily: a /24, a /48."""
+
+
+def origin_of(host: str) -> Origin:
+    """The origin of an IP address; of what is none, itself."""
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return Origin(host, host)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return Origin(_network(ip, 64), _network(ip, 48))
+        ip = ip.ipv4_mapped
+    return Origin(str(ip), _network(ip, 24))
+
+
+def _network(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, bits: int) -> str:
+    return str(ipaddress.ip_network((ip, bits), strict=False))
+
+
+class Held(Protocol):
+    """A connection, as far as its usefulness goes."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    @property
+    def opened_at(self) -> float: ...
+
+    @property
+    def vouched(self) -> bool:
+        """Whether it is a trusted, admitted or otherwise known peer's."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether it carries no stream, and is not so young that it soon may."""
+        ...
+
+
+_Held = TypeVar("_Held", bound=Held)
+
+
+def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
+    """Which connection makes way for one from `newcomer`; None when none should.
+
+    A stranger's, as long as there are more of them than `CONNECTIONS_FOR_STRANGERS`, else an idle
+    one of a known peer: neither kind can shut the other out. Of those in the most crowded range an
+    idle one, and the oldest.
+    """
+    connections = list(held)
+    candidates = [c for c in connections if not c.vouched]
+    if len(candidates) < defaults.CONNECTIONS_FOR_STRANGERS:
+        candidates = [c for c in connections if c.vouched and c.idle] or candidates
+    crowd = Counter(c.origin.range for c in candidates)
+    crowd[newcomer.range] += 1
+    return min(
+        candidates, key=lambda c: (-crowd[c.origin.range], not c.idle, c.opened_at), default=None
+    )
+
+
+class NoRoom(Exception):
+    """A connection is refused before it has said a word. Says why."""
+
+
+@dataclass(eq=False)
+class Caller:
+    """An accepted connection, from its first byte to its last."""
+
+    origin: Origin
+    handshake: trio.CancelScope = field(default_factory=trio.CancelScope)
+    shaking: bool = True
+    connection: Held | None = None
+
+
+class Door:
+    """Accepted connections: so many of an address, so many handshakes at once and in a second."""
+
+    def __init__(self) -> None:
+        self._callers: dict[Caller, None] = {}
+        self._rates: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
+        """Hold a place as long as the block lasts; also what has to be closed for it. Raises
+        `NoRoom`.
+
+        The caller's `handshake` scope is cancelled when others need its place more.
+        """
+        caller = Caller(origin_of(host))
+        displaced = self._displaced(caller.origin)
+        self._take_rate(caller.origin.range)
+        self._callers[caller] = None
+        self._make_room_to_shake()
+        try:
+            yield caller, displaced
+        finally:
+            del self._callers[caller]
+
+    def _displaced(self, origin: Origin) -> Held | None:
+        same = [c for c in self._callers if c.origin.address == origin.address]
+        if len(same) < defaults.CONNECTIONS_PER_ADDRESS_MAX:
+            return None
+        idle = [
+            c.connection
+            for c in same
+            if c.connection is not None and c.connection.idle and not c.connection.vouched
+        ]
+        if not idle:
+            raise NoRoom(f"{origin.address} has {len(same)} connections")
+        return idle[0]
+
+    def _take_rate(self, address_range: str) -> None:
+        """Handshakes cost us milliseconds each."""
+        now = trio.current_time()
+        burst, rate = defaults.HANDSHAKES_BURST, defaults.HANDSHAKES_PER_SECOND
+        if len(self._rates) > defaults.CONNECTIONS_MAX:
+            self._rates = {
+                other: (left, at)
+                for other, (left, at) in self._rates.items()
+                if left + (now - at) * rate < burst
+            }
+        left, at = self._rates.get(address_range, (burst, now))
+        left = min(left + (now - at) * rate, burst) - 1
+        if left < 0:
+            raise NoRoom(f"{address_range} connects too often")
+        self._rates[address_range] = (left, now)
+
+    def _make_room_to_shake(self) -> None:
+        shaking = [c for c in self._callers if c.shaking]
+        if len(shaking) > defaults.HANDSHAKES_MAX:
+            crowd = Counter(c.origin.range for c in shaking)
+            victim = max(shaking, key=lambda c: crowd[c.origin.range])  # the oldest of them
+            victim.shaking = False
+            victim.handshake.cancel()

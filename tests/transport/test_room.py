@@ -1,0 +1,129 @@
+"""Whose connections there is room for, without any network."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import trio
+import trio.testing
+
+from swarm import defaults
+from swarm.transport.room import Caller, Door, NoRoom, Origin, least_useful, origin_of
+
+
+@dataclass(eq=False)
+class Connection:
+    host: str
+    opened_at: float = 0.0
+    vouched: bool = False
+    idle: bool = True
+
+    @property
+    def origin(self) -> Origin:
+        return origin_of(self.host)
+
+
+@contextlib.contextmanager
+def entered(door: Door, hosts: list[str]) -> Iterator[list[Caller]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(door.entered(host))[0] for host in hosts]
+
+
+def run(main) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+        ("::ffff:192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64", "2001:db8:1::/48"),
+        ("fe80::1%eth0", "fe80::/64", "fe80::/48"),
+        ("gone", "gone", "gone"),
+    ],
+)
+def test_where_a_connection_comes_from(host: str, address: str, network: str) -> None:
+    assert origin_of(host) == Origin(address, network)
+
+
+def test_a_crowd_makes_way_for_whoever_comes_from_elsewhere() -> None:
+    flood = [Connection(f"198.51.100.{n}", opened_at=n, idle=False) for n in range(20)]
+    honest = [Connection(f"192.0.2.{n}", opened_at=n) for n in range(19)]
+    assert least_useful(honest + flood, origin_of("203.0.113.1")) is flood[0]
+    # A newcomer of the smaller crowd makes it the greater one.
+    assert least_useful([*honest, *flood[:19]], origin_of("192.0.2.200")) is honest[0]
+
+
+def test_in_a_crowd_the_idle_go_first_and_of_those_the_oldest() -> None:
+    busy = Connection("192.0.2.1", opened_at=1, idle=False)
+    old, young = Connection("192.0.2.2", opened_at=2), Connection("192.0.2.3", opened_at=3)
+    assert least_useful([young, busy, old], origin_of("203.0.113.1")) is old
+
+
+def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room() -> None:
+    reserved = defaults.CONNECTIONS_FOR_STRANGERS
+    known = [Connection(f"192.0.2.{n}", vouched=True) for n in range(200)]
+    strangers = [Connection(f"10.0.{n}.1", opened_at=n) for n in range(reserved)]
+    assert least_useful(known + strangers, origin_of("203.0.113.1")) is strangers[0]
+    assert least_useful(known + strangers[1:], origin_of("203.0.113.1")) is known[0]
+    for each in known:
+        each.idle = False  # they are at work, which no newcomer interrupts
+    assert least_useful(known + strangers[1:], origin_of("203.0.113.1")) is strangers[1]
+    assert least_useful(known, origin_of("203.0.113.1")) is None
+
+
+def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> None:
+    async def main() -> None:
+        door = Door()
+        hosts = [f"2001:db8::{n:x}" for n in range(defaults.CONNECTIONS_PER_ADDRESS_MAX)]
+        with entered(door, hosts) as callers:
+            full = pytest.raises(NoRoom, match="2001:db8::/64 has 64 connections")
+            with full, door.entered("2001:db8::ffff"):
+                pass
+            with door.entered("2001:db8:0:1::1") as (_, displaced):
+                assert displaced is None
+            callers[5].connection = Connection("2001:db8::5")
+            with door.entered("2001:db8::ffff") as (_, displaced):
+                assert displaced is callers[5].connection
+
+    run(main)
+
+
+def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere() -> None:
+    async def main() -> None:
+        door = Door()
+        with door.entered("192.0.2.1") as (honest, _):
+            hosts = [f"198.51.100.{n}" for n in range(defaults.HANDSHAKES_MAX)]
+            with entered(door, hosts) as flood:
+                assert flood[0].handshake.cancel_called
+                assert not honest.handshake.cancel_called
+                with door.entered("203.0.113.1") as (other, _):
+                    assert flood[1].handshake.cancel_called
+                    assert not flood[2].handshake.cancel_called
+                    assert not other.handshake.cancel_called
+
+    run(main)
+
+
+def test_a_network_connects_so_often_and_others_as_ever() -> None:
+    async def main() -> None:
+        door = Door()
+        for n in range(int(defaults.HANDSHAKES_BURST)):
+            with door.entered(f"192.0.2.{n}"):
+                pass
+        with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
+            pass
+        with door.entered("203.0.113.1"):
+            pass
+        await trio.sleep(1)
+        for n in range(int(defaults.HANDSHAKES_PER_SECOND)):
+            with door.entered(f"192.0.2.{n}"):
+                pass
+        with pytest.raises(NoRoom), door.entered("192.0.2.200"):
+            pass
+
+    run(main)
