@@ -125,6 +125,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"child process {f['name']} died and was started again ({f['deaths']} of {f['of']} times "
         "in a row at most)"
     ),
+    "dht.joined_through_others": lambda f: (
+        f"no bootstrap peer answers; joining through {f['peers']} peers met before"
+    ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 import trio
 from blake3 import blake3
@@ -76,6 +77,21 @@ from swarm.world import Compute, Database, Disk, Piece, Sink, World
 
 LAST_BOOTSTRAP = "last-bootstrap"
 """File in the home with the addresses this peer last joined through: `swarm status` asks there."""
+
+PEERS_MET = "peers-met"
+"""File in the home with addresses of peers this one is connected to: ways into the network while
+its bootstrap peers are away."""
+
+PEERS_MET_MAX = 16
+
+MET_AFTER_SECONDS = 2.0
+"""Bootstrap peers have so long to themselves before peers met earlier are tried as well."""
+
+ENTRY_GRACE_SECONDS = 1.0
+"""After one way into the network is found, the others that are tried have so long."""
+
+EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
+"""Peers through which one joins, with their addresses."""
 
 RECORDS_MAX = 1024
 """Peer records remembered (about 0.5 KB each)."""
@@ -181,6 +197,8 @@ class Node:
     _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
     _refused: dict[str, RunManifest] = field(default_factory=dict)
     """The last manifest of each run that was not taken."""
+    _met: dict[PeerId, list[str]] = field(default_factory=dict)
+    """Those on disk."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -310,6 +328,30 @@ class Node:
             raise PeerError(f"no address of {peer} is known to the DHT")
         await self.transport.connect(peer, addresses)
 
+    async def _remember_peers(self) -> None:
+        """Keep on disk where some of the peers connected are, the run's trusted ones first."""
+        connected = {
+            peer: addresses
+            for peer in self.transport.connected()
+            if (addresses := self._addresses_of(peer))
+        }
+        if self._met.items() <= connected.items() and (
+            len(self._met) in (PEERS_MET_MAX, len(connected))
+        ):
+            return
+        trusted = self.part.run.manifest.trusted_ids() if self.part is not None else []
+        chosen = sorted(connected, key=lambda peer: (peer not in trusted, peer))[:PEERS_MET_MAX]
+        self._met = {peer: connected[peer] for peer in chosen}
+        lines = [address for addresses in self._met.values() for address in addresses]
+        await self.disk.write(PEERS_MET, "\n".join(lines).encode())
+
+    def _addresses_of(self, peer: PeerId) -> list[str]:
+        """Where a peer is: by its record, else as the DHT has it."""
+        record, contact = self.record(peer), self.dht.table.get(peer)
+        if record is not None:
+            return record.addresses
+        return list(contact.addresses) if contact is not None else []
+
     async def publish_record(self) -> None:
         """Keep this peer's record in the DHT, until cancelled; none while its run hides it."""
         published: tuple[list[str], list[str]] | None = None
@@ -331,6 +373,7 @@ class Node:
                 await self.dht.put(peer_key(self.peer_id), envelope.raw)
                 published = addresses
                 until = self.world.now() + defaults.PEER_RECORD_LIFETIME_SECONDS / 2
+            await self._remember_peers()
             await trio.sleep(defaults.HEARTBEAT_SECONDS)
 
 
@@ -384,34 +427,26 @@ async def assemble(
             database.close()
 
 
-async def join_network(node: Node) -> list[PeerId]:
-    """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. The ids of
-    those that answered.
+async def join_network(node: Node) -> EntryPoints:
+    """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. Those that
+    answered. When the bootstrap peers of the last time do not, peers met then do as well.
 
     Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`.
     """
-    if not node.settings.bootstrap:
-        return []
-    named: dict[PeerId, list[str]] = {}
-    for address in node.settings.bootstrap:
-        named.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)
+    named = _by_peer(node.settings.bootstrap)
     failures = [
         DialFailure(address, "that is this peer itself", "give the address of another peer")
         for address in named.pop(node.peer_id, ())
     ]
-
-    async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
-        try:
-            await node.transport.connect(peer, addresses)
-        except ConnectError as error:
-            failures.extend(error.failures)
-            node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
-
-    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
-        async with trio.open_nursery() as nursery:
-            for peer, addresses in named.items():
-                nursery.start_soon(connect, peer, addresses)
-    answered = [peer for peer in node.transport.connected() if peer in named]
+    met = await _peers_met(node)
+    if not node.settings.bootstrap:
+        return await _connect(node, met, [])
+    patience_seconds = MET_AFTER_SECONDS if met else defaults.BOOTSTRAP_DEADLINE_SECONDS
+    answered = await _connect(node, named, failures, patience_seconds=patience_seconds)
+    if not answered and met:
+        answered = await _connect(node, {**met, **named}, failures)
+        if answered and not answered.keys() & named.keys():
+            node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
         failed = {failure.address: failure for failure in failures}
         silent = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
@@ -427,27 +462,71 @@ async def join_network(node: Node) -> list[PeerId]:
     return answered
 
 
-async def join_dht(node: Node) -> None:
-    """Enter the DHT through the bootstrap peers."""
-    if not node.settings.bootstrap:
+async def _connect(
+    node: Node,
+    peers: EntryPoints,
+    failures: list[DialFailure],
+    *,
+    patience_seconds: float = defaults.BOOTSTRAP_DEADLINE_SECONDS,
+) -> EntryPoints:
+    """Those of these peers that answer: within a second of the first, or in all this time."""
+
+    async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
+        try:
+            await node.transport.connect(peer, addresses)
+        except ConnectError as error:
+            failures.extend(error.failures)
+            node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+        else:
+            scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
+
+    with trio.move_on_after(patience_seconds) as scope:
+        async with trio.open_nursery() as nursery:
+            for peer, addresses in peers.items():
+                nursery.start_soon(connect, peer, addresses)
+    connected = node.transport.connected()
+    return {peer: addresses for peer, addresses in peers.items() if peer in connected}
+
+
+async def _peers_met(node: Node) -> EntryPoints:
+    """Peers that this one was connected to in its last life, if that joined through the same
+    bootstrap peers."""
+    last, met = [
+        (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
+        for name in (LAST_BOOTSTRAP, PEERS_MET)
+    ]
+    return _by_peer(met) if last == list(node.settings.bootstrap) else {}
+
+
+def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
+    found: dict[PeerId, list[str]] = {}
+    for address in addresses:
+        found.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)
+    return found
+
+
+async def join_dht(node: Node, entry_points: EntryPoints) -> None:
+    """Enter the DHT through peers that answered."""
+    answered = [address for addresses in entry_points.values() for address in addresses]
+    if not answered:
         return
     with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
         try:
-            await node.dht.bootstrap(node.settings.bootstrap)
+            await node.dht.bootstrap(answered, node.settings.bootstrap)
         except PeerError as error:
             node.events.emit("dht.bootstrap_failed", reason=str(error))
 
 
-async def find_run(node: Node, bootstrap_peers: Sequence[PeerId], *, looks_on: bool = False) -> Run:
-    """The run to join, from manifest files or from the bootstrap peers; enters the DHT, as the
-    run's mode wants it. Raises `UserError`.
+async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = False) -> Run:
+    """The run to join, from manifest files or from the peers that answered; enters the DHT, as
+    the run's mode wants it. Raises `UserError`.
 
     An onlooker does not serve the DHT, nor look there for a newer manifest: it asks the trusted
     peers next, who know.
     """
     known = dict(node.manifests)
     problems = []
-    for peer in bootstrap_peers:
+    for peer in entry_points:
         try:
             for envelope in await ask_for_manifests(node.transport, peer):
                 held = known.get(envelope.body.run)
@@ -460,7 +539,7 @@ async def find_run(node: Node, bootstrap_peers: Sequence[PeerId], *, looks_on: b
         raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
     node.dht.serving = not looks_on and Run(manifest).passes_on(node.peer_id, node.settings.role)
-    await join_dht(node)
+    await join_dht(node, entry_points)
     raw = await node.dht.get(run_key(manifest.body.run)) if not looks_on else None
     if raw is not None:
         newer = open_envelope(raw)

@@ -55,13 +55,13 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     Raises `UserError` when nobody answers, no run is found or the run refuses this peer.
     """
     async with trio.open_nursery() as nursery:
-        bootstrap_peers = await join_network(node)
+        entry_points = await join_network(node)
         given = list(node.manifests)
         run = None
         if roles:
-            run = await find_run(node, bootstrap_peers)
+            run = await find_run(node, entry_points)
         else:
-            await join_dht(node)
+            await join_dht(node, entry_points)
         for known in given:
             nursery.start_soon(_publish_manifest, node, known)
         if run is None:

@@ -123,14 +123,15 @@ class Kademlia:
 
     # --- what a peer asks of the DHT --------------------------------------------------------
 
-    async def bootstrap(self, addresses: Sequence[str]) -> int:
+    async def bootstrap(self, addresses: Sequence[str], others: Sequence[str] = ()) -> int:
         """Join through known peers (multiaddrs ending in `/p2p/<id>`); how many contacts we have.
+        `others` are not waited for, and met later on.
 
         Raises `ValueError` for an address without a peer id, and `ConnectError`, naming each
         address and its reason, when none of them answers.
         """
         neighbours = [_parse(address) for address in addresses]
-        self._bootstrap_addresses = tuple(addresses)
+        self._bootstrap_addresses = tuple(dict.fromkeys([*others, *addresses]))
         reasons: list[str] = []
 
         async def check(neighbour: Neighbour) -> None:

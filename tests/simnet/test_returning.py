@@ -1,0 +1,78 @@
+"""Peers find each other again within seconds, while another one is away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Plan, Simulation
+
+SOON_SECONDS = 15.0
+QUICK = Hardware(step_seconds=1.0)
+
+
+def run_with(happens: Callable[[Simulation], Awaitable[None]]) -> Simulation:
+    """A run of one peer of each role, to which this happens once it goes well."""
+    simulation = Simulation(5, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64))
+
+    async def main() -> None:
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["validator"], groups_per_step=8,
+                max_new_tokens=256,
+            )  # fmt: skip
+            going = simulation.expect("trainer.step_trained", ["trainer"])
+            for name in ["validator", "trainer", "relay", "inference"]:
+                options = {"trainer.model": "simulated"} if name == "trainer" else {}
+                await simulation.add(Plan(name, [name], hardware=QUICK, options=options)).start()
+            assert await simulation.meet(going, 120)
+            await trio.sleep(15)  # for what is written now and then
+            await happens(simulation)
+
+    run_virtual(main, seed=5, limit_seconds=3600)
+    return simulation
+
+
+def test_a_peer_returns_while_its_bootstrap_peer_is_away() -> None:
+    async def happens(simulation: Simulation) -> None:
+        await simulation.peers["bootstrap"].kill()
+        for name in ["validator", "relay", "inference", "trainer"]:
+            await simulation.peers[name].kill()
+            await trio.sleep(2)
+            stepping = simulation.expect("trainer.step_trained", ["trainer"])
+            await simulation.peers[name].start_again()
+            assert await simulation.meet(stepping, SOON_SECONDS), name
+
+    simulation = run_with(happens)
+    assert not simulation.violations
+    assert simulation.trace.counts["dht.joined_through_others"] == 4
+
+
+def test_a_bootstrap_peer_that_returns_finds_those_it_knew() -> None:
+    """Whoever joined through it before they found it would be in a network of its own."""
+
+    async def happens(simulation: Simulation) -> None:
+        bootstrap = simulation.peers["bootstrap"]
+        await bootstrap.kill()
+        node = await bootstrap.start()
+        await trio.sleep(1)
+        assert len(node.transport.connected()) == 4
+
+    assert not run_with(happens).violations
+
+
+def test_who_is_given_another_bootstrap_peer_than_last_time_joins_through_no_other() -> None:
+    async def happens(simulation: Simulation) -> None:
+        relay = simulation.peers["relay"]
+        await relay.kill()
+        simulation.bootstrap[:] = [simulation.bootstrap[0].replace("/tcp/", "/tcp/1")]
+        simulation.disturbed += 1
+        await relay.start_again()
+        await trio.sleep(SOON_SECONDS)
+        assert relay.ended is not None and "no bootstrap peer can be reached" in relay.ended
+
+    run_with(happens)
