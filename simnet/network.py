@@ -546,6 +546,10 @@ class SimulatedTransport(BulkPlane):
         if connection.via is not None:
             connection.via.carried.pop(connection, None)
 
+    def network_of(self, peer: PeerId) -> str:
+        held = self.connections.get(peer)
+        return held.origin.public_range if held is not None and held.via is None else ""
+
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
         if peer in self.connections:

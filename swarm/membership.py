@@ -275,7 +275,7 @@ class _Member:
     accepted: int
     """Of its submissions."""
     network: str
-    """Its /24 (IPv6: /64); empty where that says nothing."""
+    """Its /24 (IPv6: /48); empty where that says nothing."""
     logged: bool = False
     standing: Standing = "live"
 
@@ -301,7 +301,7 @@ class Registrar:
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`accepted` counts a worker's accepted submissions; `admitted` is told once of each peer
-        that came to have any, and makes it durable; `network_of` names the /24 or /64 that a
+        that came to have any, and makes it durable; `network_of` names the /24 or /48 that a
         connected peer comes from, or nothing; `vouch` is told who is admitted, and for how long."""
         self._run = run
         self._gate = gate

@@ -279,7 +279,7 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     helpers_max: Count = 250
     """Peers without the role `inference` admitted at once."""
     range_max: Count = 32
-    """Of either sort within one /24 (IPv6: /64); private and loopback ranges are not bounded."""
+    """Of either sort within one /24 (IPv6: /48); private and loopback ranges are not bounded."""
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

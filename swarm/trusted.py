@@ -84,6 +84,7 @@ class TrustedPart:
             accepted=self.accepted_of,
             admitted=self._admitted,
             vouch=peer.node.transport.vouch,
+            network_of=peer.node.transport.network_of,
         )
         peer.gossip.listen(LogHead, self._on_head)
         peer.gossip.listen(Reinstatement, self._on_reinstatement)

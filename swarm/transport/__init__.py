@@ -274,6 +274,11 @@ class Transport(Protocol):
         a stranger's when there is no more room."""
         ...
 
+    def network_of(self, peer: PeerId) -> str:
+        """The /24 (IPv6: /48) that a connected peer calls from: what one owner gets easily. Empty
+        where it says nothing: private and relayed addresses, and peers not connected."""
+        ...
+
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """A new subscription; bounded: a subscriber that lags loses its oldest events."""
         ...

@@ -144,6 +144,10 @@ class BaseTransport:
     def _is_vouched(self, peer: PeerId) -> bool:
         return self._vouched_until.get(peer, 0.0) > self._world.now()
 
+    def network_of(self, peer: PeerId) -> str:
+        """Not known."""
+        return ""
+
     def _opened_stream(
         self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing
     ) -> FramedStream:

@@ -28,6 +28,14 @@ class Origin:
     range: str
     """What one owner gets easily: a /24, a /48."""
 
+    @property
+    def public_range(self) -> str:
+        """The range, or empty where others have the same: on loopback, in private networks."""
+        try:
+            return self.range if ipaddress.ip_network(self.range).is_global else ""
+        except ValueError:
+            return ""
+
 
 def origin_of(host: str) -> Origin:
     """The origin of an IP address; of what is none, itself."""

@@ -274,6 +274,15 @@ def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> None:
     run(main)
 
 
+def test_a_network_is_known_of_who_is_connected() -> None:
+    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+        await connect(alice, bob)
+        assert alice.transport.network_of(bob.id) == bob.transport.host.rpartition(".")[0] + ".0/24"
+        assert alice.transport.network_of(carol.id) == ""
+
+    run(main)
+
+
 def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 1)
 

@@ -127,3 +127,19 @@ def test_a_network_connects_so_often_and_others_as_ever() -> None:
             pass
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("8.8.8.8", "8.8.8.0/24"),
+        ("2001:4860:4860:1::8888", "2001:4860:4860::/48"),
+        ("::ffff:8.8.4.4", "8.8.4.0/24"),
+        ("127.0.0.1", ""),
+        ("192.168.1.7", ""),
+        ("fe80::1%eth0", ""),
+        ("an address already gone", ""),
+    ],
+)
+def test_only_public_networks_say_who_belongs_together(host: str, network: str) -> None:
+    assert origin_of(host).public_range == network

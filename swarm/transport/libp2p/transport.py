@@ -362,6 +362,10 @@ class Libp2pTransport(BaseTransport):
     def connected(self) -> Sequence[PeerId]:
         return sorted(self._connections)
 
+    def network_of(self, peer: PeerId) -> str:
+        direct = [c for c in self._connections.get(peer, ()) if not c.relayed]
+        return direct[0].origin.public_range if direct else ""
+
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
         if peer in self._connections:
