@@ -147,6 +147,10 @@ STREAM_CREDIT_BYTES = 256 * 1024
 """What a sender may have unread at the other side: one yamux window, so a drained stream never
 waits for yamux. A frame may overdraw it once, so any frame size fits."""
 
+STREAMS_HELD_BYTES_MAX = 64 << 20
+"""Received on all streams of a peer and not yet taken by who reads them; an honest stream holds a
+frame or two. Beyond it the fullest stream of whoever holds most is reset, of strangers first."""
+
 FRAME_COST_BYTES = 64
 """Charged on top of a frame's bytes against credit: bounds the number of tiny frames queued."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import trio
@@ -67,6 +69,8 @@ class BaseTransport:
         self._banned_until: dict[PeerId, float] = {}
         self._vouched_until: dict[PeerId, float] = {}
         self._served_streams: Counter[PeerId] = Counter()
+        self._streams: dict[FramedStream, None] = {}
+        self._held_bytes = 0
         self._subscribers: list[
             tuple[
                 trio.MemorySendChannel[ConnectionEvent], trio.MemoryReceiveChannel[ConnectionEvent]
@@ -152,9 +156,38 @@ class BaseTransport:
         self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing
     ) -> FramedStream:
         """Wrap a stream that this peer opened."""
-        stream = FramedStream(carrier, peer=peer, protocol=protocol, framing=framing)
-        self._nursery.start_soon(stream.pump, name=f"pump {protocol} {peer}")
+        stream = FramedStream(
+            carrier, peer=peer, protocol=protocol, framing=framing, on_held=self._on_held
+        )
+
+        async def pump() -> None:
+            with self._counted(stream):
+                await stream.pump()
+
+        self._nursery.start_soon(pump, name=f"pump {protocol} {peer}")
         return stream
+
+    @contextmanager
+    def _counted(self, stream: FramedStream) -> Iterator[None]:
+        """Count what a stream holds as long as the block lasts."""
+        self._streams[stream] = None
+        try:
+            yield
+        finally:
+            stream.stop_counting()
+            del self._streams[stream]
+
+    def _on_held(self, change_bytes: int) -> None:
+        """Streams hold so much more; when that is too much, the fullest one of whoever holds most
+        is given up, of strangers first."""
+        self._held_bytes += change_bytes
+        if self._held_bytes > defaults.STREAMS_HELD_BYTES_MAX:
+            held: Counter[PeerId] = Counter()
+            for stream in self._streams:
+                held[stream.peer] += stream.held_bytes
+            peer = max(held, key=lambda peer: (not self._is_vouched(peer), held[peer]))
+            own = (stream for stream in self._streams if stream.peer == peer)
+            max(own, key=lambda stream: stream.held_bytes).drop("there is no more room for it")
 
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
         """The handler for a stream that `peer` opened, counted against its limit; else None."""
@@ -162,7 +195,7 @@ class BaseTransport:
         if handler is None or self._is_banned(peer):
             return None
         if self._served_streams[peer] >= defaults.STREAMS_PER_PEER_MAX:
-            log.warning("%s has %d streams open", peer, self._served_streams[peer])
+            log.debug("%s has %d streams open", peer, self._served_streams[peer])
             return None
         self._served_streams[peer] += 1
         return handler
@@ -177,11 +210,13 @@ class BaseTransport:
             protocol=protocol,
             framing=handler.framing,
             frame_bytes_max=handler.frame_bytes_max,
+            on_held=self._on_held,
         )
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.pump)
-                await self._handle_stream(stream, handler)
+                with self._counted(stream):
+                    nursery.start_soon(stream.pump)
+                    await self._handle_stream(stream, handler)
         finally:
             self._release_stream(peer)
 

@@ -113,9 +113,12 @@ class Decoder:
         self._buffer = bytearray()
 
     @property
-    def partial(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return bool(self._buffer)
+    def partial_bytes(self) -> int:
+        """Of a frame that has begun and not ended."""
+        return len(self._buffer)
+
+    def clear(self) -> None:
+        self._buffer.clear()
 
     def feed(self, data: bytes) -> list[tuple[FrameKind, bytes, int]]:
         """Frames completed by `data`: (kind, payload of DATA, bytes of CREDIT).
@@ -167,7 +170,8 @@ class FramedStream:
     """`swarm.transport.Stream` over any `ByteStream`.
 
     `pump` must run in a task of the transport from the start: it always drains the carrier (yamux
-    resets a stream whose reader stalls), into a queue that credit bounds.
+    resets a stream whose reader stalls), into a queue that credit bounds. `on_held` is told by how
+    many bytes what is held here has changed.
     """
 
     def __init__(
@@ -179,6 +183,7 @@ class FramedStream:
         framing: Framing = Framing.SWARM,
         frame_bytes_max: int = defaults.FRAME_BYTES_MAX,
         on_closed: Callable[[], None] = lambda: None,
+        on_held: Callable[[int], None] = lambda change_bytes: None,
     ) -> None:
         self.peer = peer
         self.protocol = protocol
@@ -186,6 +191,10 @@ class FramedStream:
         self._framing = framing
         self._decoder = Decoder(framing, frame_bytes_max)
         self._on_closed = on_closed
+        self._on_held = on_held
+        self.held_bytes = 0
+        """Of frames that nobody has received yet, an unfinished one included."""
+        self._queued = 0
         self._queue: deque[bytes] = deque()
         self._changed = trio.Event()
         self._send_lock = trio.Lock()  # one sender at a time waits for credit
@@ -226,6 +235,8 @@ class FramedStream:
             await self._changed.wait()
         frame = self._queue.popleft()
         self._consumed += len(frame) + defaults.FRAME_COST_BYTES
+        self._queued -= len(frame)
+        self._count_held()
         return frame
 
     async def end(self) -> None:
@@ -245,11 +256,23 @@ class FramedStream:
 
     async def reset(self) -> None:
         if self._failure is None and not self._over:
-            self._queue.clear()
-            self._fail("reset by this side")
+            self.drop("reset by this side")
             await self._carrier.reset()
 
     # --- the transport's side ---
+
+    def drop(self, reason: str) -> None:
+        """Throw away what is held and give the stream up; `pump` then resets it."""
+        self._queue.clear()
+        self._queued = 0
+        self._decoder.clear()
+        self._fail(reason)
+        self._count_held()
+
+    def stop_counting(self) -> None:
+        """Nobody is told of what is held any more."""
+        self._on_held(-self.held_bytes)
+        self._on_held = lambda change_bytes: None
 
     async def pump(self) -> None:
         """Drain the carrier until the stream is over. Never raises `StreamError`."""
@@ -287,7 +310,7 @@ class FramedStream:
             data = await self._carrier.read()
             if not data:
                 if not self._remote_ended:
-                    if self._framing is Framing.SWARM or self._decoder.partial:
+                    if self._framing is Framing.SWARM or self._decoder.partial_bytes:
                         raise StreamError("broke off without END")
                     self._remote_ended = True
                     self._wake()
@@ -296,6 +319,7 @@ class FramedStream:
                 return
             for kind, payload, credit in self._decoder.feed(data):
                 self._take(kind, payload, credit)
+            self._count_held()
             if self._over:
                 await self._finish()
 
@@ -313,7 +337,14 @@ class FramedStream:
                 raise FrameError("sent more than it had credit for")
             self._granted -= len(payload) + defaults.FRAME_COST_BYTES
             self._queue.append(payload)
+            self._queued += len(payload)
         self._wake()
+
+    def _count_held(self) -> None:
+        held = self._queued + self._decoder.partial_bytes
+        change, self.held_bytes = held - self.held_bytes, held
+        if change:
+            self._on_held(change)
 
     async def _grant(self) -> None:
         """Give back credit for what was consumed, half a window at a time."""

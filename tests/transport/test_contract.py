@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
+import trio.testing
 
 from swarm import defaults
 from swarm.errors import PeerError
+from swarm.identity import Identity
 from swarm.transport import (
     BlobReference,
     ConnectError,
@@ -261,6 +264,40 @@ def test_one_peer_cannot_hold_all_streams(network: Network, monkeypatch) -> None
 
 
 # --- connections -----------------------------------------------------------------------------
+
+
+def test_strangers_cannot_make_a_peer_hold_more_than_so_much(tmp_path, monkeypatch) -> None:
+    """Each stream has its credit; keys, and so streams, cost nothing."""
+    monkeypatch.setattr(defaults, "STREAMS_HELD_BYTES_MAX", 1_000_000)
+    network = Network("memory", tmp_path)
+
+    async def never_reads(stream: Stream) -> None:
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            bob = await stack.enter_async_context(network.peer(BOB))
+            bob.transport.serve(ECHO, never_reads)
+            bob.transport.vouch(ALICE.peer_id, 3600)
+            alice = await stack.enter_async_context(network.peer(ALICE))
+            await alice.transport.connect(bob.id, bob.transport.addresses())
+            honest = [await alice.transport.open_stream(bob.id, ECHO) for _ in range(3)]
+            for stream in honest:
+                await stream.send(bytes(100_000))
+            for key in range(10, 30):
+                mallory = await stack.enter_async_context(network.peer(Identity(bytes([key]) * 32)))
+                await mallory.transport.connect(bob.id, bob.transport.addresses())
+                stream = await mallory.transport.open_stream(bob.id, ECHO)
+                await stream.send(bytes(200_000))
+                await trio.testing.wait_all_tasks_blocked()
+                assert bob.transport._held_bytes <= 1_000_000
+            held = [stream.peer for stream in bob.transport._streams if stream.held_bytes]
+            assert held.count(ALICE.peer_id) == 3
+            assert len(held) == 3 + 3  # there is room for three of the others
+            for stream in honest:
+                await stream.send(b"still there")
+
+    network.run(main)
 
 
 def test_connections_are_announced_on_both_sides(network: Network) -> None:

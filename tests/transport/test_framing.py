@@ -91,7 +91,7 @@ def test_frames_survive_any_fragmentation(
         position += cut
     got += [payload for _, payload, _ in decoder.feed(wire[position:])]
     assert got == frames
-    assert not decoder.partial
+    assert not decoder.partial_bytes
 
 
 @given(st.sampled_from(Framing), st.lists(st.binary(max_size=64), max_size=30))

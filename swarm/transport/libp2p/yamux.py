@@ -59,8 +59,9 @@ class Unread:
         self.muxers: dict[Yamux, None] = {}
 
     def relieve(self) -> None:
-        """Drop the fullest stream of the fullest connection."""
-        max(self.muxers, key=lambda muxer: muxer.unread_bytes).drop_fullest()
+        """Drop the fullest stream of the fullest connection, of strangers first."""
+        full = (muxer for muxer in self.muxers if muxer.unread_bytes)
+        max(full, key=lambda muxer: (not muxer.vouched, muxer.unread_bytes)).drop_fullest()
 
 
 class YamuxStream(IMuxedStream):  # type: ignore[misc]
@@ -431,6 +432,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         return bool(number % 2) != self._initiator
 
     # --- what libp2p asks for besides ---
+
+    @property
+    def vouched(self) -> bool:
+        """Whether it is a trusted or admitted peer's."""
+        return self.connection is not None and bool(self.connection.vouched)
 
     @property
     def is_initiator(self) -> bool:
