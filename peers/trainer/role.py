@@ -560,6 +560,7 @@ class TrainerRole:
                 attempt += 1
                 if attempt == FETCH_ATTEMPTS:  # others shall make up for it
                     self._announced.pop(key, None)
+                    self._wasted_since_order += 1
                     self._changed.touch()
                 await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, 0.2 * 2 ** min(attempt, 10)))
         number = _number(verdict)
@@ -600,6 +601,7 @@ class TrainerRole:
             for key in late:
                 del self._announced[key]
             if late:
+                self._wasted_since_order += len(late)
                 self._events.emit("trainer.unjudged_forgotten", submissions=len(late))
                 self._changed.touch()
 

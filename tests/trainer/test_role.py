@@ -30,6 +30,7 @@ def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
             await main(simulation)
 
     run_virtual(virtual, seed=seed, limit_seconds=3600)
+    assert simulation.violations == []
     return said
 
 
@@ -162,6 +163,30 @@ def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) 
     trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
     assert [fields["groups"] >= 8 for fields in trained] == [True] * 3
     assert len({entry.submission for entry in entries}) == len(entries)
+    assert not [event for _, event in said if event.name == "trainer.starved"]
+
+
+def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
+    """A lone worker's quota is just what is missing, and part of it is spent for nothing."""
+    lost: list[bytes] = []
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", steps=1)
+
+        def lose(_: float, peer: Peer, event: Event) -> None:
+            if event.name == "validator.verdict" and not lost:
+                lost.append(event.fields["submission"])
+                assert peer.node is not None and peer.node.part is not None
+                peer.node.part.blobs.unregister(lost[0])
+
+        simulation.listeners.append(lose)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        slow = Hardware(tokens_per_second=250.0)
+        await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
+        assert await simulation.meet(over, 1800), peers["trainer"].ended
+
+    said = simulate(main)
+    assert len([event for _, event in said if event.name == "trainer.fetch_failed"]) >= 5
     assert not [event for _, event in said if event.name == "trainer.starved"]
 
 
