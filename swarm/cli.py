@@ -319,7 +319,7 @@ async def visit(
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
             role=["observer"],
-            bootstrap=list(bootstrap or _last_bootstrap()),
+            bootstrap=list(bootstrap or last_bootstrap()),
             listen=["/ip4/127.0.0.1/tcp/0"],
             home=str(home or momentary),
             run=run,
@@ -328,12 +328,12 @@ async def visit(
             yield node, await find_run(node, await join_network(node), looks_on=looks_on)
 
 
-def _last_bootstrap() -> list[str]:
+def last_bootstrap(home: Path | None = None) -> list[str]:
     """The bootstrap addresses that a peer of this person last joined through."""
     from swarm.node import LAST_BOOTSTRAP
     from swarm.settings import PeerSettings
 
-    path = PeerSettings().home_path / LAST_BOOTSTRAP
+    path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
     try:
         return path.read_text(encoding="utf-8").split()
     except OSError:
@@ -375,7 +375,8 @@ def ledger(
 
     def work() -> int:
         who = peer or cli_look.own_id(home)
-        return cli_look.show_record(who, bootstrap, run, last=last, as_json=as_json)
+        through = bootstrap or last_bootstrap(home)
+        return cli_look.show_record(who, through, run, last=last, as_json=as_json)
 
     finish(work)
 

@@ -8,6 +8,7 @@ admitted, and works until Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ from swarm.roles import BOOTSTRAP, load_role, take_part
 from swarm.run import load_manifest, run_id
 from swarm.settings import PeerSettings, load_settings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
-from swarm.untrusted import printable_lines
+from swarm.untrusted import PrintableFormatter, printable_lines
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user
@@ -193,6 +194,9 @@ def _rank_module(name: str) -> str | None:
 
 def start(settings: PeerSettings) -> int:
     """Run a peer to its end; returns the exit status."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
     try:
         become_rank(settings.role)
         trio.run(_until_signal, settings)

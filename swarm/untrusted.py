@@ -6,10 +6,14 @@ through here first. Tables of rich get it as `rich.text.Text`, which knows no ma
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 TEXT_SHOWN_MAX = 500
 """Characters of one text: as long as the longest reason that a message may carry."""
+
+LINE_SHOWN_MAX = 10_000
+"""Of a line that is ours, and may list addresses or runs."""
 
 
 def printable(text: str, limit: int = TEXT_SHOWN_MAX) -> str:
@@ -26,8 +30,15 @@ def printable(text: str, limit: int = TEXT_SHOWN_MAX) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Like `printable`, of a text of several lines: each is shown on its own."""
-    return "\n".join(printable(line) for line in text.split("\n"))
+    """Like `printable`, of our own words of several lines with a peer's in them."""
+    return "\n".join(printable(line, LINE_SHOWN_MAX) for line in text.split("\n"))
+
+
+class PrintableFormatter(logging.Formatter):
+    """For log records of libraries and tracebacks: some quote what came over the wire."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 def shown(value: Any) -> Any:

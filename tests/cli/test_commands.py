@@ -123,7 +123,7 @@ def test_show_asks_a_bootstrap_peer(tmp_path: Path) -> None:
     assert f"run      {envelope.body.run}\n" in shown.output
 
 
-def a_submission(path: Path) -> Path:
+def a_submission(path: Path, engine: str = "native") -> Path:
     write(
         path,
         Rollouts.from_lists(
@@ -147,7 +147,7 @@ def a_submission(path: Path) -> Path:
             temperature=1.0,
             max_new_tokens=8,
             stop_ids=[2],
-            engine="native",
+            engine=engine,
         ),
     )
     return path
@@ -163,6 +163,12 @@ def test_rollouts_are_shown_with_text(tmp_path: Path) -> None:
     told = json.loads(swarm("rollouts", "show", file, "--json").output)
     assert told["header"]["policy"] == 3
     assert [row["completion_tokens"] for row in told["rows"]] == [[5, 6, 2], [6, 2]]
+
+
+def test_a_workers_words_in_a_file_steer_no_terminal(tmp_path: Path) -> None:
+    file = a_submission(tmp_path / "rollouts.parquet", "\x1b[2J\x07\u202e")
+    shown = swarm("rollouts", "show", file)
+    assert r"\x1b[2J\x07\u202e" in shown.output and "\x1b" not in shown.output
 
 
 @pytest.mark.parametrize("command", [[], ["peer"], ["demo"], ["run"], ["status"], ["ledger"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -12,10 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from swarm.cli_look import record_lines, record_object, status_lines, status_object
+from swarm.errors import PeerError, UserError
+from swarm.events import Event, Lines
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint, Heartbeat, Present, Reinstatement, StepOrder
 from swarm.onlooker import RunStatus, record_of, status_of
 from swarm.output import to_json
+from swarm.peer import Earned, exit_with
 from swarm.run import Run
 from tests.cli.harness import complaint, swarm
 from tests.ledger.harness import (
@@ -188,6 +192,28 @@ def test_whose_record_it_is_by_default(tmp_path: Path) -> None:
     assert PeerId(key)
     problem = complaint("ledger", "--home", tmp_path / "mine", "--bootstrap", "/ip4/1")
     assert "multiaddr" in problem
+
+
+def test_what_a_peer_earned_is_summed_up() -> None:
+    earned = Earned()
+    for outcome, groups in (("accepted", 4), ("accepted", 3), ("refused", 0), ("quarantined", 2)):
+        fields = {"outcome": outcome, "groups": groups, "completions": 8 * groups}
+        earned(Event("inference.receipt", 0.0, "me", fields))
+    stream = io.StringIO()
+    Lines(stream)(Event("peer.earned", 0.0, "me", earned.told()))
+    assert stream.getvalue().endswith(
+        "earned: 72 completions in 9 groups are credited; of the submissions 2 were accepted, "
+        "1 refused, 1 quarantined\n"
+    )
+
+
+@given(HOSTILE)
+def test_errors_steer_no_terminal(words: str) -> None:
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        exit_with(PeerError(f"somebody said: {words}"))
+        exit_with(ExceptionGroup("", [UserError(words), ValueError(words)]))
+    assert set(controls(told.getvalue())) <= {"\n"}
 
 
 def test_the_version_is_told() -> None:

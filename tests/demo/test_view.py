@@ -21,6 +21,7 @@ from swarm.demo.view import (
     readable_seconds,
 )
 from tests.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
+from tests.network.test_untrusted import HOSTILE, controls
 
 SIZES = [(80, 24), (120, 40), (100, 30), (60, 16), (200, 60), (40, 12)]
 
@@ -134,3 +135,19 @@ def test_bytes(count: int, shown: str) -> None:
 )
 def test_seconds(seconds: float, shown: str) -> None:
     assert readable_seconds(seconds) == shown
+
+
+@given(HOSTILE)
+def test_no_words_of_guests_steer_the_screen(words: str) -> None:
+    state = trained(fresh(), 3)
+    guest = identifier("guest")
+    say(state, "validator", "membership.peer_admitted", 1.0, remote=guest, roles=[words])
+    say(state, "trainer", "peer.status", 2.0, doing=words)
+    say(
+        state, "validator", "validator.verdict", 3.0, worker=guest, outcome="refused",
+        failed=words, detail=words, figure=1.0, threshold=0.0, step=1, number=0,
+    )  # fmt: skip
+    say(state, "validator", "membership.peer_evicted", 4.0, remote=guest, reason=words)
+    say(state, "validator", "membership.peer_evicted", 4.0, remote=words, reason=words)
+    for line in compose(state, 60.0, 200, 60):
+        assert controls(line.plain) == []

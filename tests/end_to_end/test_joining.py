@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import stat
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_a_guest_contributes_and_leaves_cleanly(
             print("\n".join(guest.complaints))
             said = "\n".join(guest.complaints)
             assert "Traceback" not in said
+            assert re.search(r"earned: [\d,]+ completions in [\d,]+ groups are credited", said)
             assert not guest.output
 
     trio.run(main)
