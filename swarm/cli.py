@@ -27,6 +27,7 @@ from swarm.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
+    from swarm.messages import RunManifest
     from swarm.node import Node
     from swarm.run import Run
 
@@ -176,26 +177,20 @@ def run_create(
     """
 
     def work() -> None:
-        from swarm.demo.command import probe, sign_manifest
+        from swarm.demo.command import sign_manifest
         from swarm.identity import load_or_create
-        from swarm.run import manifest_from_toml, run_id
-        from swarm.run_check import check_run
+        from swarm.run import manifest_in, run_id
+        from swarm.run_update import check_update, signed_before
 
-        model, environment, version = _what_to_probe(file)
-        folder = tokenizer or Path(model)
-        tokenizer_hash, probe_hash = probe(folder, environment, version)
-        manifest = manifest_from_toml(
-            file, {"tokenizer_hash": tokenizer_hash, "environment.probe_hash": probe_hash}
-        )
-        for warning in check_run(manifest, folder, str(file)):
-            print(f"warning: {warning}", file=sys.stderr)
+        manifest = _described(file, tokenizer)
         key = owner_key or _default_owner_key()
-        envelope = sign_manifest(load_or_create(key), manifest, time.time())
         target = out or file.with_suffix(".manifest")
-        try:
-            target.write_bytes(envelope.raw)
-        except OSError as error:
-            raise UserError(f"--out {target} cannot be written ({error.strerror})") from error
+        owner = load_or_create(key)
+        before = signed_before(target, owner.peer_id, manifest.name)
+        if before is not None:
+            check_update(manifest_in(before), manifest, str(file))
+        envelope = sign_manifest(owner, manifest, time.time())
+        _write_manifest(target, envelope)
         print(f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {target}")
         print(f"owner key: {key} (keep it safe: whoever has it owns the run)")
         print("next, start a peer that hands the manifest out, then the trainer and validators:")
@@ -203,6 +198,141 @@ def run_create(
         print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
 
     finish(work)
+
+
+@run_app.command("update")
+def run_update(
+    file: Annotated[Path, typer.Argument(help="TOML file that describes the run, changed.")],
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(help="Its signed manifest, replaced by the new one: FILE with .manifest."),
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bootstrap",
+            help="Multiaddr of a bootstrap peer: hand the new version to the running network.",
+        ),
+    ] = None,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with tokenizer.json and config.json; the model's, if it is a folder here."
+        ),
+    ] = None,
+) -> None:
+    """Sign another version of a run, show what it changes and when, and hand it to the network.
+
+    Raise `version` in FILE with every change. Without --bootstrap nobody hears of it yet: give the
+    same command again with it, or restart a bootstrap peer with the new manifest.
+    """
+
+    def work() -> None:
+        from swarm.run import load_manifest
+
+        target = manifest or file.with_suffix(".manifest")
+        if not target.exists():
+            raise UserError(
+                f"there is no signed manifest {target} to change; name it, or sign the first "
+                f"version with swarm run create {file}"
+            )
+        held = load_manifest(target)
+        new = _described(file, tokenizer)
+        if bootstrap:
+            trio.run(_update_network, file, target, held, new, owner_key, bootstrap)
+            return
+        _sign_update(file, target, held, new, owner_key)
+        print("next, hand it to the running network:")
+        print(f"  swarm run update {file} {target} --bootstrap MULTIADDR")
+        print(f"or restart its bootstrap peer with --manifest {target}")
+
+    finish(work)
+
+
+async def _update_network(
+    file: Path,
+    target: Path,
+    held: Envelope,
+    new: RunManifest,
+    owner_key: Path | None,
+    bootstrap: list[str],
+) -> None:
+    """Update a run that the network knows, perhaps in a newer version than the file here."""
+    from swarm.run import BOOTSTRAP_SECONDS, manifest_in
+    from swarm.run_update import check_update, hand_over
+
+    async with visit(bootstrap, held.body.run) as (node, run):
+        check_update(run.manifest, new, f"{file} (compared with the running network)")
+        newer = run.manifest.version > manifest_in(held).version
+        before = run.manifest_envelope if newer else held
+        envelope = _sign_update(file, target, before, new, owner_key)
+        for peer in await hand_over(node, envelope):
+            print(
+                f"bootstrap peer {peer} has it; the trusted peers ask there every "
+                f"{BOOTSTRAP_SECONDS:g} s, and pass it on to everybody"
+            )
+
+
+def _sign_update(
+    file: Path, target: Path, held: Envelope, new: RunManifest, owner_key: Path | None
+) -> Envelope:
+    """Sign what `file` describes in place of `held`, unless it is the same; says what changes."""
+    from swarm.demo.command import sign_manifest
+    from swarm.identity import load_or_create
+    from swarm.run import manifest_in
+    from swarm.run_update import check_update, listed
+
+    before = manifest_in(held)
+    found = check_update(before, new, str(file))
+    if new.version == before.version:
+        print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
+        return held
+    key = owner_key or _default_owner_key()
+    if not key.exists():
+        raise UserError(f"there is no key {key}; give the key that signed the run with --owner-key")
+    owner = load_or_create(key)
+    if owner.peer_id != held.sender:
+        raise UserError(
+            f"--owner-key {key} is the key of {owner.peer_id}, but the run was signed by "
+            f"{held.sender}; only that key can change it"
+        )
+    envelope = sign_manifest(owner, new, time.time())
+    _write_manifest(target, envelope)
+    print(f"run {held.body.run}: version {before.version} → {new.version}")
+    print("\n".join(listed(found)))
+    print(f"signed manifest in {target}")
+    return envelope
+
+
+def _described(file: Path, tokenizer: Path | None) -> RunManifest:
+    """The manifest that a TOML file describes, probed; warnings go to standard error."""
+    from swarm.demo.command import probe
+    from swarm.run import manifest_from_toml
+    from swarm.run_check import check_run
+
+    model, environment, version = _what_to_probe(file)
+    folder = tokenizer or Path(model)
+    tokenizer_hash, probe_hash = probe(folder, environment, version)
+    manifest = manifest_from_toml(
+        file, {"tokenizer_hash": tokenizer_hash, "environment.probe_hash": probe_hash}
+    )
+    for warning in check_run(manifest, folder, str(file)):
+        print(f"warning: {warning}", file=sys.stderr)
+    return manifest
+
+
+def _write_manifest(target: Path, envelope: Envelope) -> None:
+    """Replace a file by a signed manifest, at once or not at all."""
+    aside = target.with_name(f"{target.name}.new")
+    try:
+        aside.write_bytes(envelope.raw)
+        aside.replace(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written ({error.strerror})") from error
 
 
 def _default_owner_key() -> Path:

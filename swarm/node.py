@@ -41,6 +41,7 @@ from swarm.messages import (
 )
 from swarm.messenger import Messenger
 from swarm.run import (
+    BOOTSTRAP_SECONDS,
     VERSION_REFUSED,
     Run,
     ask_for_manifests,
@@ -123,10 +124,6 @@ by HAVE, the DHT only serves newcomers."""
 
 PROVIDERS_WANTED = 64
 """About so many inference peers are named as sources of a checkpoint."""
-
-BOOTSTRAP_SECONDS = 15.0
-"""A trusted peer compares manifests with the bootstrap peers so often: an owner hands a new version
-to one of them, or restarts it with a new file."""
 
 VERSION_SECONDS = 2.0
 """Between two rounds of asking for a version of the run that a step order names."""
@@ -216,6 +213,15 @@ class Node:
         )
 
     # --- run manifests -----------------------------------------------------------------------
+
+    def serve_manifests(self) -> None:
+        """Hand out the manifests known here to whoever asks, and take newer ones."""
+        serve_manifests(
+            self.transport,
+            newest=lambda: list(self.manifests.values()),
+            version=self.version,
+            hear=self.hear_manifest,
+        )
 
     def version(self, digest: bytes) -> Envelope | None:
         """The version of a run's manifest with this content, if it is known here."""
@@ -408,12 +414,7 @@ async def assemble(
             sequencer=Sequencer(StoredSequence(database), world.wall_time),
             manifests=dict(manifests),
         )
-        serve_manifests(
-            transport,
-            newest=lambda: list(node.manifests.values()),
-            version=node.version,
-            hear=node.hear_manifest,
-        )
+        node.serve_manifests()
         events.emit(
             "peer.listening",
             roles=settings.role,
@@ -1254,5 +1255,4 @@ __all__ = [
     "find_run",
     "join_dht",
     "join_network",
-    "serve_manifests",
 ]

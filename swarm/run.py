@@ -52,6 +52,10 @@ VERSIONS_KEPT = 16
 was the newest when they were opened, and few are open or young enough to be trained on."""
 VERSION_REFUSED = "version_refused"
 """Why the gate drops a manifest that `Run.refusal` has a sentence for."""
+BOOTSTRAP_SECONDS = 15.0
+"""A trusted peer compares manifests with the bootstrap peers so often: an owner hands a new version
+to one of them, or restarts it with a new file."""
+
 LIST = b"list"
 """Asks for the newest manifest of every run known."""
 DIGEST_BYTES = 32

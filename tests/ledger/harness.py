@@ -119,6 +119,7 @@ class Swarm:
                 database=database,
                 sequencer=Sequencer(StoredSequence(database), world.wall_time),
             )
+            node.serve_manifests()
             for peer in sorted(self._addresses):
                 await transport.connect(peer, self._addresses[peer])
             self._addresses[key.peer_id] = transport.addresses()

@@ -1,0 +1,88 @@
+"""Signing another version of a run, and handing it to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.changes import NEVER, Change, changes
+from swarm.envelope import Envelope
+from swarm.errors import PeerError, SwarmError, UserError
+from swarm.identity import PeerId
+from swarm.messages import RunManifest
+from swarm.node import Node
+from swarm.run import ask_for_manifests, content_digest, load_manifest, manifest_in
+
+
+def signed_before(path: Path, owner: str, name: str) -> Envelope | None:
+    """The manifest of this owner's run of that name in a file, if there is one."""
+    try:
+        held = load_manifest(path)
+    except UserError:
+        return None
+    return held if held.body.run == f"{owner}/{name}" else None
+
+
+def check_update(held: RunManifest, new: RunManifest, where: str) -> list[Change]:
+    """What a version described in the file `where` changes of the one that is signed.
+
+    Raises `UserError` when no peer would take it. The very same version changes nothing.
+    """
+    found = changes(held, new)
+    if new.version < held.version:
+        raise UserError(
+            f"{where}: version is {new.version}, but version {held.version} is signed already; "
+            f"raise version to {held.version + 1}"
+        )
+    if new.version == held.version and found:
+        listed = "; ".join(f"{each.field} {each.old} → {each.new}" for each in found)
+        raise UserError(
+            f"{where}: version is {new.version}, but version {new.version} is signed already with "
+            f"other content ({listed}); raise version to {held.version + 1}"
+        )
+    impossible = [each.field for each in found if each.when == NEVER]
+    if impossible:
+        raise UserError(
+            f"{where}: version {new.version} changes {', '.join(impossible)}, which is not "
+            "possible in a running run: start a new one, under another name"
+        )
+    return found
+
+
+def listed(found: Sequence[Change]) -> list[str]:
+    """A line for each change, in columns."""
+    if not found:
+        return ["  nothing else changes"]
+    values = [f"{each.old} → {each.new}" for each in found]
+    names, widest = max(len(each.field) for each in found), max(map(len, values))
+    return [
+        f"  {each.field:<{names}}  {value:<{min(widest, 40)}}  {each.when}"
+        for each, value in zip(found, values, strict=True)
+    ]
+
+
+async def hand_over(node: Node, envelope: Envelope) -> list[PeerId]:
+    """Bring a signed manifest to the bootstrap peers that answer; those that have it now.
+
+    Raises `SwarmError` when none has.
+    """
+    taken, problems = [], []
+    named = dict.fromkeys(
+        PeerId(address.rpartition("/p2p/")[2]) for address in node.settings.bootstrap
+    )
+    for peer in named:
+        if peer not in node.transport.connected():
+            continue
+        try:
+            told = await ask_for_manifests(node.transport, peer, envelope.raw)
+        except PeerError as error:
+            problems.append(str(error))
+            continue
+        if any(content_digest(each) == content_digest(envelope) for each in told):
+            taken.append(peer)
+        else:
+            versions = [str(manifest_in(each).version) for each in told]
+            problems.append(f"{peer} keeps to version {', '.join(versions) or 'none'}")
+    if not taken:
+        raise SwarmError(f"no bootstrap peer took the manifest: {'; '.join(problems)}")
+    return taken
