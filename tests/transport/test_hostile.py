@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
 import trio
 import trio.testing
 
@@ -15,6 +16,7 @@ from swarm.transport.libp2p import open_libp2p
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.yamux import WINDOW_BYTES
 
+from . import attacks
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
 from .hostile import DATA, MULTISTREAM, RST, SYN, connected, data, name, opening, tcp
 
@@ -185,5 +187,30 @@ def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, monkey
             await is_answered(bob, tmp_path)
             assert (await silent[0].receive_some(1024)).startswith(b"\x13/multistream")
             assert await silent[0].receive_some(1024) == b""  # it made way
+
+    run(main)
+
+
+@pytest.mark.parametrize("stage", attacks.CATALOGUE)
+def test_an_honest_peer_is_served_beside_every_attack(stage: str, tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            bob = await stack.enter_async_context(host(tmp_path))
+            address = bob.addresses()[0]
+            protocols = await attacks.served_protocols(address, MALLORY)
+            assert {ECHO, "/ipfs/ping/1.0.0", "/libp2p/circuit/relay/0.2.0/hop"} <= {*protocols}
+            opened = open_libp2p(ALICE, [], world=World(), disk=FolderDisk(tmp_path))
+            alice = await stack.enter_async_context(opened)
+            await alice.connect(BOB.peer_id, bob.addresses())
+            stream = await alice.open_stream(BOB.peer_id, ECHO)
+            for which in attacks.CATALOGUE[stage]:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(attacks.attack, address, stage, which, MALLORY, protocols)
+                    for said in (b"beside", which.encode()):
+                        await stream.send(said)
+                        assert await stream.receive() == said, f"after {stage}: {which}"
+            await alice.disconnect(BOB.peer_id)
+            await is_answered(bob, tmp_path)
+            assert bob._held_bytes == 0
 
     run(main)

@@ -1,0 +1,96 @@
+"""Agreeing on a protocol with somebody who sends anything at all."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+
+from swarm import defaults
+from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
+
+from .attacks import NEGOTIATIONS
+from .hostile import MULTISTREAM, name
+
+
+class Script:
+    """A stream on which the other side says its part at once, and then nothing more."""
+
+    def __init__(self, said: bytes, *, ended: bool = True) -> None:
+        self._said = bytearray(said)
+        self._ended = ended
+        self.largest = 0
+
+    async def read(self, n: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if not self._said and not self._ended:
+            await trio.sleep_forever()
+        self.largest = max(self.largest, n)
+        said = bytes(self._said[:n])
+        del self._said[:n]
+        return said
+
+    async def write(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def run(main) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def answer(script: Script) -> str:
+    """The protocol agreed on by the side that is asked."""
+    handlers = {"/ours/1.0.0": None}
+    protocol, _ = await BoundedMultiselect(handlers).negotiate(MultiselectCommunicator(script))
+    return protocol
+
+
+async def ask(script: Script) -> str:
+    """The protocol agreed on by the side that asks."""
+    communicator = MultiselectCommunicator(script)
+    return await BoundedMultiselectClient().select_one_of(["/ours/1.0.0"], communicator)
+
+
+texts = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from([MULTISTREAM, name("ls"), name("na"), name("/ours/1.0.0"), b"\x00", b"\x01\n"]),
+    st.builds(name, st.binary(max_size=60)),
+)
+
+
+@given(st.lists(texts, max_size=12), st.booleans())
+def test_whatever_comes_ends_in_an_agreement_or_in_one_kind_of_error(
+    said: list[bytes], ended: bool
+) -> None:
+    async def main() -> None:
+        for negotiate, refusal in ((answer, MultiselectError), (ask, MultiselectClientError)):
+            script = Script(b"".join(said), ended=ended)
+            with contextlib.suppress(refusal):
+                assert await negotiate(script) == "/ours/1.0.0"
+            assert script.largest <= defaults.NEGOTIATION_BYTES_MAX
+
+    run(main)
+
+
+@pytest.mark.parametrize("which", NEGOTIATIONS)
+def test_no_negotiation_of_the_catalogue_succeeds(which: str) -> None:
+    async def main() -> None:
+        with pytest.raises(MultiselectError):
+            await answer(Script(NEGOTIATIONS[which], ended=False))
+
+    run(main)
+
+
+def test_the_honest_agree() -> None:
+    async def main() -> None:
+        said = MULTISTREAM + name("ls") + name("/theirs/1.0.0") + name("/ours/1.0.0")
+        assert await answer(Script(said)) == "/ours/1.0.0"
+        assert await ask(Script(MULTISTREAM + name("/ours/1.0.0"))) == "/ours/1.0.0"
+
+    run(main)
