@@ -22,7 +22,8 @@ RunDigest = Annotated[bytes, Meta(max_length=32)]
 """Of a run manifest's content; empty where an older version of Swarm says nothing of it."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
-Role = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,19}\Z")]
+ROLE_PATTERN = r"^[a-z][a-z0-9-]{0,19}\Z"
+Role = Annotated[str, Meta(pattern=ROLE_PATTERN)]
 """A word that is safe to show and to sort by. Which ones a run knows, its manifest says."""
 Roles = Annotated[list[Role], Meta(max_length=8)]
 Speed = Annotated[float, Meta(ge=0, le=1e12)]

@@ -5,6 +5,7 @@ Anyone can add a role: a class with these attributes, named in an entry point of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import ClassVar, Protocol
@@ -13,6 +14,7 @@ import trio
 
 from swarm import defaults
 from swarm.errors import UserError
+from swarm.messages import ROLE_PATTERN
 from swarm.node import Node, RunNode, find_run, join_dht, join_network
 from swarm.run import run_key
 
@@ -44,6 +46,11 @@ def load_role(name: str) -> type[Role]:
     if name not in known:
         raise UserError(
             f"unknown role {name!r}; there are: {', '.join(sorted([*known, BOOTSTRAP]))}"
+        )
+    if not re.fullmatch(ROLE_PATTERN, name):
+        raise UserError(
+            f"role {name!r} has a name that no peer would take in a message; its package must call "
+            "it by 1 to 20 of a-z, 0-9 and -, beginning with a letter"
         )
     role: type[Role] = known[name].load()
     return role
