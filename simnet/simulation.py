@@ -363,6 +363,7 @@ class Simulation:
         limits: Limits | None = None,
         filters: Filters | None = None,
         broadcast_mode: Literal["open", "relay-only"] = "open",
+        admissions: Admissions | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -383,7 +384,7 @@ class Simulation:
             objective=Objective(),
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
-            admissions=Admissions(unproven_max=100_000, helpers_max=100_000),
+            admissions=admissions or Admissions(unproven_max=100_000, helpers_max=100_000),
             limits=limits or Limits(),
             filters=filters or Filters(),
             broadcast_mode=broadcast_mode,
