@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -156,26 +157,56 @@ CATALOGUE = {
 
 
 async def attack(
-    address: str, stage: str, which: str, key: Identity, protocols: Sequence[str]
+    address: str,
+    stage: str,
+    which: str,
+    key: Identity,
+    protocols: Sequence[str],
+    source: str | None = None,
 ) -> None:
     """Carry out one attack of the catalogue, two seconds long at most."""
+    on_yamux = partial(_beside_reading, address, key, source)
     with trio.move_on_after(2), suppress(OSError, trio.BrokenResourceError):
         if stage == "before noise":
-            async with tcp(address) as stream:
+            async with tcp(address, source) as stream:
                 await stream.send_all(BEFORE_NOISE[which])
                 await trio.sleep(HOLD_SECONDS)
         elif stage == "streams":
             for protocol in protocols:
-                await _connected(address, key, lambda m, p=protocol: STREAMS[which](m, p))
+                await on_yamux(lambda mallory, p=protocol: STREAMS[which](mallory, p))
         else:
             raw = FRAMES[which] if stage == "frames" else data(1, NEGOTIATIONS[which], SYN)
-            await _connected(address, key, lambda mallory: mallory.send(raw))
+            await on_yamux(lambda mallory: mallory.send(raw))
 
 
-async def _connected(
-    address: str, key: Identity, act: Callable[[Hostile], Awaitable[None]]
+async def flood(address: str, key: Identity, protocol: str, source: str) -> int:
+    """As much data as a peer takes on streams that ignore their windows, for two seconds, again
+    and again from the start when it ends the connection. Returns how many bytes were sent."""
+    sent = 0
+
+    async def fill(mallory: Hostile) -> None:
+        nonlocal sent
+        for stream in range(1, 2001, 2):
+            await mallory.send(opening(stream, protocol))
+            for _ in range(6):
+                await mallory.send(data(stream, bytes(65000)))
+                sent += 65000
+
+    with trio.move_on_after(2):
+        while True:
+            with suppress(Exception):
+                await _beside_reading(address, key, source, fill)
+    return sent
+
+
+async def _beside_reading(
+    address: str,
+    key: Identity,
+    source: str | None,
+    act: Callable[[Hostile], Awaitable[None]],
 ) -> None:
-    async with connected(address, key) as mallory, trio.open_nursery() as nursery:
+    """Do something on a connection whose answers are read."""
+    async with connected(address, key, source) as mallory, trio.open_nursery() as nursery:
         nursery.start_soon(mallory.drain)
         with suppress(Exception):  # whatever libp2p raises when it is thrown out
             await act(mallory)

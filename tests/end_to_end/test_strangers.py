@@ -1,0 +1,107 @@
+"""Strangers at every role's door: the whole catalogue of attacks against real processes, while the
+run goes on."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm import defaults
+from swarm.identity import Identity
+from tests.cli.harness import bootstrap_peer
+from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, swarm
+from tests.transport import attacks
+from tests.transport.hostile import connected
+
+ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1", "observer")
+MALLORY, HONEST = Identity(bytes([66]) * 32), Identity(bytes([67]) * 32)
+GROWTH_BYTES_MAX = 96 << 20
+"""What may lie unread here by design (64 MiB), and 32 MiB."""
+
+UNDISTURBED_SECONDS = 20.0
+"""Only so that the figures printed can be compared."""
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of one process."""
+    fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
+    return int(fields[0]) * 1024
+
+
+async def strike(peer: Peer, source: str) -> list[str]:
+    """Everything, one after the other; returns the protocols that the peer serves."""
+    protocols = await attacks.served_protocols(peer.multiaddr, MALLORY)
+    for stage, group in attacks.CATALOGUE.items():
+        for which in group:
+            await attacks.attack(peer.multiaddr, stage, which, MALLORY, protocols, source)
+            assert peer.status.value is None, f"{peer.name} ended after {stage}: {which}"
+    return protocols
+
+
+@pytest.mark.slow
+def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server: Path) -> None:
+    async def main() -> None:
+        async with swarm(tmp_path, base, fork_server, names=ROLES, steps=1000) as peers:
+            await peers.start()
+            trainer = peers["trainer"]
+            await trainer.says("trainer.step_trained", step=1, seconds=START_SECONDS + STEP_SECONDS)
+            undisturbed = len(trainer.heard("trainer.step_trained"))
+            await trio.sleep(UNDISTURBED_SECONDS)
+            undisturbed = len(trainer.heard("trainer.step_trained")) - undisturbed
+            print(f"undisturbed: {undisturbed} steps in {UNDISTURBED_SECONDS:g} s")
+            for number, name in enumerate(ROLES):
+                peer, source = peers[name], f"127.0.{number + 1}.1"
+                steps, before = len(trainer.heard("trainer.step_trained")), resident_bytes(peer.pid)
+                peak, began = before, trio.current_time()
+
+                async def watch(peer: Peer = peer) -> None:
+                    nonlocal peak
+                    while True:
+                        peak = max(peak, resident_bytes(peer.pid))
+                        await trio.sleep(0.1)
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(watch)
+                    protocols = await strike(peer, source)
+                    sent = 0
+                    for protocol in protocols:
+                        sent += await attacks.flood(peer.multiaddr, MALLORY, protocol, source)
+                    nursery.cancel_scope.cancel()
+                with trio.fail_after(10):
+                    assert await attacks.served_protocols(peer.multiaddr, HONEST) == protocols
+                made = len(trainer.heard("trainer.step_trained")) - steps
+                print(
+                    f"{name}: {len(protocols)} protocols, {sent >> 20} MiB sent, resident "
+                    f"{before >> 20} to at most {peak >> 20} MiB, {made} steps in "
+                    f"{trio.current_time() - began:.0f} s"
+                )
+                assert peak - before <= GROWTH_BYTES_MAX
+            reached = len(trainer.heard("trainer.step_trained"))
+            await trainer.says("trainer.step_trained", step=reached + 2, seconds=STEP_SECONDS)
+            for peer in peers.peers.values():
+                assert peer.status.value is None
+                assert not any("Traceback" in line for line in peer.complaints), peer.complaints
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_more_strangers_than_there_is_room_for_shut_nobody_out(tmp_path: Path) -> None:
+    """As many as came from 18 addresses when newcomers were shut out, and some more."""
+
+    async def main(address: str) -> None:
+        async with AsyncExitStack() as stack:
+            for number in range(defaults.CONNECTIONS_MAX + 60):
+                source = f"127.0.{1 + number % 18}.1"
+                key = Identity(number.to_bytes(32, "big"))
+                await stack.enter_async_context(connected(address, key, source))
+            began = trio.current_time()
+            with trio.fail_after(10):
+                assert await attacks.served_protocols(address, HONEST)
+            print(f"a newcomer was served after {trio.current_time() - began:.2f} s")
+
+    with bootstrap_peer(tmp_path) as address:
+        trio.run(main, address)
