@@ -74,7 +74,7 @@ def finish(work: Callable[[], int | None]) -> None:
     """Do a command's work; every error it may raise is one sentence and a status other than 0."""
     try:
         status = work()
-    except (SwarmError, BaseExceptionGroup) as error:
+    except (SwarmError, OSError, BaseExceptionGroup) as error:
         from swarm.peer import exit_with
 
         if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaf_errors(error)):
@@ -194,8 +194,11 @@ def run_create(
         print(f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {target}")
         print(f"owner key: {key} (keep it safe: whoever has it owns the run)")
         print("next, start a peer that hands the manifest out, then the trainer and validators:")
-        print(f"  python -m swarm.peer --role bootstrap --manifest {target}")
-        print("  python -m swarm.peer --role trainer --bootstrap MULTIADDR")
+        print(f"  python -m swarm.peer --role bootstrap --home HOME --manifest {target}")
+        print(
+            "  python -m swarm.peer --role trainer --home HOME --bootstrap MULTIADDR --config FILE"
+        )
+        print("each with a HOME of its own: the one in which `swarm id` made its key")
 
     finish(work)
 

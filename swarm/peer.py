@@ -8,6 +8,7 @@ admitted, and works until Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -35,6 +36,20 @@ from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user
 from swarm.world.machine import Machine
+
+_MACHINE_ERRORS = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
 
 SHUTDOWN_SECONDS = 4.0
 """After Ctrl-C everything is cancelled; what has not ended by then is left behind loudly."""
@@ -165,11 +180,23 @@ def exit_with(error: BaseException) -> int:
         print(f"error: {printable_lines(str(mistake))}", file=sys.stderr)
         return 2
     leaves = leaf_errors(error)
-    if all(isinstance(leaf, SwarmError) for leaf in leaves):
-        told = "; ".join(str(leaf) for leaf in leaves)
+    if all(isinstance(leaf, SwarmError) or _is_of_the_machine(leaf) for leaf in leaves):
+        told = "; ".join(_told(leaf) for leaf in leaves)
         print(f"error: {printable_lines(told)}", file=sys.stderr)
         return 1
     raise error
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """Whether the machine lacks something, rather than this program."""
+    return isinstance(error, OSError) and error.errno in _MACHINE_ERRORS
+
+
+def _told(error: BaseException) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f" ({error.filename})" if error.filename else ""
+    return f"this machine refuses: {error.strerror}{where}"
 
 
 def become_rank(names: Sequence[str]) -> None:
@@ -200,7 +227,7 @@ def start(settings: PeerSettings) -> int:
     try:
         become_rank(settings.role)
         trio.run(_until_signal, settings)
-    except (SwarmError, BaseExceptionGroup) as error:
+    except (SwarmError, OSError, BaseExceptionGroup) as error:
         return exit_with(error)
     return 0
 

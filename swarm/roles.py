@@ -77,6 +77,8 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         node.events.emit("peer.run_found", run=run.id, owner=run.owner)
         topics = sorted({topic for role in roles for topic in role.topics})
         peer = RunNode(node, run, topics)
+        for role in set(node.settings.role) & {"trainer", "validator"}:
+            peer.trusted_part(role)  # said here, before the run refuses to admit it
         nursery.start_soon(node.publish_record)  # only now: a run may hide its peers
         async with peer.joined():
             await _work(peer, roles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -13,10 +14,10 @@ import trio
 import swarm.envelope
 from swarm import PROTOCOL_VERSION, defaults
 from swarm.envelope import Envelope
-from swarm.errors import UserError
+from swarm.errors import PeerError, UserError
 from swarm.identity import Identity, load_or_create
 from swarm.node import find_run, join_network
-from swarm.peer import open_node
+from swarm.peer import exit_with, open_node
 from swarm.settings import PeerSettings
 from tests.cli.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
 
@@ -126,6 +127,23 @@ def test_a_bootstrap_address_that_leads_nowhere(
     assert said.startswith(f"no bootstrap peer can be reached: {address}: {reason}")
     assert advice in said
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_an_address_of_another_machine(tmp_path: Path) -> None:
+    there = ("--listen", "/ip4/203.0.113.9/tcp/4001")
+    said = complaint("peer", "--role", "bootstrap", "--home", tmp_path, *there)
+    assert said.startswith("203.0.113.9 is no address of this machine; listen on one of its own")
+
+
+def test_trouble_with_the_machine_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    trouble = OSError(errno.EROFS, "Read-only file system", "/home/x")
+    assert exit_with(ExceptionGroup("", [trouble, PeerError("somebody is silent")])) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "error: this machine refuses: Read-only file system (/home/x); somebody is silent\n"
+    )
+    with pytest.raises(FileNotFoundError):  # a defect of this program's, and loud
+        exit_with(FileNotFoundError(errno.ENOENT, "No such file", "x"))
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

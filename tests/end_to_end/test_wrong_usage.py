@@ -47,11 +47,16 @@ def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_server: Pa
             config.write_text(f"quota_bytes = {CHECKPOINT_SHARE}\n")
             lost = guest(peers, tmp_path / "lost", "--run", "nosuch")
             cramped = guest(peers, tmp_path / "cramped", "--config", str(config))
+            false = guest(peers, tmp_path / "false", "--role", "validator")
             odd = guest(peers, tmp_path / "odd", "--engine", "warp")
 
             assert await lost.ended(TOLD_SECONDS) == 2
             said = sentence(lost)
             assert "no run named 'nosuch'" in said and f"it knows: {peers.run}" in said
+
+            assert await false.ended(TOLD_SECONDS) == 2
+            said = sentence(false)
+            assert "does not name peer" in said and "as a validator; its owner must add" in said
 
             assert await odd.ended(TOLD_SECONDS) == 2
             assert "engine 'warp' is unknown; there are: native, vllm" in sentence(odd)

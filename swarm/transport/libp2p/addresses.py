@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -58,6 +59,11 @@ def check_port_free(host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UserError(
+                    f"{host} is no address of this machine; listen on one of its own, or on "
+                    "0.0.0.0 for every interface"
+                ) from error
             raise UserError(
                 f"port {port} on {host} is taken or not allowed ({error.strerror}); choose another"
             ) from error
