@@ -92,7 +92,8 @@ class BulkPlane(BaseTransport):
             if opened.size_bytes != reference.size_bytes:
                 raise FetchError(
                     f"{server.peer_id} offers {opened.size_bytes} bytes of a blob of "
-                    f"{reference.size_bytes}"
+                    f"{reference.size_bytes}",
+                    lacks=True,
                 )
             return opened
 
@@ -294,4 +295,5 @@ def _refusal(peer: PeerId, refused: Refused) -> FetchError:
         f"{peer} refused: {refused.status} {refused.reason}",
         retry=refused.status in defaults.BULK_RETRY_STATUSES,
         busy=refused.status in defaults.BULK_BUSY_STATUSES,
+        lacks=refused.status in defaults.BULK_LACKS_STATUSES,
     )

@@ -249,6 +249,9 @@ BULK_STREAM_FRAME_BYTES = 64 * 1024
 BULK_RETRY_STATUSES = (404, 429, 503)
 """Refusals that time may cure: the piece is not there yet, too many requests, busy."""
 
+BULK_LACKS_STATUSES = (403, 404, 410)
+"""Of a web server: it has not that file, or gives it to nobody (buckets say 403 for both)."""
+
 BULK_BUSY_STATUSES = (429, 503)
 """Those that say nothing against the source."""
 
@@ -433,6 +436,14 @@ SOURCE_BANDWIDTH_INITIAL = 12.5e6
 
 SOURCE_MEASURED_BYTES_MIN = 64 * 1024
 """The time of a smaller piece is latency and says nothing of bandwidth."""
+
+MIRROR_PIECE_SECONDS = 1.0
+"""A mirror is not asked again so long for a piece that it lacks or has wrong, doubling."""
+
+MIRROR_PIECE_SECONDS_MAX = 30.0
+
+MIRROR_PIECE_ATTEMPTS = 4
+"""In vain, over seven seconds, after which a fetch from mirrors alone no longer waits for it."""
 
 SOURCE_CORRUPT_SECONDS = 60.0
 """A source of wrong bytes is not asked for so long, doubling: transport errors do not do that."""

@@ -16,6 +16,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
@@ -58,6 +59,47 @@ class _Line:
         self.pause = defaults.NOT_YET_SECONDS
         self.busy_pause = defaults.BUSY_SECONDS
         self.reason = "was not asked"
+        self.faults: dict[int, _Fault] = {}
+        """Of a mirror: pieces that it has not, or has wrong. It may have all others."""
+        self.barred = 0
+        """Of those, the ones not to be asked for now: bit i is piece i."""
+        self.hopeless = 0
+        """Those that were asked for in vain again and again."""
+
+    def bar(self, piece: int, reason: str, now: float) -> None:
+        """Ask for a piece again only after a while."""
+        fault = self.faults.setdefault(piece, _Fault())
+        fault.reason = reason
+        fault.until = now + min(
+            defaults.MIRROR_PIECE_SECONDS * 2.0**fault.times, defaults.MIRROR_PIECE_SECONDS_MAX
+        )
+        fault.times += 1
+        self.barred |= 1 << piece
+        if fault.times >= defaults.MIRROR_PIECE_ATTEMPTS:
+            self.hopeless |= 1 << piece
+
+    def account(self) -> str:
+        """What is to be said of this source, should the fetch end now."""
+        pieces = sorted(piece for piece in self.faults if self.barred >> piece & 1)
+        if not pieces:
+            return self.reason
+        more = f", and of {len(pieces) - 1} more" if len(pieces) > 1 else ""
+        return f"of piece {pieces[0]}{more}: {self.faults[pieces[0]].reason}"
+
+    def look_again(self, now: float) -> None:
+        """Some of what it lacked may be there now."""
+        for piece, fault in self.faults.items():
+            if fault.until <= now:
+                self.barred &= ~(1 << piece)
+
+
+@dataclass
+class _Fault:
+    """What is wrong with one piece at one mirror."""
+
+    reason: str = ""
+    times: int = 0
+    until: float = 0.0
 
 
 class _Run:
@@ -165,7 +207,7 @@ class _Job:
         """Whom this fetch waits for and why, for the error that ends it."""
         if not self.lines:
             return "no source is known"
-        some = [f"{name}: {line.reason}" for name, line in sorted(self.lines.items())]
+        some = [f"{name}: {line.account()}" for name, line in sorted(self.lines.items())]
         more = f"; and {len(some) - 5} more" if len(some) > 5 else ""
         return "; ".join(some[:5]) + more
 
@@ -346,6 +388,7 @@ class Fetcher:
         while True:
             job.changed = trio.Event()
             wake_at = self._assign(job, nursery)
+            self._end_if_hopeless(job)
             if job.held is None and job.found is not None:
                 return
             under_way = job.missing or job.attempts or job.landing
@@ -353,6 +396,27 @@ class Fetcher:
                 return
             with trio.move_on_at(wake_at):
                 await job.changed.wait()
+
+    def _end_if_hopeless(self, job: _Job) -> None:
+        """End a fetch from mirrors alone, once all that they have is here and the rest was asked
+        of each again and again: among peers somebody may still bring it."""
+        if self._have is not None or not job.missing or job.attempts or job.landing:
+            return
+        lines = [line for _, line in sorted(job.known.items())]
+        if not lines or any(job.missing & ~line.hopeless for line in lines):
+            return
+        assert job.held is not None
+        count = job.missing.bit_count()
+        first = (job.missing & -job.missing).bit_length() - 1
+        piece = job.held.manifest.pieces[first]
+        why = "; ".join(f"{line.name}: {line.faults[first].reason}" for line in lines)
+        job.error = FetchError(
+            f"no mirror has {count} of the {len(job.held.pieces)} pieces of checkpoint "
+            f"{job.key[0]}/{job.key[1]}; the first is piece {first}, of "
+            f"{job.held.manifest.files[piece.file].name}, blob/{piece.digest.hex()} ({why}). What "
+            "is here is kept: mend the mirror or name another one, and fetch again"
+        )
+        job.scope.cancel()
 
     def _assign(self, job: _Job, nursery: trio.Nursery) -> float:
         """Give every free lane a piece; returns when to look again if nothing changes."""
@@ -394,6 +458,7 @@ class Fetcher:
                 if self._have is not None and source.peer is not None:
                     line.claim = self._have.claim(source.peer, job.digest)
             line.source = source
+            line.look_again(self._world.now())
             known[name] = line
         job.known = known
         self._widen(job)
@@ -515,13 +580,15 @@ class Fetcher:
             return 0
         if line.claim is not None:
             return line.claim.of(job.missing)
-        return job.missing if self._is_asked_blindly(job, line, now) else 0
+        return job.missing & ~line.barred if self._is_asked_blindly(job, line, now) else 0
 
     def _may_have(self, job: _Job, line: _Line, index: int, now: float) -> bool:
         if not self._is_able(job, line, now):
             return False
         if line.claim is not None:
             return index == _MANIFEST or line.claim.has(index)
+        if index != _MANIFEST and line.barred >> index & 1:
+            return False
         return self._is_asked_blindly(job, line, now)
 
     def _is_asked_blindly(self, job: _Job, line: _Line, now: float) -> bool:
@@ -669,6 +736,9 @@ class Fetcher:
             index = run.attempts[0].piece
             if error.busy:
                 self._rest(job, line, now)
+            elif error.lacks and line.source.peer is None and index != _MANIFEST:
+                line.bar(index, str(error), now)
+                self._refused(job, index, line)
             elif error.retry and (line.claim is None or not line.claim.has(index)):
                 line.not_before = now + line.pause
                 if line.pause < defaults.NOT_YET_SECONDS_MAX <= 2 * line.pause:
@@ -720,7 +790,12 @@ class Fetcher:
             return True
         if piece.size_bytes != reference.size_bytes or not piece.verify(reference.digest):
             line.reason = "sent wrong bytes"
-            self.book.corrupt(line.name)
+            if line.source.peer is None and index != _MANIFEST:
+                # Nobody lies here: a file of a web server is damaged, the others need not be.
+                line.bar(index, line.reason, self._world.now())
+                self.book.failed(line.name)
+            else:
+                self.book.corrupt(line.name)
             self._refused(job, index, line)
             return False
         job.landing.add(index)

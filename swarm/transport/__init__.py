@@ -69,12 +69,16 @@ class StreamError(PeerError):
 
 class FetchError(PeerError):
     """A blob could not be fetched or pushed. `retry` says whether the source may have it later,
-    `busy` that it only has too much to do at the moment."""
+    `busy` that it only has too much to do at the moment, `lacks` that it has not this blob, or not
+    whole, and may have others."""
 
-    def __init__(self, message: str, *, retry: bool = False, busy: bool = False) -> None:
+    def __init__(
+        self, message: str, *, retry: bool = False, busy: bool = False, lacks: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry = retry
         self.busy = busy
+        self.lacks = lacks
 
 
 class Framing(enum.Enum):

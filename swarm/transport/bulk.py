@@ -984,7 +984,9 @@ class BulkClient:
     @staticmethod
     def _check_size(root: str, size: int, reference: BlobReference) -> None:
         if size != reference.size_bytes:
-            raise FetchError(f"{root} offers {size} bytes of a blob of {reference.size_bytes}")
+            raise FetchError(
+                f"{root} offers {size} bytes of a blob of {reference.size_bytes}", lacks=True
+            )
 
     async def push(
         self,
@@ -1210,6 +1212,7 @@ def refusal(name: str, status: int, reason: str) -> FetchError:
         f"{name} refused: {status} {reason}",
         retry=status in defaults.BULK_RETRY_STATUSES,
         busy=status in defaults.BULK_BUSY_STATUSES,
+        lacks=status in defaults.BULK_LACKS_STATUSES,
     )
 
 

@@ -379,7 +379,8 @@ class MemoryTransport(BaseTransport):
             if blob.size_bytes != reference.size_bytes:
                 raise FetchError(
                     f"{server.peer_id} offers {blob.size_bytes} bytes of a blob of "
-                    f"{reference.size_bytes}"
+                    f"{reference.size_bytes}",
+                    lacks=True,
                 )
             await self._copy(server, server._disk, blob, sink, sender=server, receiver=self)
         finally:
@@ -469,4 +470,5 @@ def _refusal(peer: PeerId, refused: Refused) -> FetchError:
         f"{peer} refused: {refused.status} {refused.reason}",
         retry=refused.status in defaults.BULK_RETRY_STATUSES,
         busy=refused.status in defaults.BULK_BUSY_STATUSES,
+        lacks=refused.status in defaults.BULK_LACKS_STATUSES,
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -13,7 +14,7 @@ from swarm.errors import DeadlineError, DiskFullError
 from swarm.identity import PeerId
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
-from swarm.transport import Arrived, BlobReference, OpenBlob, Refused, Source, Transport
+from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece, Sink
 from tests.shardcast.harness import Peer, peer, run, same_files
@@ -91,6 +92,86 @@ def test_a_corrupt_source_costs_one_round_and_is_named_and_avoided() -> None:
             second = await trainer.publish(1, some_files(1, seed=2))
             await worker.fetcher.fetch(second, lambda: [trainer.source, liar.source])
             assert corrupt.served == 1
+
+    run(main)
+
+
+class _Damaged:
+    """Serves as a web server would, with some pieces wrong, missing or cut off."""
+
+    def __init__(self, mirror: Peer, digests: Sequence[bytes]) -> None:
+        self.whole, self.mirror = mirror.service.open, mirror
+        mirror.disk.files["junk"] = type(next(iter(mirror.disk.files.values())))(1 << 20)
+        mirror.service.open = self.open  # type: ignore[method-assign]
+        self.wrong, self.missing, self.cut = digests
+        self.asked: Counter[bytes] = Counter()
+
+    def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
+        self.asked[digest] += 1
+        blob = self.whole(client, digest)
+        if digest == self.missing:
+            raise Refused(404, "not found")
+        if digest == self.wrong:
+            return OpenBlob("junk", 0, blob.size_bytes)
+        return OpenBlob(blob.path, blob.offset, blob.size_bytes - 100 * (digest == self.cut))
+
+
+def test_of_a_damaged_mirror_all_else_is_fetched_and_the_damage_named() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files(4)
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            checkpoint = await trainer.publish(0, files)
+            mirror = Source(addresses=tuple(trainer.transport.bulk_addresses()))
+            held = trainer.store.held((0, 0))
+            assert held is not None
+            pieces = held.manifest.pieces
+            damaged = _Damaged(trainer, [pieces[index].digest for index in (1, 3, 5)])
+            began = trio.current_time()
+            with pytest.raises(FetchError) as caught:
+                await worker.fetcher.fetch(checkpoint, lambda: [mirror])
+            assert trio.current_time() - began < 15, "it does not wait for what cannot come"
+            words = str(caught.value)
+            assert f"no mirror has 3 of the {len(pieces)} pieces" in words
+            assert f"piece 1, of model.safetensors, blob/{pieces[1].digest.hex()}" in words
+            assert "sent wrong bytes" in words
+            part = worker.store.held((0, 0))
+            assert part is not None
+            assert [index for index, here in enumerate(part.pieces) if not here] == [1, 3, 5]
+            refused = worker.events.named("shardcast.piece_refused")
+            assert {event.fields["piece"] for event in refused} == {1, 3, 5}
+            assert max(damaged.asked.values()) <= 4
+            # Mended, it gives what is missing.
+            trainer.service.open = damaged.whole  # type: ignore[method-assign]
+            folder = await worker.fetcher.fetch(checkpoint, lambda: [mirror])
+            assert same_files(worker.disk, folder, files)
+
+    run(main)
+
+
+def test_what_a_mirror_lacks_comes_from_peers_meanwhile() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = some_files(4)
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as web,
+            peer(network, 3) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            await web.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            held = web.store.held((0, 0))
+            assert held is not None
+            _Damaged(web, [held.manifest.pieces[index].digest for index in (1, 3, 5)])
+            mirror = Source(addresses=tuple(web.transport.bulk_addresses()))
+            sources = [mirror]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.fetcher.fetch, checkpoint, lambda: sources)
+                await trio.sleep(2)
+                part = worker.store.held((0, 0))
+                assert part is not None and sum(part.pieces) == len(part.pieces) - 3
+                sources.append(trainer.source)
+            assert same_files(worker.disk, held.folder, files)
 
     run(main)
 
