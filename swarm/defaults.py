@@ -608,6 +608,9 @@ HAVE_FRAME_SECONDS_MIN = 0.02
 CONNECTIONS_MAX = 1024
 """Live connections of one peer. libp2p's own default starts pruning at 300, below a big run."""
 
+FILES_BESIDE_CONNECTIONS = 1024
+"""Files a peer may have open besides: connections of the bulk plane, blobs, its children."""
+
 CONNECTIONS_FOR_STRANGERS = 128
 """Of them, when there are so many peers that are trusted or admitted. The rest is for these alone
 as soon as they need it, whatever strangers do."""

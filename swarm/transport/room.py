@@ -8,6 +8,7 @@ address range that has most of them, so that a flood displaces itself.
 from __future__ import annotations
 
 import ipaddress
+import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,18 @@ from typing import Protocol, TypeVar
 import trio
 
 from swarm import defaults
+
+
+def connections_max() -> int:
+    """How many connections this process may hold: as many as are wanted, if it may open so many
+    files. Its limit, often 1,024, is raised first, as far as it may raise that."""
+    wanted = defaults.CONNECTIONS_MAX + defaults.HANDSHAKES_MAX + defaults.FILES_BESIDE_CONNECTIONS
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    missing = 0 if limit == resource.RLIM_INFINITY else max(0, wanted - limit)
+    return max(1, defaults.CONNECTIONS_MAX - missing)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ import trio.testing
 
 from swarm import defaults
 from swarm.transport.room import Caller, Door, NoRoom, Origin, least_useful, origin_of
+
+WANTED = defaults.CONNECTIONS_MAX + defaults.HANDSHAKES_MAX + defaults.FILES_BESIDE_CONNECTIONS
 
 
 @dataclass(eq=False)
@@ -143,3 +147,26 @@ def test_a_network_connects_so_often_and_others_as_ever() -> None:
 )
 def test_only_public_networks_say_who_belongs_together(host: str, network: str) -> None:
     assert origin_of(host).public_range == network
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "connections"),
+    [
+        (1024, 4096, WANTED, defaults.CONNECTIONS_MAX),  # usual
+        (4096, 4096, 4096, defaults.CONNECTIONS_MAX),
+        (1024, WANTED - 100, WANTED - 100, defaults.CONNECTIONS_MAX - 100),
+    ],
+)
+def test_a_peer_holds_no_more_connections_than_it_may_open_files(
+    soft: int, hard: int, raised: int, connections: int
+) -> None:
+    program = f"""
+import resource
+from swarm.transport.room import connections_max
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+print(connections_max(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert said.split() == [str(connections), str(raised)]

@@ -33,7 +33,7 @@ from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 from swarm.transport.libp2p.yamux import Unread, Yamux
-from swarm.transport.room import Door, NoRoom, least_useful, origin_of
+from swarm.transport.room import Door, NoRoom, connections_max, least_useful, origin_of
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         self.refuses: Callable[[PeerId], bool] = lambda peer: False
         self.vouches: Callable[[PeerId], bool] = lambda peer: False
         self._door = Door()
+        self._connections_max = connections_max()
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
@@ -123,7 +124,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         own = [c for c in own if not c.leaving]
         if len(own) >= defaults.CONNECTIONS_PER_PEER_MAX:
             self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
-        elif len(held) >= defaults.CONNECTIONS_MAX:
+        elif len(held) >= self._connections_max:
             useless = least_useful(held, connection.origin)
             if useless is None:
                 raise SwarmException("there are too many connections")
