@@ -214,6 +214,7 @@ def measure_gossip(
                     [RUN],
                     records=list,
                     learn_record=lambda record: None,
+                    admits=lambda peer, shown: True,
                 )
                 gossip.listen(
                     StepOrder,

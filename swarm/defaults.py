@@ -49,6 +49,33 @@ REQUEST_ENVELOPES_MAX = 8
 GOSSIP_NEIGHBOURS_MAX = 32
 """Neighbours a peer gossips with; more connections than that only serve other protocols."""
 
+GOSSIP_TRUSTED_TAKE = 16
+"""Of those slots so many a trusted peer may take from others: the rest is how workers hear."""
+
+GOSSIP_STRANGERS_MAX = 8
+"""Slots for peers that have not shown an admission: enough for newcomers, who need it for seconds,
+and few enough that a crowd of them delays nothing."""
+
+GOSSIP_STRANGERS_PER_RANGE_MAX = 2
+"""Of those, from one range of addresses."""
+
+GOSSIP_STRANGER_SECONDS = 60.0
+"""Whoever is not admitted by then loses its slot, for `GOSSIP_FULL_SECONDS`."""
+
+GOSSIP_ADMITTED_SECONDS = 600.0
+"""An admission shown to a neighbour counts for its slot so long. (It was alive when it was shown;
+an evicted peer is disconnected at once.) Shown again at half of it."""
+
+GOSSIP_GREETING_SECONDS = 10.0
+"""Both sides have said `hello` by then."""
+
+GOSSIP_YIELD_SECONDS = 3.0
+"""Of two connected peers the one whose id sorts first begins to talk; the other one does so when
+nothing came for so long, and once it is admitted: the first may not have had a slot for it."""
+
+GOSSIP_REFUSALS_MAX = 4096
+"""Peers remembered that would not talk, and strangers that had their time."""
+
 GOSSIP_FULL_SECONDS = 600.0
 """Whoever has neighbours enough asks a peer that is full so much later again."""
 

@@ -4,7 +4,8 @@ Protocol `/swarm/gossip/1.0.0`, framing SWARM, one stream per pair of neighbours
 peer whose id sorts first. Frames are msgpack arrays whose first element is a tag:
 
 - `hello`: run id, wall time in ms, topics followed, some peer records (so that a
-  newcomer finds neighbours);
+  newcomer finds neighbours), the sender's admission if it has one;
+- `admission`: the sender's admission, once it has one, and renewed now and then;
 - `push`: one envelope;
 - `have`: digests of envelopes the sender holds;
 - `want`: digests of those the receiver of a `have` lacks; answered with `push`.
@@ -83,6 +84,9 @@ _STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence)
 _LASTING = (Eviction, Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""
 
+STRANGER, ADMITTED, TRUSTED = range(3)
+"""Ranks of neighbours."""
+
 _Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
 _Digests = Annotated[list[Digest], Meta(max_length=defaults.GOSSIP_DIGESTS_MAX)]
 
@@ -92,6 +96,11 @@ class _Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
     wall_ms: Annotated[int, Meta(ge=0, le=2**53)]
     topics: Annotated[list[Annotated[str, Meta(max_length=20)]], Meta(max_length=8)]
     records: Annotated[list[_Raw], Meta(max_length=defaults.GOSSIP_RECORDS_EXCHANGED)]
+    admission: _Raw = b""
+
+
+class _Shown(msgspec.Struct, array_like=True, frozen=True, tag="admission"):
+    admission: _Raw
 
 
 class _Push(msgspec.Struct, array_like=True, frozen=True, tag="push"):
@@ -106,7 +115,7 @@ class _Want(msgspec.Struct, array_like=True, frozen=True, tag="want"):
     digests: _Digests
 
 
-_Frame = _Hello | _Push | _Have | _Want
+_Frame = _Hello | _Shown | _Push | _Have | _Want
 _decoder = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -146,10 +155,19 @@ class _Remembered(OrderedDict[bytes, None]):
 class _Neighbour:
     """A peer with an open gossip stream, and what it is known to hold."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, opened: bool, range_: str, now: float) -> None:
         self.stream = stream
         self.peer = stream.peer
+        self.opened = opened
+        """By this side."""
+        self.range = range_
+        """Of public addresses, or empty."""
+        self.since = now
+        """When it came, or stopped being admitted."""
+        self.admitted_until = 0.0
+        self.follows: frozenset[str] = frozenset()
         self.topics: frozenset[str] = frozenset()
+        """Of those that it follows, what it is told."""
         self.knows = _Remembered(2 * defaults.GOSSIP_STORE_MAX)
         self.invalid = 0
         self.clock: float | None = None
@@ -183,10 +201,12 @@ class Gossip:
         *,
         records: Callable[[], Sequence[Envelope]],
         learn_record: Callable[[Envelope], None],
+        admits: Callable[[PeerId, bytes], bool],
         compare_clock: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`records` gives peer records to hand to newcomers; `learn_record` takes theirs
-        (signature checked); `compare_clock` hears how far ahead a neighbour's clock is."""
+        (signature checked); `admits` says whether a peer takes part, going by the admission that it
+        shows; `compare_clock` hears how far ahead a neighbour's clock is."""
         self._transport = transport
         self._world = world
         self._gate = gate
@@ -195,11 +215,19 @@ class Gossip:
         self._topics = frozenset(topics)
         self._records = records
         self._learn_record = learn_record
+        self._admits = admits
         self._compare_clock = compare_clock
+        self._admission = b""
+        """This peer's own, as it was shown last."""
+        self._shown_at = -math.inf
         self._trusts = gate.trusts
         self._neighbours: dict[PeerId, _Neighbour] = {}
-        self._refusals: dict[PeerId, _Refusal] = {}
-        """Peers that would not talk."""
+        self._greeting: dict[PeerId, _Neighbour] = {}
+        """Those that have not said `hello` yet: who they are decides whether they get a slot."""
+        self._refusals: OrderedDict[PeerId, _Refusal] = OrderedDict()
+        """Peers that would not talk, or that are to begin."""
+        self._spent: OrderedDict[PeerId, float] = OrderedDict()
+        """Strangers that had their time, and until when they get no other."""
         self._open_at = 0.0
         """When to look for peers to start a conversation with."""
         self._fresh: dict[str, list[bytes]] = {}
@@ -223,6 +251,24 @@ class Gossip:
 
     def neighbours(self) -> list[PeerId]:
         return sorted(self._neighbours)
+
+    def members(self) -> list[PeerId]:
+        """Those neighbours that are trusted or admitted: the ones to rely on."""
+        return sorted(n.peer for n in self._neighbours.values() if self._rank(n) > STRANGER)
+
+    def show(self, admission: Envelope) -> None:
+        """Take this peer's own admission, new or renewed, and show it to neighbours in time."""
+        first_time = not self._admission
+        self._admission = admission.raw
+        if first_time:
+            for refusal in self._refusals.values():
+                refusal.full = False
+                refusal.retry_at = 0.0
+            self._open_at = 0.0
+        if self._world.now() >= self._shown_at + defaults.GOSSIP_ADMITTED_SECONDS / 2:
+            self._shown_at = self._world.now()
+            for neighbour in list(self._neighbours.values()):
+                self._post(neighbour, _Shown(admission.raw))
 
     def kept(self) -> int:
         """How many announcements are held for neighbours that lack them."""
@@ -254,51 +300,93 @@ class Gossip:
             )
             nursery.start_soon(self._tick, nursery)
             task_status.started()
+            for peer in self._transport.connected():
+                self._meet(peer)
             self._open_more(nursery)
             async for event in connections:
                 if event.connected:
-                    refusal = self._refusals.get(event.peer)
-                    if refusal is not None and not refusal.full:
-                        del self._refusals[event.peer]
+                    self._meet(event.peer)
                     if self._may_open(event.peer):
                         nursery.start_soon(self._open, event.peer)
 
     # --- neighbours --------------------------------------------------------------------------
 
+    def _meet(self, peer: PeerId) -> None:
+        """Decide whose turn it is to begin with a peer that was just connected."""
+        refusal = self._refusals.get(peer)
+        if refusal is not None and not refusal.full:
+            del self._refusals[peer]
+        if self._transport.peer_id > peer:
+            self._refusal(peer).retry_at = self._world.now() + defaults.GOSSIP_YIELD_SECONDS
+
+    def _refusal(self, peer: PeerId) -> _Refusal:
+        refusal = self._refusals.setdefault(peer, _Refusal())
+        if len(self._refusals) > defaults.GOSSIP_REFUSALS_MAX:
+            self._refusals.popitem(last=False)
+        return refusal
+
+    def _rank(self, neighbour: _Neighbour) -> int:
+        """What its slot is worth: whoever has none may take that of one with a lower rank."""
+        if self._trusts(neighbour.peer):
+            return TRUSTED
+        return ADMITTED if neighbour.admitted_until > self._world.now() else STRANGER
+
+    def _may_have(self, newcomer: _Neighbour) -> bool:
+        """Whether there is a slot for a peer that has just said who it is; whoever is worth less
+        gives its own up, or, of admitted peers, one from a range that has two more of them."""
+        ranks = {neighbour.peer: self._rank(neighbour) for neighbour in self._neighbours.values()}
+        rank, crowd = self._rank(newcomer), Counter(n.range for n in self._neighbours.values())
+        if rank == STRANGER:
+            strangers = [n for n in self._neighbours.values() if ranks[n.peer] == STRANGER]
+            near = sum(n.range == newcomer.range != "" for n in strangers)
+            if (
+                len(strangers) >= defaults.GOSSIP_STRANGERS_MAX
+                or near >= defaults.GOSSIP_STRANGERS_PER_RANGE_MAX
+                or self._spent.get(newcomer.peer, 0.0) > self._world.now()
+            ):
+                return False
+        if not self._is_full():
+            return True
+        others = [n for n in self._neighbours.values() if ranks[n.peer] < TRUSTED]
+        if rank == STRANGER or not others:
+            return False
+        least = min(others, key=lambda n: (ranks[n.peer], -crowd[n.range], -n.since))
+        if rank == ADMITTED:
+            takes = ranks[least.peer] == STRANGER or crowd[least.range] > crowd[newcomer.range] + 1
+        else:
+            trusted = len(ranks) - len(others)
+            takes = ranks[least.peer] == STRANGER or trusted < defaults.GOSSIP_TRUSTED_TAKE
+        if takes:
+            self._leave(least)
+        return takes
+
+    def _is_full(self) -> bool:
+        return len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether a peer that is not a neighbour might get a slot."""
+        if not self._is_full() or self._trusts(peer):
+            return True
+        return any(self._rank(n) == STRANGER for n in self._neighbours.values())
+
     def _opens_at(self, peer: PeerId) -> float:
         """From when on a conversation is ours to start; inf if it is not, as things are."""
+        yields = self._transport.peer_id > peer
         if (
-            self._transport.peer_id > peer
-            or peer in self._neighbours
-            or (self._is_full() and self._least_worth(peer) is None)
+            peer in self._neighbours
+            or peer in self._greeting
+            or (yields and not self._admission and not self._trusts(self._transport.peer_id))
+            or not self._has_room(peer)
         ):
             return math.inf
         refusal = self._refusals.get(peer)
         if refusal is None:
             return 0.0
-        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED and not self._trusts(
-            peer
-        )
-        pause = defaults.GOSSIP_FULL_SECONDS if refusal.full and enough else 0.0
+        enough = len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_WANTED
+        pause = 0.0
+        if refusal.full and enough and not self._trusts(peer):
+            pause = defaults.GOSSIP_FULL_SECONDS
         return refusal.retry_at + pause
-
-    def _is_full(self) -> bool:
-        return len(self._neighbours) >= defaults.GOSSIP_NEIGHBOURS_MAX
-
-    def _least_worth(self, newcomer: PeerId) -> _Neighbour | None:
-        """Whose slot this peer may have when all are taken: a trusted peer that of any other,
-        since what trusted peers say must not depend on who came first."""
-        if not self._trusts(newcomer):
-            return None
-        others = [n for n in self._neighbours.values() if not self._trusts(n.peer)]
-        return others[-1] if others else None
-
-    def _leave(self, neighbour: _Neighbour) -> None:
-        """End a conversation."""
-        if self._neighbours.get(neighbour.peer) is neighbour:
-            del self._neighbours[neighbour.peer]
-        neighbour.scope.cancel()
-        self._open_at = 0.0  # there is room again
 
     def _may_open(self, peer: PeerId) -> bool:
         return self._opens_at(peer) <= self._world.now()
@@ -318,7 +406,7 @@ class Gossip:
         """Start a conversation."""
         if not self._may_open(peer):
             return  # others were faster
-        refusal = self._refusals.setdefault(peer, _Refusal())
+        refusal = self._refusal(peer)
         pause = min(defaults.GOSSIP_BAN_SECONDS, defaults.GOSSIP_TICK_SECONDS * 2**refusal.times)
         refusal.times = min(refusal.times + 1, 10)
         refusal.retry_at = self._world.now() + pause
@@ -330,32 +418,95 @@ class Gossip:
             self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
             return
         refusal.full = True  # unless it greets
-        await self._converse(stream)
+        await self._converse(stream, opened=True)
 
-    async def _converse(self, stream: Stream) -> None:
+    async def _converse(self, stream: Stream, *, opened: bool = False) -> None:
         peer = stream.peer
-        displaced = self._least_worth(peer) if self._is_full() else None
-        if peer in self._neighbours or (self._is_full() and displaced is None):
-            await stream.reset()
-            return
-        if displaced is not None:
-            self._leave(displaced)
-        neighbour = self._neighbours[peer] = _Neighbour(stream)
+        other = self._neighbours.get(peer) or self._greeting.get(peer)
+        if other is not None:
+            # Of two streams that cross, that of the lesser id stays; a second one of the same side
+            # comes from a peer that has lost the first.
+            lesser = self._transport.peer_id < peer
+            crossed = opened != other.opened
+            if lesser == other.opened if crossed else opened:
+                await stream.reset()
+                return
+            self._leave(other)
+        neighbour = self._greeting[peer] = _Neighbour(
+            stream,
+            opened=opened,
+            range_=self._transport.network_of(peer),
+            now=self._world.now(),
+        )
         # Any of them: were it always the first, everybody would dial the same few peers.
         known = self._records()
         count = min(len(known), defaults.GOSSIP_RECORDS_EXCHANGED)
         records = [record.raw for record in self._world.random.sample(known, count)]
         wall_ms = int(self._world.wall_time() * 1000)
-        self._post(neighbour, _Hello(self._run, wall_ms, sorted(self._topics), records))
+        self._post(
+            neighbour,
+            _Hello(self._run, wall_ms, sorted(self._topics), records, self._admission),
+        )
         try:
             with neighbour.scope:
-                await self._read(neighbour)
+                if await self._is_greeted(neighbour):
+                    await self._read(neighbour)
         except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("gossip.neighbour_lost", remote=peer, reason=str(error))
         finally:
             self._leave(neighbour)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
+
+    async def _is_greeted(self, neighbour: _Neighbour) -> bool:
+        """Whether the other side says who it is, and gets a slot."""
+        raw = None
+        with trio.move_on_after(defaults.GOSSIP_GREETING_SECONDS):
+            raw = await neighbour.stream.receive()
+        hello = _decoder.decode(raw) if raw is not None else None
+        if not isinstance(hello, _Hello) or hello.run != self._run:
+            return False
+        if self._greeting.get(neighbour.peer) is not neighbour:
+            return False  # another stream took its place meanwhile
+        neighbour.follows = frozenset(hello.topics)
+        self._look_at(neighbour, hello.admission)
+        if not self._may_have(neighbour):
+            return False
+        del self._greeting[neighbour.peer]
+        self._neighbours[neighbour.peer] = neighbour
+        self._greet(neighbour, hello)
+        return True
+
+    def _look_at(self, neighbour: _Neighbour, admission: bytes) -> None:
+        """Note whether a neighbour is admitted: strangers are told only of the run as a whole."""
+        if self._admits(neighbour.peer, admission):
+            neighbour.admitted_until = self._world.now() + defaults.GOSSIP_ADMITTED_SECONDS
+            self._transport.vouch(neighbour.peer, defaults.GOSSIP_ADMITTED_SECONDS)
+        stranger = self._rank(neighbour) == STRANGER
+        neighbour.topics = neighbour.follows & {RUN} if stranger else neighbour.follows
+
+    def _part_with_strangers(self) -> None:
+        """Those that were not admitted for long keep a slot from others, and bring nothing."""
+        now = self._world.now()
+        for neighbour in list(self._neighbours.values()):
+            if self._rank(neighbour) > STRANGER:
+                continue
+            if 0 < neighbour.admitted_until <= now:
+                neighbour.since, neighbour.admitted_until = now, 0.0
+                neighbour.topics = neighbour.follows & {RUN}
+            elif now - neighbour.since > defaults.GOSSIP_STRANGER_SECONDS:
+                self._spent[neighbour.peer] = now + defaults.GOSSIP_FULL_SECONDS
+                if len(self._spent) > defaults.GOSSIP_REFUSALS_MAX:
+                    self._spent.popitem(last=False)
+                self._leave(neighbour)
+
+    def _leave(self, neighbour: _Neighbour) -> None:
+        """End a conversation."""
+        for among in (self._neighbours, self._greeting):
+            if among.get(neighbour.peer) is neighbour:
+                del among[neighbour.peer]
+        neighbour.scope.cancel()
+        self._open_at = 0.0  # there is room again
 
     def _post(self, neighbour: _Neighbour, frame: _Frame) -> None:
         """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
@@ -413,17 +564,17 @@ class Gossip:
                     if self._held(digest) is not None:
                         neighbour.wanted.add(digest)
                 self._wake(neighbour)
-            elif frame.run != self._run:
-                return
+            elif isinstance(frame, _Shown):
+                self._look_at(neighbour, frame.admission)
+                self._offer(neighbour, self._current())
             else:
-                self._greet(neighbour, frame)
+                return  # it has said `hello` already
             if neighbour.invalid >= defaults.GOSSIP_INVALID_MAX:
                 self._events.emit("gossip.neighbour_banned", remote=neighbour.peer)
                 self._transport.ban(neighbour.peer, defaults.GOSSIP_BAN_SECONDS)
                 return
 
     def _greet(self, neighbour: _Neighbour, hello: _Hello) -> None:
-        neighbour.topics = frozenset(hello.topics)
         self._refusals.pop(neighbour.peer, None)
         neighbour.clock = hello.wall_ms / 1000 - self._world.now()
         self._compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
@@ -507,11 +658,14 @@ class Gossip:
         candidates = [
             neighbour
             for neighbour in self._neighbours.values()
-            if topic in neighbour.topics and digest not in neighbour.knows
+            if topic in neighbour.topics
+            and digest not in neighbour.knows
+            and self._rank(neighbour) > STRANGER
         ]
         if len(candidates) > defaults.GOSSIP_EAGER:
-            candidates = self._world.random.sample(candidates, defaults.GOSSIP_EAGER)
-        for neighbour in candidates:
+            self._world.random.shuffle(candidates)
+            candidates.sort(key=self._rank, reverse=True)
+        for neighbour in candidates[: defaults.GOSSIP_EAGER]:
             neighbour.knows.add(digest)
             neighbour.news.add(digest)
             self._wake(neighbour)
@@ -587,6 +741,7 @@ class Gossip:
                 now = self._world.now()
                 self._asked = {d: until for d, until in self._asked.items() if until > now}
             self._forget_oldest()
+            self._part_with_strangers()
             if self._open_at <= self._world.now():
                 self._open_more(nursery)
 

@@ -609,6 +609,7 @@ class RunNode:
             topics,
             records=self._records_told,
             learn_record=node.learn_record,
+            admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
             compare_clock=self._clock.compare,
         )
         self.messenger = Messenger(node.transport, self.gate, node.events)
@@ -680,7 +681,7 @@ class RunNode:
                 seal=self.seal,
                 reach=node.reach,
                 describe=self.describe,
-                granted=lambda admission: node.transport.set_credential(admission.raw),
+                granted=self._on_granted,
             )
 
     @property
@@ -829,6 +830,10 @@ class RunNode:
         except Dropped as dropped:
             if dropped.cause != VERSION_REFUSED:  # that was said
                 self.node.events.emit("gossip.manifest_dropped", cause=dropped.cause)
+
+    def _on_granted(self, admission: Envelope) -> None:
+        self.node.transport.set_credential(admission.raw)
+        self.gossip.show(admission)
 
     def _on_manifest(self, envelope: Envelope) -> None:
         passed_on = self.passes_on
@@ -1224,10 +1229,14 @@ class RunNode:
                 await self.status.changed.wait_change()
 
     async def _find_neighbours(self) -> None:
-        """Reach the trusted peers once, then keep enough gossip neighbours."""
+        """Keep enough gossip neighbours that take part, trusted ones among them: of these a trusted
+        peer wants as many, and every other at least one, whoever else crowds in."""
         while True:
-            wanted = defaults.GOSSIP_NEIGHBOURS_WANTED - len(self.gossip.neighbours())
-            if wanted > 0:
+            members = self.gossip.members()
+            near = sum(self.run.trusts(peer) for peer in members)
+            wanted = max(0, defaults.GOSSIP_NEIGHBOURS_WANTED - len(members))
+            lacking = max(wanted, (1 if self.lease else defaults.GOSSIP_NEIGHBOURS_WANTED) - near)
+            if lacking > 0:
                 connected = self.node.transport.connected()
                 known = [peer for peer in self._others() if peer not in connected]
                 trusted = [
@@ -1236,7 +1245,7 @@ class RunNode:
                     if peer not in connected and peer != self.peer_id
                 ]
                 others = self.node.world.random.sample(known, min(wanted, len(known)))
-                for peer in list(dict.fromkeys(trusted[:wanted] + others)):
+                for peer in list(dict.fromkeys(trusted[:lacking] + others)):
                     try:
                         await self.node.reach(peer)
                     except (PeerError, Dropped) as error:

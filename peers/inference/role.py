@@ -212,6 +212,9 @@ class InferenceRole:
             here = f"{sum(held.pieces)} of {len(held.pieces)} pieces" if held else "nothing"
             trainers = [trainer.peer for trainer in self._run.manifest.trainers]
             reason = f"of policy {order.policy}, which step {order.step} uses, {here} is here"
+            if self._run.manifest_of(order) is None:
+                reason = f"version {order.run_version} of the run, which step {order.step} follows"
+                reason += ", has not come"
             self._peer.say_starved("inference", seconds, reason, trainers)
 
         async with trio.open_nursery() as nursery:

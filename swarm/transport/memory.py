@@ -146,6 +146,8 @@ class MemoryNetwork:
     def __init__(self, *, latency_seconds: float = 0.0) -> None:
         self.latency_seconds = latency_seconds
         self.stalled: dict[_Pair, trio.Event] = {}
+        self.ranges: dict[PeerId, str] = {}
+        """Of public addresses, where a test gives peers any."""
         self._peers: dict[PeerId, MemoryTransport] = {}
         self._by_port: dict[int, MemoryTransport] = {}
         self._links: dict[_Pair, _Link] = {}
@@ -295,6 +297,10 @@ class MemoryTransport(BaseTransport):
 
     def connected(self) -> Sequence[PeerId]:
         return self._network.connected(self.peer_id)
+
+    def network_of(self, peer: PeerId) -> str:
+        linked = self._network.link(self.peer_id, peer) is not None
+        return self._network.ranges.get(peer, "") if linked else ""
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()

@@ -135,6 +135,7 @@ class Member:
             topics,
             records=lambda: [],
             learn_record=lambda _: None,
+            admits=lambda peer, _: network.admits(peer),
             compare_clock=clock.compare,
         )
         self.gossip.listen(Presence, clock.on_presence)
@@ -224,6 +225,8 @@ class TestRun:
         self.manifest = envelope
         self.network = MemoryNetwork(latency_seconds=0.01)
         self.addresses: dict[PeerId, Sequence[str]] = {}
+        self.strangers: set[PeerId] = set()
+        """Peers that have no admission to show to their neighbours."""
         self._nursery = nursery
         self._count = 0
 
@@ -240,6 +243,9 @@ class TestRun:
         if speaks:
             await self.speak(member)
         return member
+
+    def admits(self, peer: PeerId) -> bool:
+        return peer not in self.strangers
 
     async def speak(self, member: Member) -> None:
         await self._nursery.start(member.gossip.run)

@@ -1,0 +1,131 @@
+"""Who gets a gossip slot: trusted peers, then admitted ones, then a few strangers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from swarm import defaults
+from swarm.messages import Acknowledgement, Admission, Checkpoint
+from tests.network.harness import (
+    Member,
+    TestRun,
+    identity,
+    in_virtual_time,
+    manifest,
+    running,
+    sealed,
+    sealed_manifest,
+)
+from tests.network.test_gossip import checkpoint, hears
+
+OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
+MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
+SOME_SECONDS = defaults.GOSSIP_YIELD_SECONDS + 2
+STRANGERS = defaults.GOSSIP_STRANGERS_MAX
+SLOTS = defaults.GOSSIP_NEIGHBOURS_MAX
+
+
+async def crowd(
+    run: TestRun, victim: Member, count: int, *, ranges: int, first: int, admitted: bool
+) -> list[Member]:
+    """So many peers from so many ranges of addresses, all connected to one."""
+    members = []
+    for number in range(count):
+        key = identity(first + number)
+        run.network.ranges[key.peer_id] = f"{first}.{number % ranges}"
+        if not admitted:
+            run.strangers.add(key.peer_id)
+        member = await run.add(key)
+        await member.reach(victim.id)
+        members.append(member)
+    await trio.sleep(SOME_SECONDS)
+    return members
+
+
+def ids(members: list[Member]) -> set[str]:
+    return {str(member.id) for member in members}
+
+
+def test_strangers_share_few_slots_and_leave_the_rest_to_those_admitted() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(VALIDATOR)
+            near = await crowd(run, victim, 10, ranges=1, first=1000, admitted=False)
+            most = defaults.GOSSIP_STRANGERS_PER_RANGE_MAX
+            assert len(ids(near) & set(victim.gossip.neighbours())) == most
+            far = await crowd(run, victim, 2 * SLOTS, ranges=SLOTS, first=2000, admitted=False)
+            assert len(ids([*near, *far]) & set(victim.gossip.neighbours())) == STRANGERS
+            honest = await crowd(run, victim, SLOTS, ranges=SLOTS, first=3000, admitted=True)
+            assert ids(honest) == set(victim.gossip.neighbours())
+            trainer = await run.add(TRAINER)
+            heard = hears(trainer, Acknowledgement)
+            await trainer.reach(victim.id)
+            await trio.sleep(SOME_SECONDS)
+            message = Acknowledgement(submission=bytes(32), worker=victim.id)
+            await victim.announce(message)
+            await trio.sleep(1)
+            assert heard == [message]
+
+    in_virtual_time(main)
+
+
+def test_of_admitted_peers_the_most_crowded_range_gives_way() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(VALIDATOR)
+            many = await crowd(run, victim, 2 * SLOTS, ranges=2, first=1000, admitted=True)
+            assert len(victim.gossip.neighbours()) == SLOTS
+            few = await crowd(run, victim, 6, ranges=3, first=2000, admitted=True)
+            held = set(victim.gossip.neighbours())
+            assert ids(few) <= held
+            assert len(held & ids(many)) == SLOTS - len(few)
+
+    in_virtual_time(main)
+
+
+def test_a_stranger_hears_of_the_run_alone_and_only_for_a_while() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
+            await trainer.reach(validator.id)
+            await trio.sleep(SOME_SECONDS)
+            await trainer.announce(checkpoint(1))
+            message = Acknowledgement(submission=bytes(32), worker=validator.id)
+            await validator.announce(message)
+            (stranger,) = await crowd(run, validator, 1, ranges=1, first=1000, admitted=False)
+            policies, work = hears(stranger, Checkpoint), hears(stranger, Acknowledgement)
+            await trainer.announce(checkpoint(2))
+            await trio.sleep(2)
+            assert checkpoint(2) in policies and work == []
+            await trio.sleep(defaults.GOSSIP_STRANGER_SECONDS)
+            assert stranger.id not in validator.gossip.neighbours()
+
+    in_virtual_time(main)
+
+
+def test_an_admission_that_is_shown_opens_what_was_closed() -> None:
+    """Whichever of the two ids sorts first."""
+
+    async def main(number: int) -> None:
+        async with running(MANIFEST) as run:
+            validator = await run.add(VALIDATOR)
+            await crowd(run, validator, STRANGERS, ranges=STRANGERS, first=1000, admitted=False)
+            (newcomer,) = await crowd(run, validator, 1, ranges=1, first=number, admitted=False)
+            assert newcomer.id not in validator.gossip.neighbours()
+            work = hears(newcomer, Acknowledgement)
+            run.strangers.discard(newcomer.id)
+            admission = Admission(peer=newcomer.id, roles=["inference"])
+            newcomer.gossip.show(sealed(VALIDATOR, admission, MANIFEST.body.run))
+            await trio.sleep(SOME_SECONDS)
+            assert newcomer.id in validator.gossip.members()
+            message = Acknowledgement(submission=bytes(32), worker=validator.id)
+            await validator.announce(message)
+            await trio.sleep(1)
+            assert work == [message]
+
+    before = next(n for n in range(5000, 6000) if identity(n).peer_id < VALIDATOR.peer_id)
+    after = next(n for n in range(5000, 6000) if identity(n).peer_id > VALIDATOR.peer_id)
+    for number in (before, after):
+        in_virtual_time(partial(main, number))
