@@ -30,6 +30,10 @@ SENDER_RATE_PER_SECOND = 50.0
 SENDER_RATE_BURST = 400.0
 """Envelopes such a sender may send at once: a worker's requests after it was cut off."""
 
+SENDERS_REMEMBERED_MAX = 4096
+"""Senders that are not trusted whose rate and newest states are remembered (about 2 MB); identities
+are free, so that the least recent is forgotten."""
+
 CLOCK_SKEW_SECONDS_MAX = 30.0
 """Clocks that differ by no more agree; by more than this from what counts, a peer says so."""
 

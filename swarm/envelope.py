@@ -12,7 +12,7 @@ import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import blake3
 import msgspec
@@ -209,6 +209,13 @@ class _Bucket:
         return True
 
 
+class _Newest(NamedTuple):
+    """What is remembered of a sender's newest state: never its bytes, which a stranger may pad."""
+
+    order: tuple[int, ...]
+    digest: bytes
+
+
 class Gate:
     """Decides which envelopes of one run are believed; counts the dropped by cause.
 
@@ -235,7 +242,10 @@ class Gate:
         self.trusts = trusts
         self._clock_off = clock_off
         self._seen: OrderedDict[bytes, int] = OrderedDict()
-        self._states: dict[tuple[str, str], tuple[tuple[int, ...], Envelope]] = {}
+        self._states: dict[tuple[str, str], _Newest] = {}
+        """Of those that it trusts."""
+        self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
+        """Of everybody else, who may be invented: the last that were heard of."""
         self._rates: OrderedDict[str, _Bucket] = OrderedDict()
         self.dropped: Counter[str] = Counter()
 
@@ -268,14 +278,14 @@ class Gate:
             raise Dropped(cause, f"{body.kind} from {body.sender}")
         if isinstance(envelope.message, StateMessage):
             key = (body.sender, body.kind)
-            order = (*envelope.message.order(), body.sequence)
-            held = self._states.get(key)
-            if held is not None and order <= held[0]:
-                raise Dropped("duplicate" if held[1].raw == raw else "old_state")
+            newest = _Newest((*envelope.message.order(), body.sequence), envelope.digest)
+            held = self._newest(key)
+            if held is not None and newest.order <= held.order:
+                raise Dropped("duplicate" if held.digest == newest.digest else "old_state")
         if not self.trusts(body.sender):
             self._take_rate(body.sender)
         if isinstance(envelope.message, StateMessage):
-            self._states[key] = (order, envelope)
+            self._keep_newest(key, newest)
         self._remember(envelope.digest, body.expires_ms + late_ms, wall_ms)
         return envelope
 
@@ -292,7 +302,7 @@ class Gate:
         bucket = self._rates.get(sender)
         if bucket is None:
             bucket = self._rates[sender] = _Bucket(now)
-            if len(self._rates) > 10_000:
+            if len(self._rates) > defaults.SENDERS_REMEMBERED_MAX:
                 self._rates.popitem(last=False)
         if not bucket.take(now):
             raise Dropped("over_rate", sender)
@@ -305,7 +315,19 @@ class Gate:
         ):
             self._seen.popitem(last=False)
 
-    def state(self, sender: str, kind: str) -> Envelope | None:
-        """The newest state of one sender and kind, expired or not."""
-        held = self._states.get((sender, kind))
-        return held[1] if held else None
+    def _keep_newest(self, key: tuple[str, str], newest: _Newest) -> None:
+        if self.trusts(key[0]):
+            self._states[key] = newest
+            return
+        self._others_states[key] = newest
+        self._others_states.move_to_end(key)
+        if len(self._others_states) > defaults.SENDERS_REMEMBERED_MAX:
+            self._others_states.popitem(last=False)
+
+    def _newest(self, key: tuple[str, str]) -> _Newest | None:
+        return self._states.get(key) or self._others_states.get(key)
+
+    def newest(self, sender: str, kind: str) -> bytes | None:
+        """Digest of the newest state of one sender and kind that is remembered."""
+        held = self._newest((sender, kind))
+        return held.digest if held is not None else None

@@ -196,7 +196,10 @@ class Messenger:
         self, peer: PeerId, raws: list[bytes], forged: list[str]
     ) -> Sequence[Envelope]:
         try:
-            envelope = self._believe(peer, raws)
+            envelope = self._opened(peer, raws)
+            if type(envelope.message) not in self._handlers:
+                return []  # nobody asked for it: nothing of it is remembered
+            self._believe(envelope)
             supporting = [open_envelope(raw) for raw in raws[1:]]
         except Dropped as dropped:
             self._events.emit("messenger.dropped", remote=peer, cause=dropped.cause)
@@ -206,23 +209,24 @@ class Messenger:
                 self._events.emit("messenger.peer_banned", remote=peer, causes=forged)
                 self._transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
             return []
-        if type(envelope.message) not in self._handlers:
-            return []
         handler, lifetime = self._handlers[type(envelope.message)]
         return await lifetime.run(handler, envelope, supporting) or []
 
-    def _believe(self, peer: PeerId, raws: list[bytes]) -> Envelope:
+    def _opened(self, peer: PeerId, raws: list[bytes]) -> Envelope:
+        """A request's message, if the peer at the other end has signed it."""
         if not raws:
             raise Dropped("malformed", "an empty request")
         envelope = open_envelope(raws[0])
-        if envelope.sender != peer:  # before the gate remembers anything of it
+        if envelope.sender != peer:
             raise Dropped("not_its_sender", f"{peer} sent a message of {envelope.sender}")
+        return envelope
+
+    def _believe(self, envelope: Envelope) -> None:
         try:
-            return self._gate.admit(raws[0])
+            self._gate.admit(envelope.raw)
         except Dropped as dropped:
             if dropped.cause != "duplicate" or isinstance(envelope.message, StateMessage):
                 raise
-        return envelope
 
 
 def first(envelopes: Sequence[Envelope], message_type: type[Message]) -> Envelope | None:

@@ -172,8 +172,9 @@ class Run:
 
     def refusal(self, new: RunManifest) -> str | None:
         """Why a manifest that the owner has signed is not taken, in one sentence, or None."""
-        for held in map(manifest_in, self._versions.values()):
-            if held.version == new.version and held != new:
+        known = [manifest_in(each) for each in self._versions.values()]
+        for held in known:
+            if held.version == new.version and new not in known:
                 return (
                     f"version {new.version} of the run was signed with other content before "
                     f"({_listed(changes(held, new))}); the first stays, and a change needs a "

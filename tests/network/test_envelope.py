@@ -165,10 +165,35 @@ def test_states_only_grow_and_a_trainers_order_by_lineage_and_step() -> None:
     def check(gate: Gate, _run: Run) -> None:
         gate.admit(sealed(TRAINER, checkpoint(5), RUN_ID, sequence=10).raw)
         assert refused(gate, sealed(TRAINER, checkpoint(4), RUN_ID, sequence=11).raw) == "old_state"
-        assert gate.admit(sealed(TRAINER, checkpoint(0, lineage=1), RUN_ID, sequence=1).raw)
-        newest = gate.state(TRAINER.peer_id, "checkpoint")
-        assert newest is not None
-        assert newest.message == checkpoint(0, lineage=1)
+        newest = gate.admit(sealed(TRAINER, checkpoint(0, lineage=1), RUN_ID, sequence=1).raw)
+        assert gate.newest(TRAINER.peer_id, "checkpoint") == newest.digest
+
+    inside(check)
+
+
+def test_a_version_signed_twice_is_no_reason_to_refuse_what_is_held() -> None:
+    """A step may follow the other content; a peer that keeps both says its own as it starts."""
+
+    def check(gate: Gate, run: Run) -> None:
+        other = msgspec.structs.replace(manifest([TRAINER], [VALIDATOR]), checkpoints_kept=9)
+        assert refused(gate, sealed_manifest(OWNER, other).raw) == "version_refused"
+        run.keep(sealed_manifest(OWNER, other))
+        assert gate.admit(MANIFEST.raw)
+        assert run.manifest_envelope == MANIFEST
+
+    inside(check)
+
+
+def test_states_of_those_not_trusted_are_forgotten_when_others_come() -> None:
+    """Identities are free; what trusted peers said is never forgotten for them."""
+
+    def check(gate: Gate, _run: Run) -> None:
+        gate.admit(sealed(TRAINER, checkpoint(5), RUN_ID).raw)
+        for n in range(defaults.SENDERS_REMEMBERED_MAX + 1):
+            gate.admit(sealed(identity(100 + n), Heartbeat(roles=[]), RUN_ID).raw)
+        assert gate.newest(TRAINER.peer_id, "checkpoint") is not None
+        assert gate.newest(identity(100).peer_id, "heartbeat") is None
+        assert gate.newest(identity(101).peer_id, "heartbeat") is not None
 
     inside(check)
 

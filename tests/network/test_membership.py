@@ -20,6 +20,7 @@ from swarm.messages import (
     Admissions,
     Eviction,
     Heartbeat,
+    PeerRecord,
     Presence,
     Submission,
 )
@@ -382,7 +383,23 @@ def test_nobody_can_send_anothers_message() -> None:
             # Nor is anything remembered of it: strangers could be invented without end.
             invented = await worker.seal(Heartbeat(roles=["relay"]), 60)
             assert await thief.messenger.request(validator.id, invented) == []
-            assert validator.gate.state(worker.id, "heartbeat") is None
+            assert validator.gate.newest(worker.id, "heartbeat") is None
+
+    in_virtual_time(main)
+
+
+def test_nothing_is_remembered_of_a_request_that_nobody_answers() -> None:
+    """A stranger may sign any state with any of its keys: who it is and where, say."""
+
+    async def main() -> None:
+        async with running(run_with()) as run:
+            validator, stranger = await run.add(VALIDATOR), await run.add(OTHER)
+            await stranger.reach(validator.id)
+            record = sealed(OTHER, PeerRecord(roles=["relay"], addresses=[]), "")
+            beat = await stranger.seal(Heartbeat(roles=["relay"]), 60)
+            for unasked in (record, beat):
+                assert await stranger.messenger.request(validator.id, unasked) == []
+                assert validator.gate.newest(stranger.id, unasked.body.kind) is None
 
     in_virtual_time(main)
 
