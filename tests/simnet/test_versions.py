@@ -6,7 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
+import trio
 
+from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -15,7 +18,9 @@ from simnet.world import EPOCH
 from swarm import defaults
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
-from swarm.messages import RunManifest
+from swarm.messages import RunManifest, StepOrder
+from swarm.run import BOOTSTRAP_SECONDS, content_digest
+from swarm.world import Child
 
 STEPS = 8
 
@@ -60,10 +65,10 @@ class Watching:
             event.fields for who, event in self.said if event.name == name and peer in (None, who)
         ]
 
-    async def start(self, *names: str, steps: int = STEPS, **run: Any) -> RunManifest:
+    async def start(self, *names: str, **run: Any) -> RunManifest:
         bootstrap = await start_bootstrap(
-            self.simulation, trainers=["trainer"], validators=["validator"], steps=steps,
-            groups_per_step=8, max_new_tokens=8, **run,
+            self.simulation, trainers=["trainer"], validators=["validator"],
+            **{"steps": STEPS, "groups_per_step": 8, "max_new_tokens": 8, **run},
         )  # fmt: skip
         for name in names:
             await self.add(name)
@@ -146,3 +151,153 @@ def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> No
         ]
     rates = {step: rate for step, rate, _ in watching.configured}
     assert rates == {step: 1e-3 if step >= since else 3e-7 for step in range(STEPS)}
+
+
+def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows() -> None:
+    """The open step follows version 1 while bootstrap peer and newcomers know version 2; validator
+    and trainer lose their processes, one worker its disk."""
+
+    async def main(watching: Watching) -> None:
+        simulation = watching.simulation
+        first = await watching.start("validator", "trainer", "inference-0")
+        await watching.step_trained(0)
+        second = changed(
+            first, 2, sampling={"max_new_tokens": 9}, objective={"learning_rate": 1e-3}
+        )
+        envelope = signed(simulation, second)
+        watching.part("validator").gossip.publish(envelope)
+        simulation.peers["bootstrap"].node.hear_manifest(envelope)  # type: ignore[union-attr]
+        assert watching.part("trainer").step_order().run_version == 1
+        made = simulation.expect("inference.submission_made", ["inference-1"])
+        await watching.add("inference-1")
+        for name in ("validator", "trainer"):
+            await simulation.peers[name].kill()
+            await simulation.peers[name].start(resume=True)
+        assert await simulation.meet(made, 300)
+        await watching.over()
+
+    watching = watch(main)
+    watching.check_nobody_is_blamed()
+    made_first = watching.named("inference.submission_made", "inference-1")[0]
+    since = watching.named("run.version_in_force", "inference-0")[0]["step"]
+    assert made_first["step"] < since, "the newcomer was to begin under the older version"
+    rates = {step: rate for step, rate, _ in watching.configured}
+    assert rates == {step: 1e-3 if step >= since else 3e-7 for step in range(STEPS)}
+
+
+def test_everything_that_may_change_may_change_at_once() -> None:
+    """Batches, groups, temperature, filters, staleness and asynchrony, there and back again."""
+
+    async def main(watching: Watching) -> None:
+        first = await watching.start(*ALL, steps=14)
+        second = changed(
+            first, 2,
+            sampling={"temperature": 0.5, "group_size": 4, "groups_per_submission": 2},
+            schedule={"groups_per_step": 12, "asynchrony": 5, "max_staleness": 8},
+            filters={"fill": "refill", "refill_seconds": 60.0},
+            objective={"optimiser_steps": 3, "kl_coefficient": 0.0},
+            thresholds={"prefill_share_new": 0.5, "honest_mismatch_rate": 0.02},
+        )  # fmt: skip
+        for step, version in ((1, second), (7, msgspec.structs.replace(first, version=3))):
+            await watching.step_trained(step)
+            watching.part("trainer").gossip.publish(signed(watching.simulation, version))
+        await watching.over()
+
+    watching = watch(main)
+    watching.check_nobody_is_blamed()
+    since = [f["step"] for f in watching.named("run.version_in_force", "trainer")]
+    assert len(since) == 2 and [step for step, *_ in watching.configured] == list(range(14))
+    opened = watching.named("trainer.step_opened", "trainer")
+    policies = [f["policy"] for f in opened]
+    assert policies == sorted(policies), "no step goes back to an older policy"
+    ages = {f["step"]: f["step"] - f["policy"] for f in opened}
+    assert max(age for step, age in ages.items() if step < since[0]) == 2
+    assert 2 < max(age for step, age in ages.items() if since[0] <= step < since[1]) <= 5
+
+
+@pytest.mark.parametrize("steps", [2, 12])
+def test_a_run_is_made_shorter_or_longer(steps: int) -> None:
+    """Two steps are fewer than are done by then: the run is over."""
+
+    async def main(watching: Watching) -> None:
+        first = await watching.start(*ALL)
+        await watching.step_trained(3)
+        shorter = changed(first, 2, schedule={"steps": steps})
+        over = watching.simulation.expect("trainer.run_complete", ["trainer"])
+        heard = watching.simulation.expect("inference.run_over", ["inference-0", "inference-1"])
+        watching.part("relay-0").gossip.publish(signed(watching.simulation, shorter))
+        assert await watching.simulation.meet(over, 60 if steps == 2 else 3000)
+        assert await watching.simulation.meet(heard, 60)
+
+    watching = watch(main)
+    watching.check_nobody_is_blamed()
+    (over,) = watching.named("trainer.run_complete")
+    assert over["steps"] == 12 if steps == 12 else 4 <= over["steps"] <= 5
+
+
+class Headstrong(InferenceRole):
+    """Works by the newest manifest, whatever its step follows, as an older Swarm does."""
+
+    async def _make_submission(
+        self, engine: Child, order: StepOrder, nursery: trio.Nursery
+    ) -> None:
+        newest = content_digest(self._run.manifest_envelope)
+        by_newest = msgspec.structs.replace(order, run_digest=newest)
+        await super()._make_submission(engine, by_newest, nursery)
+
+
+def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
+    async def main(watching: Watching) -> None:
+        simulation = watching.simulation
+        first = await watching.start(*ALL, groups_per_step=24)  # time enough to hear of another
+        hardware = Hardware(tokens_per_second=20.0)
+        plan = Plan("headstrong", ["inference"], hardware=hardware, acts=Headstrong)
+        await simulation.add(plan).start()
+        opened = simulation.expect(
+            "trainer.step_opened", ["trainer"], lambda event: event.fields["step"] > 2
+        )
+        assert await simulation.meet(opened, 3000)
+        second = changed(first, 2, sampling={"max_new_tokens": 9})
+        watching.part("validator").gossip.publish(signed(simulation, second))
+        await watching.over()
+
+    watching = watch(main)
+    assert watching.named("membership.peer_evicted") == []
+    verdicts = watching.named("validator.verdict")
+    headstrong = watching.simulation.peers["headstrong"].id
+    refused = [f for f in verdicts if f["failed"] == "version"]
+    assert {f["worker"] for f in refused} == {headstrong}
+    assert {(f["figure"], f["threshold"]) for f in refused} == {(2.0, 1.0)}
+    since = watching.named("run.version_in_force", "trainer")[0]["step"]
+    accepted = {
+        f["step"] for f in verdicts if f["worker"] == headstrong and f["outcome"] == "accepted"
+    }
+    assert any(step >= since for step in accepted), "it goes on, once its version is in force"
+
+
+def test_an_owner_who_signs_one_version_twice_is_told() -> None:
+    """The bootstrap peer was restarted with second thoughts under the same number."""
+
+    async def main(watching: Watching) -> None:
+        simulation = watching.simulation
+        first = await watching.start(*ALL)
+        await watching.step_trained(0)
+        second = changed(first, 2, sampling={"max_new_tokens": 9})
+        watching.part("validator").gossip.publish(signed(simulation, second))
+        await watching.step_trained(2)
+        thoughts = signed(simulation, changed(first, 2, sampling={"max_new_tokens": 10}))
+        bootstrap = simulation.peers["bootstrap"]
+        await bootstrap.kill()
+        bootstrap.plan.manifests[:] = [thoughts]
+        await bootstrap.start()
+        await trio.sleep(2 * BOOTSTRAP_SECONDS)
+        await watching.add("inference-2")
+        await watching.over()
+
+    watching = watch(main)
+    watching.check_nobody_is_blamed()
+    for name in ("bootstrap", "trainer", "validator", "inference-2"):
+        refused = watching.named("run.version_refused", name)
+        assert len(refused) == 1 and refused[0]["version"] == 2, name
+    accepted = [f for f in watching.named("inference.receipt", "inference-2")]
+    assert accepted and {f["outcome"] for f in accepted} == {"accepted"}

@@ -380,3 +380,39 @@ def test_states_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"version": 2', '"version": 7'))
     with pytest.raises(UserError, match="version 7"):
         learner.load(tmp_path / "state", {})
+
+
+# --- another version of the run --------------------------------------------------------------
+
+
+def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Path) -> None:
+    """Rate, betas, decay, objective, and a KL term against the base that there was none of."""
+    other = dataclasses.replace(
+        settings(
+            name="dr_grpo", learning_rate=3e-3, beta1=0.5, weight_decay=0.1, kl_coefficient=0.05,
+            optimiser_steps=2,
+        ),
+        schedule=Schedule(steps=20, groups_per_step=4, asynchrony=2, max_staleness=1),
+        completion_tokens_max=9,
+    )  # fmt: skip
+    going_on = Learner(base, SETTINGS)
+    going_on.train_step(random_groups(0, policy=0), 0)
+    going_on.save(tmp_path / "state")
+    going_on.follow(other.objective, other.schedule, other.completion_tokens_max)
+
+    resumed = Learner(base, other)
+    resumed.load(tmp_path / "state", {0: base})
+    for step in (1, 2):
+        groups = random_groups(step, policy=step)
+        found = [learner.train_step(groups, step) for learner in (going_on, resumed)]
+        assert found[0] == found[1]
+        assert "kl_reference" in found[0] and found[0]["learning_rate"] > 2e-3
+    assert same(weights_of(going_on), weights_of(resumed))
+    assert going_on.policies == resumed.policies
+
+
+def test_numbers_that_contradict_each_other_are_not_followed(base: Path) -> None:
+    learner = Learner(base, SETTINGS)
+    with pytest.raises(UserError, match="step_start"):
+        learner.follow(Objective(name="icepop"), SETTINGS.schedule, 8)
+    assert learner.settings == SETTINGS

@@ -22,7 +22,7 @@ from peers.trainer.packing import ATTENTIONS
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
 from peers.trainer.sft import Warmup, warm_up
 from swarm.errors import UserError
-from swarm.messages import Objective, Schedule
+from swarm.messages import Objective, Sampling, Schedule
 from swarm.submissions import Header, Rollouts, write
 
 REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
@@ -41,11 +41,20 @@ def run_arguments(base: Path) -> dict[str, Any]:
     }
 
 
-def submission(base: Path, path: Path, policy: int) -> dict[str, Any]:
+def submission(
+    base: Path, path: Path, policy: int, sampling: Sampling = DEMO_SAMPLING
+) -> dict[str, Any]:
     """A file of 2 groups × 3, sampled by the engine, as a worker writes it."""
     prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
     rows = [prompt for prompt in prompts for _ in range(3)]
-    made = NativeEngine(base).generate(rows, range(6), (policy, 1), 1.0, DEMO_SAMPLING.stop_ids, 8)
+    made = NativeEngine(base).generate(
+        rows,
+        range(6),
+        (policy, 1),
+        sampling.temperature,
+        sampling.stop_ids,
+        sampling.max_new_tokens,
+    )
     rollouts = Rollouts.from_lists(
         group=[0, 0, 0, 1, 1, 1],
         sample=[0, 1, 2, 0, 1, 2],
@@ -64,9 +73,9 @@ def submission(base: Path, path: Path, policy: int) -> dict[str, Any]:
         number=0,
         environment="sort-digits",
         environment_version="1",
-        temperature=1.0,
-        max_new_tokens=8,
-        stop_ids=DEMO_SAMPLING.stop_ids,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        stop_ids=sampling.stop_ids,
         engine="native",
     )
     digest, _ = write(path, rollouts, header)
@@ -238,3 +247,22 @@ def test_an_attention_that_the_device_cannot_train_with_is_refused(base: Path) -
 
 def test_the_attentions_of_the_options_are_those_of_the_packer() -> None:
     assert get_args(Attention) == ("fastest", *ATTENTIONS)
+
+
+def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_path: Path) -> None:
+    """Each is scored at the temperature, and read within the length limit, of its own."""
+    service = TrainerService()
+    arguments = run_arguments(base)
+    service.start(**crossed(arguments))
+    cooler = msgspec.structs.replace(DEMO_SAMPLING, temperature=0.5, max_new_tokens=12)
+    submissions = []
+    for number, sampling in enumerate((DEMO_SAMPLING, cooler)):
+        made = submission(base, tmp_path / str(number), 0, sampling)
+        submissions.append(made | {"sampling": msgspec.structs.asdict(sampling)})
+    changed = {name: arguments[name] for name in ("objective", "schedule")}
+    changed["sampling"] = msgspec.structs.asdict(cooler)
+    changed["objective"] = changed["objective"] | {"learning_rate": 1e-4, "warmup_steps": 0}
+    assert service.follow(**crossed(changed)) == {}
+    found = service.train(**crossed({"step": 0, "submissions": submissions}))
+    assert found["learning_rate"] == pytest.approx(1e-4)
+    assert found["groups"] == 4 and found["engine_log_probability_difference"] < 1e-4
