@@ -61,16 +61,17 @@ class SftSettings:
 
     def check(self) -> None:
         """Raises `UserError`."""
-        for name, fine in (
-            ("steps", self.steps >= 1),
-            ("batch", self.batch >= 1),
-            ("learning_rate", 0 < self.learning_rate < 1),
-            ("warmup_steps", self.warmup_steps >= 0),
-            ("validation_share", 0 <= self.validation_share < 1),
-            ("tokens_max", self.tokens_max >= 2),
+        for name, fine, bounds in (
+            ("steps", self.steps >= 1, "at least 1"),
+            ("batch", self.batch >= 1, "at least 1"),
+            ("learning_rate", 0 < self.learning_rate < 1, "above 0 and below 1"),
+            ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
+            ("validation_share", 0 <= self.validation_share < 1, "from 0 to below 1"),
+            ("tokens_max", self.tokens_max >= 2, "at least 2"),
         ):
             if not fine:
-                raise UserError(f"sft: {name} is {getattr(self, name)}, out of bounds")
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} is {getattr(self, name)}; it must be {bounds}")
 
 
 class SftService:

@@ -84,7 +84,7 @@ def test_a_broken_line_is_named(base: Path, tmp_path: Path, line: str, sentence:
 
 def test_what_cannot_work_is_refused(base: Path, tmp_path: Path) -> None:
     data = write_examples(tmp_path / "data", 3)
-    with pytest.raises(UserError, match="sft: batch is 0, out of bounds"):
+    with pytest.raises(UserError, match="--batch is 0; it must be at least 1"):
         begin(base, data, batch=0)
     with pytest.raises(UserError, match=r"leaves no example to train on \(0 of at most 2"):
         begin(base, data, tokens_max=2)
