@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
 from blake3 import blake3
 
+from peers.validator.inbox import Inbox, path_of
 from simnet.clock import run_virtual
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import PeerId
 from swarm.messages import Submission
 from swarm.node import RunNode
-from swarm.transport import BlobReference, Refused
-from swarm.world import Sink
+from swarm.run import Run
+from swarm.transport import BlobReference, OpenBlob, Refused
+from swarm.transport.base import Traffic
+from swarm.transport.bulk import BulkServer
+from swarm.world import Piece, Sink
+from swarm.world.disk import LocalDisk
+from tests.network.harness import VirtualWorld, identity, manifest, sealed_manifest
 from tests.trainer.test_role import start_run
 
 GOOD, OTHER = b"judged " * 1000, b"trained" * 1000
+OWNER, WORKER = identity(1), identity(2)
 REFERENCE = BlobReference(blake3(GOOD).digest(), len(GOOD))
 
 
@@ -91,6 +99,65 @@ def test_a_file_that_is_here_stays_what_its_digest_says(
         assert await validator.disk.read(path) == GOOD
 
     _simulate(main)
+
+
+class Pushes:
+    """What a bulk server asks: everybody is this worker."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def admits(self, peer: PeerId | None, credential: bytes) -> bool:
+        return True
+
+    def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
+        raise Refused(404, "nothing is served")
+
+    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
+        return self._inbox.accept(WORKER.peer_id, reference)
+
+    async def received(
+        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
+    ) -> None:
+        await self._inbox.received(WORKER.peer_id, reference, sink, piece)
+
+
+@pytest.mark.parametrize("wrong_ends_first", [False, True])
+def test_two_puts_of_one_digest_over_http_are_kept_apart(
+    tmp_path: Path, wrong_ends_first: bool
+) -> None:
+    head = b"PUT /blob/%s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (
+        REFERENCE.digest.hex().encode(),
+        REFERENCE.size_bytes,
+    )
+    key = (str(WORKER.peer_id), REFERENCE.digest)
+
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+        run = Run(sealed_manifest(OWNER, manifest([OWNER], [OWNER])))
+        inbox = Inbox(run, disk, VirtualWorld(1), judged=lambda _: False)
+        server = BulkServer(OWNER.peer_id, disk, lambda: Pushes(inbox), Traffic())
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        address = listeners[0].socket.getsockname()
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(inbox.run)
+                nursery.start_soon(server.serve, listeners)
+                async with (
+                    await trio.open_tcp_stream(*address) as right,
+                    await trio.open_tcp_stream(*address) as wrong,
+                ):
+                    for stream, data in ((right, GOOD), (wrong, OTHER)):
+                        await stream.send_all(head + data[:-1])
+                    last = [(right, GOOD, b" 204 "), (wrong, OTHER, b" 422 ")]
+                    for stream, data, status in reversed(last) if wrong_ends_first else last:
+                        await stream.send_all(data[-1:])
+                        assert status in await stream.receive_some()
+                assert await disk.read(path_of(key)) == GOOD
+                assert inbox.size_bytes(key) == len(GOOD)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
