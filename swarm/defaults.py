@@ -10,6 +10,13 @@ from __future__ import annotations
 ENVELOPE_BYTES_MAX = 64 * 1024
 """Whole signed envelope. A checkpoint manifest is a blob, so nothing on the wire needs more."""
 
+ENVELOPE_UNKNOWN_BYTES_MAX = 1024
+"""Of an envelope that no field of its body or message explains: room for fields that a later
+version appends, and too little to fill anybody's memory with."""
+
+ENVELOPE_REMEMBERED_BYTES_MAX = 2048
+"""A larger envelope is opened anew each time it comes: whatever strangers sign is opened."""
+
 ENVELOPE_FUTURE_SECONDS_MAX = 3600.0
 """An envelope issued further ahead than this is dropped. Nothing is gained by stamping ahead:
 sequences order states, and a sender chooses when they expire. A wrong clock must not end a run."""

@@ -131,16 +131,22 @@ def _open(raw: bytes) -> Envelope:
         message = msgspec.msgpack.decode(body.payload, type=message_type)
     except DECODE_ERRORS as error:
         raise Dropped("malformed", f"{body.kind}: {error}") from error
+    unknown = max(0, len(encoded) - len(_encoder.encode(body)))
+    unknown += max(0, len(body.payload) - len(_encoder.encode(message)))
+    if unknown > defaults.ENVELOPE_UNKNOWN_BYTES_MAX:
+        raise Dropped("malformed", f"{body.kind}: {unknown} bytes that no field explains")
     return Envelope(raw, body, message)
 
 
 _open_cached = functools.lru_cache(maxsize=1024)(_open)
+_remembered_bytes_max = defaults.ENVELOPE_REMEMBERED_BYTES_MAX
 
 
 def remember_envelopes(count: int) -> None:
-    """Keep the last `count` envelopes that were opened, in place of 1024: for a process that is
-    many peers at once, each of which would check the same signatures."""
-    global _open_cached
+    """Keep the last `count` envelopes that were opened, however large, in place of 1024 small ones:
+    for a process that is many peers at once, each of which would check the same signatures."""
+    global _open_cached, _remembered_bytes_max
+    _remembered_bytes_max = defaults.ENVELOPE_BYTES_MAX
     _open_cached = functools.lru_cache(maxsize=count)(_open)
 
 
@@ -151,6 +157,8 @@ def open_envelope(raw: bytes) -> Envelope:
     """
     if len(raw) > defaults.ENVELOPE_BYTES_MAX:
         raise Dropped("too_large", f"{len(raw)} bytes")
+    if len(raw) > _remembered_bytes_max:
+        return _open(bytes(raw))
     return _open_cached(bytes(raw))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import msgspec
@@ -237,6 +238,39 @@ def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
         assert again == pytest.approx(defaults.SENDER_RATE_PER_SECOND, abs=1)
 
     in_virtual_time(main)
+
+
+def padded(key: Identity, message: Message, extra: int) -> bytes:
+    """An envelope whose payload ends with an element that nobody knows."""
+    made = sealed(key, message, RUN_ID)
+    fields = msgspec.msgpack.decode(made.body.payload)
+    payload = msgspec.msgpack.encode([*fields, bytes(extra)])
+    body = msgspec.msgpack.encode(msgspec.structs.replace(made.body, payload=payload))
+    return key.sign(f"swarm/1/{made.body.kind}\0".encode() + body) + body
+
+
+@pytest.mark.parametrize("message", [Heartbeat(roles=["relay"]), manifest([TRAINER], [VALIDATOR])])
+def test_unknown_elements_are_ignored_unless_they_are_a_load(message: Message) -> None:
+    most = defaults.ENVELOPE_UNKNOWN_BYTES_MAX
+    assert open_envelope(padded(OWNER, message, most - 8)).message == message
+    with pytest.raises(Dropped, match=r"malformed: .* bytes that no field explains"):
+        open_envelope(padded(OWNER, message, most + 1))
+
+
+def test_large_envelopes_of_strangers_are_not_remembered() -> None:
+    """A thousand verdicts with thousands of rewards, which a stranger may well sign, would be."""
+    rewards = [[0.0] * 64] * 64
+    word = Verdict(
+        submission=bytes(32), size_bytes=1, worker=WORKER.peer_id, lineage=0, step=0, policy=0,
+        number=0, outcome="accepted", rewards=rewards,
+    )  # fmt: skip
+    raws = [sealed(WORKER, word, RUN_ID, sequence=number).raw for number in range(50)]
+    tracemalloc.start()
+    for raw in raws:
+        open_envelope(raw)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 10 * len(raws[0])
 
 
 def test_a_verdict_with_too_many_checks_is_malformed() -> None:
