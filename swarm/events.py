@@ -240,6 +240,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"{_judgement(f)}, in {f['seconds']:.1f} s"
     ),
+    "validator.turned_down": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not looked at: "
+        f"{f['reason']}"
+    ),
     "validator.accepted_elsewhere": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"validator {_short(f['by'])} has accepted it already"

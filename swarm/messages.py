@@ -467,7 +467,7 @@ class Verdict(Message, frozen=True, kw_only=True):
     rewards: Rewards = []
     """[groups][group size], computed by the validator; empty unless accepted or quarantined."""
     log_index: int = -1
-    """Where this verdict stands in the validator's log."""
+    """Where this verdict stands in the validator's log; -1: in none."""
     task_means: Annotated[list[Reward], Meta(max_length=4096)] = []
     """Mean reward of each group without the length penalty; empty: there is no penalty."""
     task_spreads: Annotated[list[Reward], Meta(max_length=4096)] = []

@@ -8,6 +8,7 @@ before anybody hears of it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -58,6 +59,8 @@ else keep everybody else's waiting."""
 UNGRADED_PAUSE_SECONDS = 60.0
 """A validator whose environment fails takes no work for this long, then tries once more."""
 
+TURNED_DOWN_KEPT = 1024
+
 ORDERS_KEPT = 64
 SAID_PEERS_MAX = 8
 """Workers named when none of them hands anything in."""
@@ -66,6 +69,10 @@ POLICIES_IN_MEMORY = 2
 """The one in use, and the one before it or the next."""
 
 TIDY_SECONDS = 15.0
+
+
+Place = tuple[str, int, int, int]
+"""(worker, lineage, step, number)."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,8 @@ class _Case:
         return (self.worker, self.submission.digest)
 
     @property
-    def place(self) -> tuple[str, int, int, int]:
-        s = self.submission
-        return (self.worker, s.lineage, s.step, s.number)
+    def place(self) -> Place:
+        return _place(self.worker, self.submission)
 
 
 @dataclass
@@ -132,13 +138,15 @@ class ValidatorRole:
         self._answering: dict[Key, trio.Event] = {}
         """Announcements that are being looked at, and when they no longer are."""
         self._waiting: dict[Key, _Case] = {}
-        self._places: dict[tuple[str, int, int, int], bytes] = {}
-        """Which submission stands at (worker, lineage, step, number)."""
+        self._places: dict[Place, bytes] = {}
+        """Which submission stands where."""
         self._judged: dict[Key, Envelope] = {}
+        self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
+        """The last announcements that were refused as such, so that each gets one answer."""
         self._accepted_elsewhere: dict[Key, Envelope] = {}
         """Verdicts of other validators, which are as good as an own one: the trainer takes the
         first. (A refusal or quarantine may have a reason that does not hold here.)"""
-        self._judged_places: set[tuple[str, int, int, int]] = set()
+        self._judged_places: set[Place] = set()
         self._progress = Watched(None)
         """Changes with `_orders`, `_judged_places` and `_accepted_elsewhere`."""
         self._records: dict[str, WorkerRecord] = {}
@@ -283,7 +291,7 @@ class ValidatorRole:
         key = (envelope.sender, envelope.message.digest)
         while key in self._answering:  # asked again before it was answered: one verdict each
             await self._answering[key].wait()
-        known = self._verdict_on(key)
+        known = self._verdict_on(key) or self._turned_down.get(key)
         if known is not None:
             if key not in self._judged and key not in self._waiting:
                 await self._inbox.remove(key)
@@ -299,6 +307,25 @@ class ValidatorRole:
     def _verdict_on(self, key: Key) -> Envelope | None:
         """The verdict that was given here, or else one by which another validator accepted it."""
         return self._judged.get(key) or self._accepted_elsewhere.get(key)
+
+    async def _turn_down(self, worker: str, submission: Submission, outcome: _Outcome) -> Envelope:
+        """Refuse an announcement, for its worker's ears only. It cost nothing to make, so that
+        nothing comes of it for others: no entry in the log, no word to the trainer."""
+        verdict = _verdict(worker, submission, outcome, log_index=-1)
+        envelope = await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+        self._turned_down[worker, submission.digest] = envelope
+        if len(self._turned_down) > TURNED_DOWN_KEPT:
+            self._turned_down.popitem(last=False)
+        self._events.emit(
+            "validator.turned_down",
+            submission=submission.digest,
+            worker=worker,
+            step=submission.step,
+            number=submission.number,
+            failed=outcome.failed,
+            reason=outcome.detail,
+        )
+        return envelope
 
     async def _take_up(
         self, envelope: Envelope, supporting: Sequence[Envelope]
@@ -319,10 +346,15 @@ class ValidatorRole:
                 word = AdmissionRefused(peer=envelope.sender, reason=detail[:500])
                 return [await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)]
             await self._inbox.remove(key)
+            if order is not None and submission.number < order.submissions_max:
+                place = _place(envelope.sender, submission)
+                self._places.setdefault(place, submission.digest)
+                self._judged_places.add(place)
+                self._progress.touch()
             outcome = _Outcome(
                 [Check(name=check, figure=figure, threshold=threshold, passed=False)], check, detail
             )
-            return [await self._conclude(envelope, submission, outcome, seconds=0.0)]
+            return [await self._turn_down(envelope.sender, submission, outcome)]
         assert order is not None
         case = _Case(envelope, submission, envelope.sender, order)
         self._waiting[key] = case
@@ -414,7 +446,7 @@ class ValidatorRole:
                 manifest.sampling.groups_per_submission,
                 "more groups than the manifest allows in a submission",
             )
-        place = (worker, submission.lineage, submission.step, submission.number)
+        place = _place(worker, submission)
         if self._places.get(place, submission.digest) != submission.digest:
             return "number", submission.number, 1, "another file was delivered under this number"
         size_bytes = self._inbox.size_bytes((worker, submission.digest))
@@ -645,25 +677,7 @@ class ValidatorRole:
             if not outcome.failed:
                 outcome = self._refused_as_evicted(worker) or outcome
             decided = self._node.world.now()
-            refused = outcome.word == "refused"
-            return Verdict(
-                submission=digest,
-                size_bytes=submission.size_bytes,
-                worker=worker,
-                lineage=submission.lineage,
-                step=submission.step,
-                policy=submission.policy,
-                number=submission.number,
-                outcome=outcome.word,
-                failed=outcome.failed,
-                detail=outcome.detail[:500],
-                proven_fault=outcome.proven_fault,
-                checks=outcome.checks,
-                rewards=[] if refused else outcome.rewards or [],
-                log_index=log_index,
-                task_means=[] if refused else outcome.task_means,
-                task_spreads=[] if refused else outcome.task_spreads,
-            )
+            return _verdict(worker, submission, outcome, log_index)
 
         envelope = await self._trusted.append_verdict(verdict_at)
         self._judged[key] = envelope
@@ -678,7 +692,7 @@ class ValidatorRole:
             self._record(worker).accepted = 0  # looked at closely again
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
-        self._judged_places.add((worker, submission.lineage, submission.step, submission.number))
+        self._judged_places.add(_place(worker, submission))
         self._progress.touch()
         failed = next((check for check in outcome.checks if not check.passed), None)
         self._events.emit(
@@ -755,7 +769,7 @@ class ValidatorRole:
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
         assert isinstance(verdict, Verdict)
-        place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
+        place = _place(verdict.worker, verdict)
         self._judged_places.add(place)
         self._places.setdefault(place, verdict.submission)
         if envelope.sender != self._peer.peer_id and verdict.outcome == "accepted":
@@ -793,7 +807,7 @@ class ValidatorRole:
             assert isinstance(verdict, Verdict)
             key = (verdict.worker, verdict.submission)
             self._judged[key] = envelope
-            place = (verdict.worker, verdict.lineage, verdict.step, verdict.number)
+            place = _place(verdict.worker, verdict)
             self._judged_places.add(place)
             self._places[place] = verdict.submission
             if verdict.outcome == "accepted":
@@ -864,6 +878,32 @@ class ValidatorRole:
         self._judged_places = {
             p for p in self._judged_places if p[1] == newest.lineage and p[2] >= oldest
         }
+
+
+def _place(worker: str, named: Submission | Verdict) -> Place:
+    return (worker, named.lineage, named.step, named.number)
+
+
+def _verdict(worker: str, submission: Submission, outcome: _Outcome, log_index: int) -> Verdict:
+    refused = outcome.word == "refused"
+    return Verdict(
+        submission=submission.digest,
+        size_bytes=submission.size_bytes,
+        worker=worker,
+        lineage=submission.lineage,
+        step=submission.step,
+        policy=submission.policy,
+        number=submission.number,
+        outcome=outcome.word,
+        failed=outcome.failed,
+        detail=outcome.detail[:500],
+        proven_fault=outcome.proven_fault,
+        checks=outcome.checks,
+        rewards=[] if refused else outcome.rewards or [],
+        log_index=log_index,
+        task_means=[] if refused else outcome.task_means,
+        task_spreads=[] if refused else outcome.task_spreads,
+    )
 
 
 def _outcome(result: dict[str, Any]) -> _Outcome:

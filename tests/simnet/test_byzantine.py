@@ -45,7 +45,7 @@ def run_with(
             listen(peer, event)
             if event.fields.get("remote") == liar or event.fields.get("source") == liar:
                 said[event.name] += 1
-            if event.name == "validator.verdict" and event.fields["worker"] == liar:
+            if event.name in VERDICTS and event.fields["worker"] == liar:
                 failed[event.fields["failed"]] += 1
 
         simulation.listeners.append(hear)
@@ -67,6 +67,7 @@ def run_with(
     return simulate("one liar", seed=seed), (said, failed)
 
 
+VERDICTS = ("validator.verdict", "validator.turned_down")
 CAUGHT: dict[str, tuple[str, str]] = {
     "forger": ("event", "gossip.neighbour_banned"),
     "corrupt-relay": ("event", "shardcast.piece_refused"),
@@ -114,9 +115,9 @@ def test_a_file_that_another_hands_in_is_its_makers(
     made: Counter[str] = Counter()
 
     def listen(peer: Peer, event: Event) -> None:
-        if event.name == "validator.verdict":
+        if event.name in VERDICTS:
             by_worker = verdicts.setdefault(event.fields["submission"], {})
-            by_worker[event.fields["worker"]] = event.fields["outcome"]
+            by_worker[event.fields["worker"]] = event.fields.get("outcome", "refused")
         if peer.name != LIAR and event.name in ("inference.submission_made", "inference.receipt"):
             made[event.name] += 1
             assert event.fields.get("outcome", "accepted") == "accepted", event.fields

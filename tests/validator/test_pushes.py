@@ -14,7 +14,7 @@ from simnet.clock import run_virtual
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import PeerId
-from swarm.messages import Submission
+from swarm.messages import Submission, Verdict
 from swarm.node import RunNode
 from swarm.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
@@ -225,8 +225,39 @@ def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -
         assert {verdict.digest for (verdict,) in answers} == {answers[0][0].digest}
 
     said = _simulate(main)
-    judged = [event.fields for event in said if event.name == "validator.verdict"]
-    assert [fields["failed"] for fields in judged if fields["step"] == 99] == ["step"]
+    turned_down = [event.fields for event in said if event.name == "validator.turned_down"]
+    assert [fields["failed"] for fields in turned_down] == ["step"]
+
+
+def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() -> None:
+    """Any peer that is admitted, a relay say, can make fifty a second of them."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "relay-liar")
+        await trio.sleep(20)
+        liar, validator = _part(peers["relay-liar"]), peers["validator"]
+        order, lease = liar.step_order(), liar.lease
+        assert order is not None and lease is not None and lease.admission is not None
+        log = _part(validator).trusted_part("validator").log_of(validator.id)
+        assert log is not None
+        before, kept = log.size(), _part(validator).gossip.kept()
+        for number in range(100):
+            file = Submission(
+                lineage=0, step=(order.step, 999)[number > 90], policy=order.policy, number=number,
+                digest=blake3(b"%d" % number).digest(), size_bytes=1, groups=1,
+                run_digest=order.run_digest,
+            )  # fmt: skip
+            announced = await liar.seal(file, 600.0)
+            (no,) = await liar.messenger.request(validator.id, announced, lease.admission)
+            assert isinstance(no.message, Verdict) and no.message.outcome == "refused"
+            assert no.message.log_index == -1
+        await trio.sleep(5)
+        assert (log.size(), _part(validator).gossip.kept()) == (before, kept)
+        assert liar.step_order() == order
+
+    said = _simulate(main)
+    turned_down = [event.fields for event in said if event.name == "validator.turned_down"]
+    assert {fields["failed"] for fields in turned_down} == {"file", "number", "step"}
 
 
 def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
