@@ -144,8 +144,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "run.version_in_force": lambda f: f"version {f['version']} is in force from step {f['step']}",
     "run.version_refused": lambda f: f"a new manifest of the run is refused: {f['reason']}",
     "run.version_awaited": lambda f: (
-        f"the open step follows version {f['version']} of the run, which no trusted peer has "
-        "handed out yet; asking again"
+        f"step {f['step']} follows version {f['version']} of the run, which no trusted peer has "
+        "handed out yet; asking them again"
     ),
     "peer.work_over": lambda f: "the run is over, and so is this peer's work",
     "membership.admitted": lambda f: f"admitted to the run by {_short(f['by'])}",

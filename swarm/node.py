@@ -127,6 +127,8 @@ PROVIDERS_WANTED = 64
 
 VERSION_SECONDS = 2.0
 """Between two rounds of asking for a version of the run that a step order names."""
+VERSION_COMPLAINT_SECONDS = 30.0
+"""How often it is said that nobody has it."""
 
 EVICTION_NOTICE_SECONDS = 2.0
 """An evicted peer is disconnected this long after the eviction, so that it hears the reason."""
@@ -856,12 +858,18 @@ class RunNode:
         Waits for as long as none has it: callers set a deadline, or stop when the order no longer
         counts.
         """
+        complain_at = 0.0
         while (held := self.run.manifest_of(order)) is None:
             async with self._asking_for_version:
-                if self.run.manifest_of(order) is None and not await self._ask_for_version(order):
-                    self.node.events.emit("run.version_awaited", version=order.run_version)
-                    with trio.move_on_after(VERSION_SECONDS):
-                        await self.versions.wait_change()
+                if self.run.manifest_of(order) is not None or await self._ask_for_version(order):
+                    continue
+            if self.node.world.now() >= complain_at:
+                complain_at = self.node.world.now() + VERSION_COMPLAINT_SECONDS
+                self.node.events.emit(
+                    "run.version_awaited", version=order.run_version, step=order.step
+                )
+            with trio.move_on_after(VERSION_SECONDS):
+                await self.versions.wait_change()
         return held
 
     async def _ask_for_version(self, order: StepOrder) -> bool:

@@ -15,7 +15,7 @@ from swarm.envelope import Envelope, seal
 from swarm.identity import Identity, peer_id_bytes
 from swarm.ledger import entries, merkle
 from swarm.messages import Check, LogHead, Verdict
-from swarm.run import checkpoint_key, peer_key, run_key
+from swarm.run import checkpoint_key, content_digest, peer_key, run_key
 from swarm.shardcast.manifest import (
     CheckpointManifest,
     ManifestFile,
@@ -111,6 +111,7 @@ def computed() -> Mapping[str, str]:
         "CREDIT frame of 131072": encode_credit(131072).hex(),
         "envelope": sealed.raw.hex(),
         "envelope digest": sealed.digest.hex(),
+        "content digest": content_digest(sealed).hex(),
         "DHT key of the run": run_key(RUN).decode(),
         "DHT key of the worker's record": peer_key(WORKER.peer_id).decode(),
         "DHT provider key of manifest digest 01…01": checkpoint_key(bytes([1]) * 32).hex(),
