@@ -290,8 +290,8 @@ def pace(times: Sequence[float], since: float, until: float) -> float:
 
 
 def per_minute(times: Sequence[float], since: float, until: float) -> list[int]:
-    """Steps made in each whole or begun minute."""
-    minutes = max(1, -int(-(until - since) // 60))
+    """Steps made in each minute, to the nearest whole one."""
+    minutes = max(1, round((until - since) / 60))
     return [
         sum(since + 60 * i <= t < min(until, since + 60 * (i + 1)) for t in times)
         for i in range(minutes)

@@ -1028,13 +1028,22 @@ class RunNode:
             total_bytes=0,
         )
         held = self.store.held((lineage, step))
-        if held is None or not held.complete:
-            await self._find_providers(manifest_digest)
-        folder = await self.fetcher.fetch(
-            checkpoint,
-            lambda: self.sources(manifest_digest),
-            deadline_seconds=deadline_seconds,
-        )
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            if held is None or not held.complete:
+                # Beside the fetch: a lookup may have to wait for peers that are away.
+                nursery.start_soon(self._find_providers, manifest_digest)
+            try:
+                folder = await self.fetcher.fetch(
+                    checkpoint,
+                    lambda: self.sources(manifest_digest),
+                    deadline_seconds=deadline_seconds,
+                )
+            except Exception as error:  # raised again below, outside the nursery's group
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
         await self._check_tokenizer(folder, step)
         return folder
 

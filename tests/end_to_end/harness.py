@@ -38,6 +38,8 @@ STEP_SECONDS = 60.0
 """For one step of the tiny run, on a busy machine and with a restart in it: many times what it
 takes."""
 
+GROUPS_PER_STEP, GROUPS_PER_SUBMISSION = 8, 2
+
 Event = dict[str, Any]
 
 PRELOAD = (
@@ -309,8 +311,10 @@ def tiny_manifest(
     replace = msgspec.structs.replace
     return replace(
         manifest,
-        sampling=replace(manifest.sampling, group_size=4, groups_per_submission=2),
-        schedule=replace(manifest.schedule, groups_per_step=8),
+        sampling=replace(
+            manifest.sampling, group_size=4, groups_per_submission=GROUPS_PER_SUBMISSION
+        ),
+        schedule=replace(manifest.schedule, groups_per_step=GROUPS_PER_STEP),
         validators=[TrustedKey(peer=validator) for validator in validators],
         limits=limits,
     )

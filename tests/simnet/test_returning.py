@@ -8,6 +8,7 @@ import trio
 
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
+from simnet.faults import Freeze, befall
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 
@@ -61,6 +62,23 @@ def test_a_bootstrap_peer_that_returns_finds_those_it_knew() -> None:
         node = await bootstrap.start()
         await trio.sleep(1)
         assert len(node.transport.connected()) == 4
+
+    assert not run_with(happens).violations
+
+
+def test_steps_go_on_while_others_hang() -> None:
+    """Nobody fetches a policy from them, and no lookup that meets them is waited for."""
+
+    async def happens(simulation: Simulation) -> None:
+        await simulation.add(Plan("inference-2", ["inference"], hardware=QUICK)).start()
+        await trio.sleep(30)
+        before = simulation.trace.counts["trainer.step_trained"]
+        await trio.sleep(30)
+        middle = simulation.trace.counts["trainer.step_trained"]
+        hanging = ["relay", "inference", "bootstrap"]
+        await befall(simulation, [Freeze(at=simulation.now(), seconds=30, peers=hanging)])
+        after = simulation.trace.counts["trainer.step_trained"]
+        assert after - middle > 0.4 * (middle - before) > 6
 
     assert not run_with(happens).violations
 
