@@ -543,7 +543,7 @@ class SimulatedChild:
     ) -> dict[str, Any]:
         async with self._busy:
             if self._died:
-                raise ChildDied(f"{self.name} {self._died}", self.name)
+                raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
             # Through msgpack, as on the pipe to a process: what arrives is of the same types.
             given = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(arguments or {})))
             with trio.move_on_after(deadline_seconds) as self._calling:

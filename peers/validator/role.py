@@ -498,7 +498,7 @@ class ValidatorRole:
         try:
             outcome = await self._check(case, inspector, prefill)
         except ChildDied as error:
-            self._deaths_in_hand += 1
+            self._deaths_in_hand += not error.between_calls
             if self._deaths_in_hand >= DEATHS_PER_CASE_MAX:
                 detail = f"its check ended {self._deaths_in_hand} children here: {error}"
                 outcome = _Outcome([], "internal", detail, quarantined=True)

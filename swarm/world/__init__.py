@@ -177,9 +177,11 @@ class ChildDied(SwarmError):
     The message names the child, how it ended, and its last lines of stderr.
     """
 
-    def __init__(self, message: str, child: str) -> None:
+    def __init__(self, message: str, child: str, *, between_calls: bool = False) -> None:
         super().__init__(message)
         self.child = child
+        self.between_calls = between_calls
+        """It was dead before it was asked: what it was asked for is not to blame."""
 
 
 class Child(Protocol):

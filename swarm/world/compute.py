@@ -134,6 +134,8 @@ class LocalChild:
         self._why = ""
         """Why it was killed, if it was."""
         self._how = "does not end though it was killed"
+        self._ended = False
+        """Its process has; what it said may still be read."""
         self._gone = trio.Event()
         self._supervision = trio.CancelScope(shield=True)
         self._ending = False
@@ -159,8 +161,8 @@ class LocalChild:
                 f"{defaults.CHILD_FRAME_BYTES_MAX} are allowed"
             )
         async with self._turn:
-            if self._why or self._gone.is_set():
-                raise await self._died()
+            if self._why or self._ended:
+                raise await self._died(between_calls=True)
             answered = False
             try:
                 with trio.fail_after(deadline_seconds):
@@ -209,12 +211,13 @@ class LocalChild:
         self._why = self._why or why
         self._process.kill()
 
-    async def _died(self) -> ChildDied:
+    async def _died(self, *, between_calls: bool = False) -> ChildDied:
         """The error that tells how this child ended, once it has."""
         with trio.CancelScope(shield=True):
             await self._wait_gone()
         words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
-        return ChildDied(f"child {self.name} {self._how}{words}", self.name)
+        message = f"child {self.name} {self._how}{words}"
+        return ChildDied(message, self.name, between_calls=between_calls)
 
     async def _wait_gone(self) -> None:
         """Until the process has ended: by itself within the grace, else killed."""
@@ -239,6 +242,7 @@ class LocalChild:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_stderr, stderr)
                 await self._process.wait()
+                self._ended = True
                 with trio.move_on_after(defaults.CHILD_GRACE_SECONDS):  # its own child may hold it
                     await self._stderr_ended.wait()
                 nursery.cancel_scope.cancel()

@@ -73,6 +73,20 @@ def test_work_done_in_between_forgives_deaths(monkeypatch: pytest.MonkeyPatch) -
     assert owner.deaths() == [1, 1, 1]
 
 
+def test_a_child_that_was_dead_already_does_not_blame_what_it_is_asked() -> None:
+    async def main() -> None:
+        owner = Owner()
+        async with owner.compute.child(SERVICE, name="c") as child:
+            with pytest.raises(ChildDied) as over_it:
+                await child.call("die", deadline_seconds=SECONDS)
+            with pytest.raises(ChildDied) as before_it:
+                await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+            assert not over_it.value.between_calls
+            assert before_it.value.between_calls
+
+    trio.run(main)
+
+
 def test_another_childs_death_and_an_error_are_not_its_own() -> None:
     owner = Owner()
     with pytest.raises(ChildDied):
