@@ -21,9 +21,9 @@ def test_a_restart_is_watched_until_a_step_after_the_next_restart_or_a_minute() 
 
 @pytest.mark.slow
 def test_a_run_of_restarts_keeps_its_books_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    arguments = ["--submissions", "200", "--peers", "validator", "trainer"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.restarts", "--submissions", "200"]
-        + ["--peers", "validator", "trainer"],
+        [sys.executable, "-m", "benchmarks.restarts", *arguments],
         capture_output=True,
         text=True,
         check=True,
