@@ -290,7 +290,10 @@ class Node:
             self._records[envelope.sender] = envelope
             self._records.move_to_end(envelope.sender)
             if len(self._records) > RECORDS_MAX:
-                self._records.popitem(last=False)
+                # Identities are free: however many are told of, those met stay.
+                met = {self.peer_id, *self.transport.connected()}
+                oldest = next(iter(self._records))
+                del self._records[next((p for p in self._records if p not in met), oldest)]
 
     def record(self, peer: str) -> PeerRecord | None:
         """The newest record known of a peer."""

@@ -13,7 +13,7 @@ import trio
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord, RunManifest
-from swarm.node import SOURCES_MAX, SOURCES_NEAR_MAX, RunNode
+from swarm.node import RECORDS_MAX, SOURCES_MAX, SOURCES_NEAR_MAX, RunNode
 from swarm.transport import Source
 from tests.ledger.harness import (
     OWNER,
@@ -102,6 +102,22 @@ def test_in_a_large_run_neighbours_and_some_of_the_others_are_sources(tmp_path: 
             before = found(first)
             learn(viewers[0], range(1400, 1401))
             assert len(before - found(first)) <= 1
+
+    in_virtual_time(main)
+
+
+def test_peers_that_were_met_are_remembered_however_many_one_is_told_of(tmp_path: Path) -> None:
+    """Records of invented peers are as good as any: who hands them on makes them by thousands."""
+
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with run.peer(TRAINER) as trainer, run.peer(WORKER) as worker:
+            for key in (WORKER, TRAINER):
+                trainer.node.learn_record(sealed(key, RECORD, ""))
+            learn(trainer, range(1000, 1000 + RECORDS_MAX))
+            assert len(trainer.node.records()) == RECORDS_MAX
+            assert trainer.node.record(identity(1000).peer_id) is None
+            assert {TRAINER.peer_id, worker.node.peer_id} <= set(trainer.node._records)
 
     in_virtual_time(main)
 
