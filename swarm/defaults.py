@@ -688,6 +688,13 @@ MUXER_STREAMS_MAX = 256
 """Streams that the other side of a connection may have open: ten of a role's own, 64 at most of
 our protocols, and the circuits of a relay."""
 
+LIBP2P_STREAMS_PER_CONNECTION_MAX = 32
+"""Streams of libp2p's own protocols (ping, identify, circuits) served on one connection: each may
+hold a message of 64 KiB, and a peer reaches about ten others through one relay."""
+
+IDENTIFY_BYTES_MAX = 16 * 1024
+"""What a peer says of itself: key, protocols, addresses; go-libp2p sends at most 8 KiB."""
+
 MUXER_UNREAD_BYTES_MAX = 4 << 20
 """Of one connection. Our protocols drain their streams into their own bounded queues, so that a
 connection seldom holds more than a window."""

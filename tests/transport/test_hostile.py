@@ -129,6 +129,50 @@ def test_a_guard_contains_errors_and_never_a_cancellation() -> None:
     assert undone
 
 
+def test_nothing_is_kept_of_those_who_came_and_went(tmp_path) -> None:
+    async def main() -> None:
+        async with host(tmp_path) as bob:
+            seen = bob.connection_events()
+            for n in range(10, 20):
+                key = Identity(bytes([n]) * 32)
+                async with connected(bob.addresses()[0], key) as stranger:
+                    await stranger.send(opening(1, "/ipfs/ping/1.0.0") + data(1, bytes(32)))
+                    while (await stranger.receive())[0] != DATA:
+                        pass
+            events = [await seen.receive() for _ in range(20)]
+            assert not events[-1].connected
+            assert not bob._swarm.connections
+            assert bob._swarm.peerstore.peer_data_map.keys() == {bob._swarm.get_peer_id()}
+            assert not bob._streams
+
+    run(main)
+
+
+def test_whoever_has_the_same_key_is_no_other_peer(tmp_path) -> None:
+    async def main() -> None:
+        async with host(tmp_path) as bob:
+            async with connected(bob.addresses()[0], BOB) as twin:
+                await twin.drain()
+            assert bob.connected() == []
+            await is_answered(bob, tmp_path)
+
+    run(main)
+
+
+def test_libp2ps_own_protocols_are_served_on_so_many_streams(tmp_path) -> None:
+    async def main() -> None:
+        async with host(tmp_path) as bob:
+            async with connected(bob.addresses()[0], MALLORY) as mallory:
+                most = defaults.LIBP2P_STREAMS_PER_CONNECTION_MAX
+                for n in range(most + 1):
+                    await mallory.send(opening(2 * n + 1, "/libp2p/circuit/relay/0.2.0/hop"))
+                while (await mallory.receive())[1] != RST:
+                    pass  # one of them is too many
+            await is_answered(bob, tmp_path)
+
+    run(main)
+
+
 def test_data_for_a_stream_whose_reader_lags_is_not_hoarded(tmp_path) -> None:
     """A relay went from 112 to 1,304 MB in 16 seconds: libp2p only logs an overrun window."""
 
@@ -162,7 +206,9 @@ def test_a_full_house_has_room_for_who_comes_from_elsewhere(tmp_path, monkeypatc
             bob.vouch(CAROL.peer_id, 60)
             await carol.connect(BOB.peer_id, bob.addresses())
             for n in range(1, 11):  # each with a stream, so that none of them is idle
-                stranger = connected(bob.addresses()[0], Identity(bytes([n]) * 32), f"127.0.1.{n}")
+                stranger = connected(
+                    bob.addresses()[0], Identity(bytes([50 + n]) * 32), f"127.0.1.{n}"
+                )
                 mallory = await stack.enter_async_context(stranger)
                 await mallory.send(opening(1, ECHO))
                 while (await mallory.receive())[0] != DATA:

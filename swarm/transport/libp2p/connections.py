@@ -12,6 +12,12 @@ from typing import Any
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.host.ping import ID as PING_PROTOCOL
+from libp2p.host.ping import handle_ping
+from libp2p.identity.identify.identify import ID as IDENTIFY_PROTOCOL
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.identity.identify_push.identify_push import ID_PUSH as IDENTIFY_PUSH_PROTOCOL
+from libp2p.identity.update import update_peerstore_from_identify
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import ConnectionType, RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -26,6 +32,8 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils import read_varint_prefixed_bytes_limited
+from multiaddr import Multiaddr
 
 from swarm import defaults
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
@@ -142,6 +150,8 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         try:
             public_key_of(peer)
             reason = "the peer is banned here" if self.refuses(peer) else None
+            if muxed_conn.peer_id == self.get_peer_id():
+                reason = "it has this peer's own key"
         except InvalidPeerId as error:  # RSA or secp256k1: nothing here could check its signatures
             reason = str(error)
         if reason is not None:
@@ -171,9 +181,13 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
     async def notify_disconnected(self, conn: Any) -> None:
         """Without libp2p's own memory of everybody who ever left."""
         await self._notify("disconnected", conn)
-        if not self.connections.get(conn.muxed_conn.peer_id):
-            self.peerstore.peer_data_map.pop(conn.muxed_conn.peer_id, None)
-            self.peerstore.peer_record_map.pop(conn.muxed_conn.peer_id, None)
+        self.forget(conn.muxed_conn.peer_id)
+
+    def forget(self, peer_id: ID) -> None:
+        """Keep nothing of a peer that is not connected."""
+        if not self.connections.get(peer_id):
+            self.peerstore.peer_data_map.pop(peer_id, None)
+            self.peerstore.peer_record_map.pop(peer_id, None)
 
 
 class Connection(SwarmConn):  # type: ignore[misc]
@@ -188,6 +202,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
         self.origin = origin_of(host)
         self.opened_at = trio.current_time()
         self.leaving = False
+        self.served = 0
         kind = muxed_conn.get_connection_type()
         addresses = muxed_conn.get_transport_addresses()
         self.set_transport_info(addresses, kind)
@@ -252,6 +267,8 @@ class Host(BasicHost):  # type: ignore[misc]
         mux: Any = self.get_mux()
         self.multiselect = BoundedMultiselect(mux.handlers)
         self.multiselect_client = BoundedMultiselectClient()
+        self.set_stream_handler(PING_PROTOCOL, handle_ping)  # the default remembers every peer
+        self.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL)  # up to 1 MiB at once on every stream
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         try:
@@ -263,7 +280,15 @@ class Host(BasicHost):  # type: ignore[misc]
             log.debug("%s: %r", net_stream.muxed_conn.peer_id, error)
             return
         net_stream.set_protocol(protocol)
-        await handler(net_stream)
+        connection = net_stream.swarm_conn
+        if not protocol.startswith(("/ipfs/", "/libp2p/")):  # ours have their own limit
+            await handler(net_stream)
+        elif connection.served < defaults.LIBP2P_STREAMS_PER_CONNECTION_MAX:
+            connection.served += 1
+            try:
+                await handler(net_stream)
+            finally:
+                connection.served -= 1
 
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         if peer_id in self._identify_inflight or not self._should_identify_peer(peer_id):
@@ -277,6 +302,28 @@ class Host(BasicHost):  # type: ignore[misc]
             functools.partial(self._identify_task_entry, peer_id, reason),
             _nothing,
         )
+
+    async def _identify_peer(self, peer_id: ID, *, reason: str) -> None:
+        """Ask who a peer is; libp2p's own takes an answer of 1 MiB."""
+        message = Identify()
+        with trio.fail_after(defaults.STREAM_OPEN_DEADLINE_SECONDS):
+            stream = await self.new_stream(peer_id, [IDENTIFY_PROTOCOL])
+            try:
+                message.ParseFromString(
+                    await read_varint_prefixed_bytes_limited(stream, defaults.IDENTIFY_BYTES_MAX)
+                )
+                await stream.close()
+            finally:
+                await stream.muxed_stream.retire()
+        await update_peerstore_from_identify(self.peerstore, peer_id, message)
+        connection = stream.swarm_conn
+        if connection.is_closed:
+            self._network.forget(peer_id)
+        elif message.observed_addr and not connection.relayed:
+            seen_at = Multiaddr(message.observed_addr)
+            self._observed_addr_manager.record_observation(
+                connection, seen_at, self.get_transport_addrs()
+            )
 
 
 class Upgrader(TransportUpgrader):  # type: ignore[misc]
