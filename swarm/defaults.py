@@ -104,12 +104,16 @@ GOSSIP_ANSWER_SECONDS = 3.0
 """What a trusted neighbour was asked for, others are not asked for until then: it delivers about
 3,000 announcements a second."""
 
+GOSSIP_ANSWER_BYTES_PER_TICK = 256 * 1024
+"""What a neighbour that is not trusted gets of what it asks for: some 500 announcements."""
+
 GOSSIP_DIGESTS_MAX = 512
 """Digests in one frame."""
 
 GOSSIP_STORE_MAX = 16_384
 """Events kept for neighbours that lack them: what validators say of 25 submissions a second until
-a verdict expires, so that a trainer that was away as long misses none."""
+a verdict expires, so that a trainer that was away as long misses none. Likewise evictions: whom an
+older one puts out, those that admit know from their logs."""
 
 GOSSIP_STORE_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of them: mostly under 1 KiB each, a verdict on thousands of completions up to 64 KiB."""

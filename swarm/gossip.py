@@ -179,6 +179,9 @@ class _Neighbour:
         """What it is to be told, in this order."""
         self.wanted = _Remembered(defaults.GOSSIP_STORE_MAX)
         """What it asked for, in its order; sent when there is no news."""
+        self.answer_bytes = defaults.ENVELOPE_BYTES_MAX
+        """Of them it may have until the next tick, unless it is trusted: it may ask for the same
+        again and again, and begin as many conversations."""
         self.offers = _Remembered(defaults.GOSSIP_STORE_MAX)
         """What it offered and a trusted neighbour is about to bring."""
         self.writing = False
@@ -235,7 +238,8 @@ class Gossip:
         self._store: OrderedDict[bytes, _Kept] = OrderedDict()
         """The last events, oldest first."""
         self._kept_bytes = 0
-        self._lasting: dict[bytes, _Kept] = {}
+        self._lasting: OrderedDict[bytes, _Kept] = OrderedDict()
+        """The last of those events, oldest first."""
         self._states: dict[bytes, _Kept] = {}
         self._newest: dict[tuple[int, str], bytes] = {}
         """Which of `_states` is the newest of each kind (by its place in `_STATES_FIRST`) and
@@ -541,12 +545,15 @@ class Gossip:
         """What is most worth sending now; what has been forgotten meanwhile is left out."""
         if neighbour.outbox:
             return neighbour.outbox.popleft()
-        for owed in (neighbour.news, neighbour.wanted):
+        served = neighbour.answer_bytes > 0 or self._trusts(neighbour.peer)
+        for owed in (neighbour.news, neighbour.wanted) if served else (neighbour.news,):
             while owed:
                 digest, _ = owed.popitem(last=False)
                 kept = self._held(digest)
                 if kept is not None:
                     neighbour.knows.add(digest)
+                    if owed is neighbour.wanted:
+                        neighbour.answer_bytes -= len(kept.raw)
                     return _Push(kept.raw)
         return None
 
@@ -561,12 +568,15 @@ class Gossip:
                 self._ask(neighbour, frame.digests)
             elif isinstance(frame, _Want):
                 for digest in frame.digests:
-                    if self._held(digest) is not None:
+                    kept = self._held(digest)
+                    if kept is not None and kept.topic in neighbour.topics:
                         neighbour.wanted.add(digest)
                 self._wake(neighbour)
             elif isinstance(frame, _Shown):
+                told = neighbour.topics
                 self._look_at(neighbour, frame.admission)
-                self._offer(neighbour, self._current())
+                if neighbour.topics != told:
+                    self._offer(neighbour, self._current())
             else:
                 return  # it has said `hello` already
             if neighbour.invalid >= defaults.GOSSIP_INVALID_MAX:
@@ -630,6 +640,8 @@ class Gossip:
         kept = _Kept(envelope.raw, topic, envelope.body.expires_ms)
         if isinstance(message, _LASTING):
             self._lasting[digest] = kept
+            if len(self._lasting) > defaults.GOSSIP_STORE_MAX:
+                self._lasting.popitem(last=False)
         elif isinstance(message, StateMessage):
             place = (_STATES_FIRST.index(type(message)), envelope.sender)
             self._states.pop(self._newest.get(place, b""), None)
@@ -672,10 +684,10 @@ class Gossip:
 
     def _current(self) -> dict[str, list[bytes]]:
         """Digests of what a neighbour should hold, by topic: the newest states, lasting events,
-        then the others, newest first, since an old one is worth the least."""
+        then the others, each newest first, since an old one is worth the least."""
         wall_ms = int(self._world.wall_time() * 1000)
         digests = [digest for _, digest in sorted(self._newest.items())]
-        digests += [*self._lasting, *reversed(self._store)]
+        digests += [*reversed(self._lasting), *reversed(self._store)]
         found: dict[str, list[bytes]] = {RUN: []}
         for digest in digests:
             kept = self._held(digest)
@@ -737,6 +749,9 @@ class Gossip:
                     offers = list(neighbour.offers)
                     neighbour.offers.clear()
                     self._ask(neighbour, offers)
+                neighbour.answer_bytes = defaults.GOSSIP_ANSWER_BYTES_PER_TICK
+                if neighbour.wanted:
+                    self._wake(neighbour)
             if self._asked:
                 now = self._world.now()
                 self._asked = {d: until for d, until in self._asked.items() if until > now}

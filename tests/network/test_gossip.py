@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import trio
+from blake3 import blake3
 
 from swarm import defaults
 from swarm.errors import PeerError
-from swarm.gossip import RUN, WORK, _Push
-from swarm.messages import Acknowledgement, Checkpoint, Eviction, Heartbeat, Message, StepOrder
+from swarm.gossip import PROTOCOL, RUN, WORK, _decoder, _encoder, _Hello, _Push, _Want
+from swarm.identity import Identity, PeerId
+from swarm.messages import (
+    Acknowledgement,
+    Checkpoint,
+    Eviction,
+    Heartbeat,
+    LogHead,
+    Message,
+    StepOrder,
+)
 from tests.network.harness import (
     Member,
     TestRun,
@@ -316,9 +327,76 @@ def test_news_overtakes_what_was_asked_for() -> None:
             await returned.reach(validator.id)
             await begun.wait()
             await trainer.announce(order(1))
-            await trio.sleep(3)
+            await trio.sleep(6)
             assert heard.index(order(1)) < 2000, "a window of the stream is on its way already"
             assert len(heard) == 3001
+
+    in_virtual_time(main)
+
+
+def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
+    """And of what it is not told it gets nothing."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(TRAINER)
+            evictions = [
+                await victim.announce(Eviction(peer=identity(n).peer_id, reason="x" * 500))
+                for n in range(600, 800)
+            ]
+            private = await victim.announce(LogHead(size=1, root=bytes(32)))
+            asker = await run.add(min(map(identity, range(300, 320)), key=_id), speaks=False)
+            await asker.reach(victim.id)
+            stream = await asker.transport.open_stream(victim.id, PROTOCOL)
+            wall_ms = int(asker.world.wall_time() * 1000)
+            await stream.send(_encoder.encode(_Hello(run.manifest.body.run, wall_ms, [RUN], [])))
+            got = Counter[bytes]()
+
+            async def ask() -> None:
+                while True:
+                    for some in (evictions, [private]):
+                        await stream.send(_encoder.encode(_Want([each.digest for each in some])))
+                    await trio.sleep(0.1)
+
+            async def read() -> None:
+                while (raw := await stream.receive()) is not None:
+                    frame = _decoder.decode(raw)
+                    if isinstance(frame, _Push):
+                        got[blake3(frame.envelope).digest()] += len(raw)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                nursery.start_soon(read)
+                await trio.sleep(10.5)
+                nursery.cancel_scope.cancel()
+            assert {each.digest for each in evictions} == set(got)
+            ration = defaults.GOSSIP_ANSWER_BYTES_PER_TICK
+            assert 5 * ration < sum(got.values()) < 12 * ration
+
+    in_virtual_time(main)
+
+
+def _id(key: Identity) -> PeerId:
+    return key.peer_id
+
+
+@pytest.mark.slow
+def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
+    """Whoever says them all is heard, however many identities somebody has thrown away."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            trainer = await run.add(TRAINER)
+            worker = identity(999).peer_id
+            for n in range(defaults.GOSSIP_STORE_MAX + 1):
+                said = sealed(TRAINER, Eviction(peer=worker, reason=str(n)), MANIFEST.body.run)
+                trainer.gossip._accept(said)
+            validator = await run.add(VALIDATOR)
+            heard = hears(validator, Eviction)
+            await validator.reach(trainer.id)
+            await trio.sleep(5)
+            reasons = [int(each.reason) for each in heard]  # type: ignore[attr-defined]
+            assert reasons == list(range(defaults.GOSSIP_STORE_MAX, 0, -1))
 
     in_virtual_time(main)
 
