@@ -91,6 +91,9 @@ MET_AFTER_SECONDS = 2.0
 ENTRY_GRACE_SECONDS = 1.0
 """After one way into the network is found, the others that are tried have so long."""
 
+NEWER_MANIFEST_SECONDS = 1.0
+"""A peer that joins looks so long in the DHT for a newer manifest than it was given."""
+
 EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
 """Peers through which one joins, with their addresses."""
 
@@ -531,22 +534,33 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     peers next, who know.
     """
     known = dict(node.manifests)
-    problems = []
-    for peer in entry_points:
+    problems: list[str] = []
+
+    async def ask(peer: PeerId) -> None:
         try:
             for envelope in await ask_for_manifests(node.transport, peer):
                 held = known.get(envelope.body.run)
                 assert isinstance(envelope.message, RunManifest)
                 if held is None or held.message.order() < envelope.message.order():
                     known[envelope.body.run] = envelope
+                scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
         except PeerError as error:
             problems.append(str(error))
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            for peer in entry_points:
+                nursery.start_soon(ask, peer)
     if not known and problems:
         raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
     node.dht.serving = not looks_on and Run(manifest).passes_on(node.peer_id, node.settings.role)
     await join_dht(node, entry_points)
-    raw = await node.dht.get(run_key(manifest.body.run)) if not looks_on else None
+    raw = None
+    if not looks_on:
+        # A lookup may meet peers that hang; what it would find, neighbours tell soon as well.
+        with trio.move_on_after(NEWER_MANIFEST_SECONDS):
+            raw = await node.dht.get(run_key(manifest.body.run))
     if raw is not None:
         newer = open_envelope(raw)
         if newer.body.run == manifest.body.run:
