@@ -97,10 +97,32 @@ def test_a_stranger_hears_of_the_run_alone_and_only_for_a_while() -> None:
             (stranger,) = await crowd(run, validator, 1, ranges=1, first=1000, admitted=False)
             policies, work = hears(stranger, Checkpoint), hears(stranger, Acknowledgement)
             await trainer.announce(checkpoint(2))
+            again = Acknowledgement(submission=bytes([1]) * 32, worker=validator.id)
+            await validator.announce(again)
             await trio.sleep(2)
             assert checkpoint(2) in policies and work == []
             await trio.sleep(defaults.GOSSIP_STRANGER_SECONDS)
             assert stranger.id not in validator.gossip.neighbours()
+
+    in_virtual_time(main)
+
+
+def test_who_is_not_admitted_any_more_hears_no_more_work() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            validator = await run.add(VALIDATOR)
+            (member,) = await crowd(run, validator, 1, ranges=1, first=1000, admitted=True)
+            work = hears(member, Acknowledgement)
+            first, second = (
+                Acknowledgement(submission=bytes([n]) * 32, worker=validator.id) for n in range(2)
+            )
+            await validator.announce(first)
+            run.strangers.add(member.id)
+            await trio.sleep(defaults.GOSSIP_ADMITTED_SECONDS)
+            assert member.id in validator.gossip.neighbours()
+            await validator.announce(second)
+            await trio.sleep(2)
+            assert work == [first]
 
     in_virtual_time(main)
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from peers.validator.inbox import Inbox, path_of
+from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, path_of
 from simnet.clock import run_virtual
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
@@ -175,6 +175,21 @@ def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
         assert REFERENCE.digest.hex() in str(disk.list("incoming")), "not announced yet"
         await trio.sleep(30)
         assert REFERENCE.digest.hex() not in str(disk.list("incoming"))
+
+    _simulate(main)
+
+
+def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-worker")
+        await trio.sleep(10)
+        part, worker = _part(peers["validator"]), peers["inference-worker"].id
+        pusher, inbox = Pusher(part, worker), part.pushes.policy
+        assert isinstance(inbox, Inbox)
+        await pusher.end(pusher.open(), GOOD)
+        inbox.hold((worker, REFERENCE.digest), len(GOOD))
+        await trio.sleep(2 * UNANNOUNCED_SECONDS)
+        assert await peers["validator"].disk.read(path_of((worker, REFERENCE.digest))) == GOOD
 
     _simulate(main)
 
