@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from swarm import defaults
 from swarm.errors import PeerError
-from swarm.gossip import PROTOCOL, RUN, WORK, _decoder, _encoder, _Hello, _Push, _Want
+from swarm.gossip import PROTOCOL, RUN, WORK, _decoder, _encoder, _Have, _Hello, _Push, _Want
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Acknowledgement,
@@ -24,6 +24,7 @@ from swarm.messages import (
     Message,
     StepOrder,
 )
+from swarm.transport import Stream, StreamError
 from tests.network.harness import (
     Member,
     TestRun,
@@ -334,6 +335,20 @@ def test_news_overtakes_what_was_asked_for() -> None:
     in_virtual_time(main)
 
 
+async def speak_alone(run: TestRun, victim: Member) -> Stream:
+    """A conversation with a peer, held by the test in place of a peer's gossip."""
+
+    def peer_id(key: Identity) -> PeerId:
+        return key.peer_id
+
+    other = await run.add(min(map(identity, range(300, 320)), key=peer_id), speaks=False)
+    await other.reach(victim.id)
+    stream = await other.transport.open_stream(victim.id, PROTOCOL)
+    wall_ms = int(other.world.wall_time() * 1000)
+    await stream.send(_encoder.encode(_Hello(run.manifest.body.run, wall_ms, [RUN], [])))
+    return stream
+
+
 def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
     """And of what it is not told it gets nothing."""
 
@@ -345,11 +360,7 @@ def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
                 for n in range(600, 800)
             ]
             private = await victim.announce(LogHead(size=1, root=bytes(32)))
-            asker = await run.add(min(map(identity, range(300, 320)), key=_id), speaks=False)
-            await asker.reach(victim.id)
-            stream = await asker.transport.open_stream(victim.id, PROTOCOL)
-            wall_ms = int(asker.world.wall_time() * 1000)
-            await stream.send(_encoder.encode(_Hello(run.manifest.body.run, wall_ms, [RUN], [])))
+            stream = await speak_alone(run, victim)
             got = Counter[bytes]()
 
             async def ask() -> None:
@@ -376,8 +387,20 @@ def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
     in_virtual_time(main)
 
 
-def _id(key: Identity) -> PeerId:
-    return key.peer_id
+def test_a_neighbour_that_makes_a_peer_ask_and_never_reads_is_dropped() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(TRAINER)
+            stream = await speak_alone(run, victim)
+            offers = 2 * defaults.GOSSIP_OUTBOX_MAX
+            with pytest.raises(StreamError):
+                for n in range(offers):
+                    invented = [(n << 9 | k).to_bytes(32, "big") for k in range(512)]
+                    await stream.send(_encoder.encode(_Have(invented)))
+            assert trio.current_time() < 20, "before its reading is given up"
+            assert victim.gossip.neighbours() == []
+
+    in_virtual_time(main)
 
 
 @pytest.mark.slow
