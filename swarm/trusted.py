@@ -188,9 +188,13 @@ class TrustedPart:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def verdicts(self) -> list[Envelope]:
-        """This peer's own verdicts, in log order."""
-        rows = self._database.read("SELECT envelope FROM verdicts ORDER BY position")
+    def verdicts(self, newest: int) -> list[Envelope]:
+        """This peer's newest own verdicts, at most so many, in log order."""
+        rows = self._database.read(
+            "SELECT envelope FROM (SELECT * FROM verdicts ORDER BY position DESC LIMIT ?) "
+            "ORDER BY position",
+            (newest,),
+        )
         return [open_envelope(row[0]) for row in rows]
 
     def accepted_of(self, worker: str) -> int:

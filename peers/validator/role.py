@@ -61,6 +61,10 @@ UNGRADED_PAUSE_SECONDS = 60.0
 
 TURNED_DOWN_KEPT = 1024
 
+VERDICTS_RECOVERED_MAX = 8192
+"""Own verdicts read again at a start: those on steps still open are among the newest, and a start
+takes no longer the older the run is."""
+
 ORDERS_KEPT = 64
 SAID_PEERS_MAX = 8
 """Workers named when none of them hands anything in."""
@@ -802,7 +806,7 @@ class ValidatorRole:
                 "arranged BLOB NOT NULL, PRIMARY KEY (worker, digest))"
             )
         )
-        for envelope in self._trusted.verdicts():
+        for envelope in self._trusted.verdicts(VERDICTS_RECOVERED_MAX):
             verdict = envelope.message
             assert isinstance(verdict, Verdict)
             key = (verdict.worker, verdict.submission)

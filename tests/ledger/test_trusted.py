@@ -73,9 +73,9 @@ def test_verdicts_in_parallel_stand_at_the_index_they_name(tmp_path: Path) -> No
                     alice.trusted.append,
                     [CheckpointPublished(lineage=0, step=number, manifest=bytes(32))],
                 )
-            await alice.until(lambda: len(alice.trusted.verdicts()) == 20, "20 verdicts")
+            await alice.until(lambda: len(alice.trusted.verdicts(100)) == 20, "20 verdicts")
             entries = entries_of(alice, ALICE.peer_id)
-            for envelope in alice.trusted.verdicts():
+            for envelope in alice.trusted.verdicts(100):
                 entry = entries[envelope.message.log_index]
                 assert isinstance(entry, Judged)
                 assert entry.submission == envelope.message.submission
@@ -145,9 +145,10 @@ def test_a_restarted_validator_goes_on_with_its_log(tmp_path: Path) -> None:
                 )
             async with swarm.peer(ALICE) as alice:
                 assert alice.run_node.run.evicted(WORKER.peer_id) is not None
-                assert [e.message.number for e in alice.trusted.verdicts()] == [0]
+                assert [e.message.number for e in alice.trusted.verdicts(100)] == [0]
                 envelope = await alice.trusted.append_verdict(verdict_at(1, outcome="refused"))
                 assert envelope.message.log_index == 2
+                assert [e.message.number for e in alice.trusted.verdicts(1)] == [1]
                 await bob.until(lambda: len(entries_of(bob, ALICE.peer_id)) == 3, "bob mirrors on")
                 assert not bob.events("ledger.forked")
 
