@@ -13,8 +13,11 @@ from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
+from swarm import defaults
 from swarm.events import Event
+from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
+from swarm.messages import Verdict
 
 
 def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
@@ -188,6 +191,78 @@ def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
     said = simulate(main)
     assert len([event for _, event in said if event.name == "trainer.fetch_failed"]) >= 5
     assert not [event for _, event in said if event.name == "trainer.starved"]
+
+
+def verdict(number: int, **differs: Any) -> Verdict:
+    """An accepted one on four groups for step 0, unless it `differs`."""
+    said: dict[str, Any] = {
+        "submission": bytes([number]) * 32,
+        "size_bytes": 1000,
+        "worker": Identity(bytes(32)).peer_id,
+        "lineage": 0,
+        "step": 0,
+        "policy": 0,
+        "number": number,
+        "outcome": "accepted",
+        "rewards": [[0.0, 1.0]] * 4,
+    }
+    return Verdict(**said | differs)
+
+
+async def say(peer: Peer, *verdicts: Verdict) -> None:
+    """Have a validator publish verdicts on nothing."""
+    assert peer.node is not None and peer.node.part is not None
+    for each in verdicts:
+        await peer.node.part.announce(each, 600.0)
+
+
+@pytest.mark.parametrize(
+    "wasted",
+    [
+        verdict(0, lineage=7),
+        verdict(0, outcome="refused", failed="schema", rewards=[]),
+        verdict(0, outcome="quarantined", failed="internal", rewards=[]),
+    ],
+    ids=["stale", "refused", "quarantined"],
+)
+def test_work_that_serves_no_batch_is_asked_for_again_at_once(wasted: Verdict) -> None:
+    """Its worker's quota is spent, although the order wants as many groups as before."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer")
+        await trio.sleep(20)
+        assert simulation.trace.counts["trainer.step_opened"] == 1
+        await say(peers["validator"], wasted)
+        await trio.sleep(2)
+
+    said = simulate(main)
+    opened = [event.fields for _, event in said if event.name == "trainer.step_opened"]
+    assert [(each["revision"], each["groups_wanted"]) for each in opened] == [(0, 8), (1, 8)]
+    assert not [event for _, event in said if event.name == "trainer.starved"]
+
+
+def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_before() -> None:
+    ungraded = [
+        verdict(n, outcome="quarantined", failed="environment", detail="env fails", rewards=[])
+        for n in range(defaults.UNGRADED_MAX)
+    ]
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer")
+        trainer = peers["trainer"]
+        await trio.sleep(20)
+        await say(peers["validator"], *ungraded)
+        await trio.sleep(2)
+        assert simulation.trace.counts["trainer.paused"] == 1
+        await trainer.kill()
+        await trainer.start(resume=True)
+        await trio.sleep(20)
+        role = trainer.roles[0]
+        assert isinstance(role, TrainerRole)
+        assert len(role._judged) == len(ungraded), "it hears of them again"
+
+    names = [event.name for _, event in simulate(main)]
+    assert names.count("trainer.paused") == 1
 
 
 def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
