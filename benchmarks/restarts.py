@@ -75,10 +75,13 @@ async def restart_each(
 
 
 def watched(begin: float, end: float, times: list[float]) -> tuple[float, float]:
-    """From when until when a restart is looked at: to the end of the last time without a step that
-    may have come of it."""
-    until = min(end, begin + WATCHED_SECONDS)
-    return begin, next((t for t in times if t >= until), until)
+    """From when until when a restart is looked at: to the last step before the next restart, or to
+    the end of the time without a step in which a minute is over."""
+    until = begin + WATCHED_SECONDS
+    before = [t for t in times if begin < t <= end]
+    if end <= until and before:
+        return begin, before[-1]
+    return begin, next((t for t in times if t >= min(end, until)), times[-1])
 
 
 def told(real: RealSwarm, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
