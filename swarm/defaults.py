@@ -724,8 +724,8 @@ MUXER_FRAMES_PER_PING = 20
 MUXER_FRAME_FREE_BYTES = 256
 """A frame with so much data is not counted: its bytes slow its sender."""
 
-CONTAINED_EVENTS_PER_MINUTE = 20
-"""Events about strangers' connections and streams that were ended; the rest is counted."""
+STRANGERS_EVENTS_PER_MINUTE = 20
+"""Events of one kind that strangers can cause at any rate; the rest is counted."""
 
 CONNECTION_PING_SECONDS = 15.0
 """libp2p's yamux pings but ignores silence, so a peer that lost power would stay connected."""

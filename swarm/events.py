@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TextIO
 
-from swarm import output
+from swarm import defaults, output
 from swarm.untrusted import shown
 from swarm.world import World
 
@@ -40,12 +40,39 @@ class Events:
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
+    def now(self) -> float:
+        """Seconds on the clock that rations count by."""
+        return self._world.now()
+
     def emit(self, name: str, /, **fields: Any) -> None:
         """Say that something happened. Values: text, numbers, booleans, lists of them; bytes
         are shown in hex."""
         event = Event(name, self._world.wall_time(), self.peer, fields)
         for sink in self._sinks:
             sink(event)
+
+
+class Rationed:
+    """Says what strangers give cause to say, at any rate: at most `STRANGERS_EVENTS_PER_MINUTE`
+    events a minute. Each states as `untold` how many were left unsaid before it."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._minute = -1
+        self._told = 0
+        self._untold = 0
+
+    def emit(self, name: str, /, **fields: Any) -> None:
+        """Say that something happened, unless the ration of this minute is used up."""
+        minute = int(self._events.now() // 60)
+        if minute != self._minute:
+            self._minute, self._told = minute, 0
+        if self._told == defaults.STRANGERS_EVENTS_PER_MINUTE:
+            self._untold += 1
+            return
+        self._told += 1
+        untold, self._untold = self._untold, 0
+        self._events.emit(name, **fields, untold=untold)
 
 
 def _plain(value: Any) -> Any:
@@ -115,6 +142,11 @@ def _starved(f: dict[str, Any]) -> str:
 def _times(f: dict[str, Any]) -> str:
     """How often something happened since it was last said, if more than once."""
     return f" ({f['times']} times)" if f.get("times", 1) > 1 else ""
+
+
+def _untold(f: dict[str, Any]) -> str:
+    """How many of the kind were left unsaid before, if any."""
+    return f" ({f['untold']} more like it were not logged)" if f.get("untold", 0) > 0 else ""
 
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -187,8 +219,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "membership.trusted_silent": lambda f: (
         f"trusted peer {_short(f['remote'])} does not answer: {f['reason']}"
     ),
-    "membership.refused_others": lambda f: f"{f['count']} further requests were not admitted",
-    "membership.refused": lambda f: f"peer {_short(f['remote'])} was not admitted: {f['reason']}",
+    "membership.refused": lambda f: (
+        f"peer {_short(f['remote'])} was not admitted: {f['reason']}{_untold(f)}"
+    ),
     "shardcast.checkpoint_complete": lambda f: (
         f"fetched {'the delta to ' if f['delta'] else ''}policy {f['step']}: "
         f"{_megabytes(f['bytes_fetched'])} in {f['seconds']:.1f} s "
@@ -242,7 +275,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "validator.turned_down": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not looked at: "
-        f"{f['reason']}"
+        f"{f['reason']}{_untold(f)}"
     ),
     "validator.accepted_elsewhere": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
@@ -253,7 +286,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['seconds']:.0f} s: {f['reason']}"
     ),
     "validator.not_admitted": lambda f: (
-        f"a submission by {_short(f['remote'])} does not count: {f['reason']}"
+        f"a submission by {_short(f['remote'])} does not count: {f['reason']}{_untold(f)}"
     ),
     "validator.receipt_undelivered": lambda f: (
         f"peer {_short(f['worker'])} could not be given its receipt: {f['reason']}"

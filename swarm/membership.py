@@ -22,7 +22,7 @@ import trio
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, Gate, open_envelope
 from swarm.errors import PeerError, SwarmError
-from swarm.events import Events
+from swarm.events import Events, Rationed
 from swarm.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.messages import (
@@ -48,9 +48,6 @@ further ones are an owner's to allow, so that what a stranger calls itself is ne
 
 PRESENT_MAX = 200
 """Peers in one presence digest."""
-
-REFUSALS_TOLD_MAX = 10
-"""Refused requests between two digests that become an event each: strangers can make thousands."""
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = defaults.HEARTBEAT_SECONDS
@@ -319,8 +316,7 @@ class Registrar:
         self._members: dict[str, _Member] = {}
         self._others: dict[str, dict[str, tuple[Present, float]]] = {}
         """What other trusted peers said of whom, and when that was heard."""
-        self._refused = 0
-        """Requests refused since the last tick."""
+        self._refusals = Rationed(events)
         self._named_last = ""
         """The last peer in the newest digest, if that had no room for all."""
         gossip.listen(Presence, self._on_presence)
@@ -333,11 +329,6 @@ class Registrar:
             while True:
                 await trio.sleep(defaults.PRESENCE_SECONDS)
                 self._notice_silence()
-                if self._refused > REFUSALS_TOLD_MAX:
-                    self._events.emit(
-                        "membership.refused_others", count=self._refused - REFUSALS_TOLD_MAX
-                    )
-                self._refused = 0
                 self._gossip.publish(
                     await self._seal(
                         self._next_digest(), defaults.GONE_SECONDS + defaults.PRESENCE_SECONDS
@@ -390,9 +381,7 @@ class Registrar:
         network = self._network_of(PeerId(peer))
         refusal = self._refusal(peer, heartbeat.roles, accepted, network)
         if refusal is not None:
-            self._refused += 1
-            if self._refused <= REFUSALS_TOLD_MAX:
-                self._events.emit("membership.refused", remote=peer, reason=refusal.reason)
+            self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
             return [await self._seal(refusal, defaults.ENVELOPE_LIFETIME_SECONDS)]
         now = self._world.now()
         told = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])

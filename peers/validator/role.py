@@ -21,6 +21,7 @@ from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_w
 from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError
+from swarm.events import Rationed
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
 from swarm.membership import check_admission
@@ -147,6 +148,8 @@ class ValidatorRole:
         self._judged: dict[Key, Envelope] = {}
         self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
         """The last announcements that were refused as such, so that each gets one answer."""
+        self._denials = Rationed(self._events)
+        self._strangers = Rationed(self._events)
         self._accepted_elsewhere: dict[Key, Envelope] = {}
         """Verdicts of other validators, which are as good as an own one: the trainer takes the
         first. (A refusal or quarantine may have a reason that does not hold here.)"""
@@ -320,7 +323,7 @@ class ValidatorRole:
         self._turned_down[worker, submission.digest] = envelope
         if len(self._turned_down) > TURNED_DOWN_KEPT:
             self._turned_down.popitem(last=False)
-        self._events.emit(
+        self._denials.emit(
             "validator.turned_down",
             submission=submission.digest,
             worker=worker,
@@ -346,7 +349,9 @@ class ValidatorRole:
         if refusal is not None:
             check, figure, threshold, detail = refusal
             if check == "admission":  # a stranger gets no entry in the log, whatever he sends
-                self._events.emit("validator.not_admitted", remote=envelope.sender, reason=detail)
+                self._strangers.emit(
+                    "validator.not_admitted", remote=envelope.sender, reason=detail
+                )
                 word = AdmissionRefused(peer=envelope.sender, reason=detail[:500])
                 return [await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)]
             await self._inbox.remove(key)

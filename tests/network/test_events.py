@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import trio
 
-from swarm.events import Event, Lines, sentence
+from swarm import defaults
+from swarm.events import Event, Events, Lines, Rationed, sentence
 from tests.docs.pages import ROOT
+from tests.network.harness import VirtualWorld, in_virtual_time
 
 FOR_THE_CURIOUS = re.compile(
     r"compute\.(child_said|child_started|fork_server_missing)|dht\.|gossip\.|ledger\.not_spread"
@@ -81,6 +84,26 @@ def test_lines_have_dates_and_no_raw_names() -> None:
     line = printed(event, verbose=False)
     assert re.fullmatch(r"(1970-01-01|1969-12-31) \d\d:\d\d:\d\d trusted peer .*: gone\n", line)
     assert " membership.trusted_silent: trusted peer" in printed(event, verbose=True)
+
+
+def test_what_strangers_cause_is_said_so_often_a_minute_and_then_how_often_it_was_not() -> None:
+    said: list[Event] = []
+    world = VirtualWorld(1)
+    events = Events(world, "me")
+    events.add_sink(said.append)
+
+    async def main() -> None:
+        rationed = Rationed(events)
+        for _ in range(defaults.STRANGERS_EVENTS_PER_MINUTE + 7):
+            rationed.emit("membership.refused", remote="12345678", reason="full")
+        assert len(said) == defaults.STRANGERS_EVENTS_PER_MINUTE
+        await trio.sleep(60)
+        rationed.emit("membership.refused", remote="12345678", reason="full")
+
+    in_virtual_time(main)
+    lines = [printed(event, verbose=False) for event in said]
+    assert lines[-1].endswith("was not admitted: full (7 more like it were not logged)\n")
+    assert not [line for line in lines[:-1] if "not logged" in line]
 
 
 def test_events_without_a_sentence_are_shown_on_request() -> None:

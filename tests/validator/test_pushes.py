@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
 from blake3 import blake3
+from msgspec.structs import replace
 
 from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, path_of
 from simnet.clock import run_virtual
 from simnet.simulation import Peer, Plan, Simulation
+from swarm import defaults
 from swarm.events import Event
 from swarm.identity import PeerId
-from swarm.messages import Submission, Verdict
+from swarm.messages import AdmissionRefused, Submission, Verdict
 from swarm.node import RunNode
 from swarm.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
@@ -256,6 +259,7 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
         log = _part(validator).trusted_part("validator").log_of(validator.id)
         assert log is not None
         before, kept = log.size(), _part(validator).gossip.kept()
+        failed = set()
         for number in range(100):
             file = Submission(
                 lineage=0, step=(order.step, 999)[number > 90], policy=order.policy, number=number,
@@ -266,13 +270,21 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
             (no,) = await liar.messenger.request(validator.id, announced, lease.admission)
             assert isinstance(no.message, Verdict) and no.message.outcome == "refused"
             assert no.message.log_index == -1
+            failed.add(no.message.failed)
+        assert failed == {"file", "number", "step"}
+        for number in range(50):
+            digest = blake3(b"unadmitted %d" % number).digest()
+            file = replace(file, step=order.step, digest=digest)
+            (no,) = await liar.messenger.request(validator.id, await liar.seal(file, 600.0))
+            assert isinstance(no.message, AdmissionRefused)
         await trio.sleep(5)
         assert (log.size(), _part(validator).gossip.kept()) == (before, kept)
         assert liar.step_order() == order
 
     said = _simulate(main)
-    turned_down = [event.fields for event in said if event.name == "validator.turned_down"]
-    assert {fields["failed"] for fields in turned_down} == {"file", "number", "step"}
+    names = Counter(event.name for event in said)
+    for name in ("validator.turned_down", "validator.not_admitted"):
+        assert 0 < names[name] <= 2 * defaults.STRANGERS_EVENTS_PER_MINUTE
 
 
 def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:

@@ -12,7 +12,7 @@ from libp2p.exceptions import BaseLibp2pError
 
 from swarm import defaults
 from swarm.errors import leaf_errors
-from swarm.events import Events
+from swarm.events import Events, Rationed
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,11 @@ class Guard:
     """Runs what libp2p does with a connection or a stream, and lets no exception of it out.
 
     What failed is undone (a stream reset, a connection closed) and told as the event
-    `transport.contained`, at most `CONTAINED_EVENTS_PER_MINUTE` times a minute.
+    `transport.contained`, at most `STRANGERS_EVENTS_PER_MINUTE` times a minute.
     """
 
     def __init__(self, events: Events | None) -> None:
-        self._events = events
-        self._minute = -1
-        self._told = 0
-        self._untold = 0
+        self._events = Rationed(events) if events is not None else None
 
     async def run(
         self,
@@ -58,17 +55,8 @@ class Guard:
 
     def tell(self, what: str, remote: str, reason: str) -> None:
         """Say that a fault of `remote` was contained, unless that was said often enough lately."""
-        minute = int(trio.current_time() // 60)
-        if minute != self._minute:
-            self._minute, self._told = minute, 0
-        if self._told == defaults.CONTAINED_EVENTS_PER_MINUTE or self._events is None:
-            self._untold += 1
-            return
-        self._told += 1
-        untold, self._untold = self._untold, 0
-        self._events.emit(
-            "transport.contained", what=what, remote=remote, reason=reason, untold=untold
-        )
+        if self._events is not None:
+            self._events.emit("transport.contained", what=what, remote=remote, reason=reason)
 
 
 def innermost(error: BaseException) -> BaseException:
