@@ -26,7 +26,7 @@ from simnet.network import Line, SimulatedNetwork, Weather
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
 from swarm import defaults
-from swarm.envelope import Envelope, remember_envelopes, seal
+from swarm.envelope import Envelope, remembering_envelopes, seal
 from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
@@ -324,12 +324,12 @@ class Simulation:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        remember_envelopes(ENVELOPES_REMEMBERED)
         try:
-            async with self.network.running(), trio.open_nursery() as nursery:
-                self.nursery = nursery
-                yield
-                nursery.cancel_scope.cancel()
+            with remembering_envelopes(ENVELOPES_REMEMBERED):
+                async with self.network.running(), trio.open_nursery() as nursery:
+                    self.nursery = nursery
+                    yield
+                    nursery.cancel_scope.cancel()
         finally:
             for peer in self.peers.values():
                 peer.disk.close()

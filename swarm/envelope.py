@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -142,12 +143,19 @@ _open_cached = functools.lru_cache(maxsize=1024)(_open)
 _remembered_bytes_max = defaults.ENVELOPE_REMEMBERED_BYTES_MAX
 
 
-def remember_envelopes(count: int) -> None:
-    """Keep the last `count` envelopes that were opened, however large, in place of 1024 small ones:
-    for a process that is many peers at once, each of which would check the same signatures."""
+@contextmanager
+def remembering_envelopes(count: int) -> Iterator[None]:
+    """Inside, keep the last `count` envelopes that were opened, however large, in place of 1024
+    small ones: for a process that is many peers at once, each of which would check the same
+    signatures."""
     global _open_cached, _remembered_bytes_max
-    _remembered_bytes_max = defaults.ENVELOPE_BYTES_MAX
+    before = _open_cached, _remembered_bytes_max
     _open_cached = functools.lru_cache(maxsize=count)(_open)
+    _remembered_bytes_max = defaults.ENVELOPE_BYTES_MAX
+    try:
+        yield
+    finally:
+        _open_cached, _remembered_bytes_max = before
 
 
 def open_envelope(raw: bytes) -> Envelope:

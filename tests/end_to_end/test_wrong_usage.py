@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
     pickled, bare = tmp_path / "pickled", tmp_path / "bare"
     for folder in (pickled, bare):
         folder.mkdir()
-    (pickled / "config.json").write_text("{}")
+    shutil.copy(base / "config.json", pickled)
     (pickled / "pytorch_model.bin").write_bytes(b"")
     mistakes: list[tuple[dict[str, str | int], str]] = [
         ({"trainer.model": str(pickled)}, "holds pickled weights (pytorch_model.bin), which are"),
