@@ -322,7 +322,7 @@ class InferenceRole:
         reference = BlobReference(submission.digest, submission.size_bytes)
         announced = await self._peer.seal(submission, defaults.STATE_LIFETIME_SECONDS)
         deadline = self._node.world.now() + defaults.STATE_LIFETIME_SECONDS
-        pause = limits.acknowledgement_seconds / 5
+        shortest = pause = limits.acknowledgement_seconds / 5
         self._under_way += 1
         try:
             while not judged.is_set() and self._node.world.now() < deadline:
@@ -340,15 +340,34 @@ class InferenceRole:
                     self._events.emit("inference.verdict_late", validator=validator)
                 else:
                     self._complain("inference.no_validator", "", step=submission.step)
-                    with trio.move_on_after(pause):
-                        await judged.wait()  # one of them may have had the file all along
-                    pause = min(2 * pause, limits.verdict_seconds)
+                    returned = await self._rest(ranked, judged, pause)
+                    pause = shortest if returned else min(2 * pause, limits.verdict_seconds)
         finally:
             self._under_way -= 1
             self._peer.order.touch()  # what it wants may be made now
             task_status.started()
             self._verdicts.pop(submission.digest, None)
             await self._node.disk.remove(path)
+
+    async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
+        """Wait so long at most, less when the verdict comes: one of the validators may have had the
+        file all along. Whether one of them came back meanwhile, which ends the wait too."""
+        returned = False
+
+        async def look_out(nursery: trio.Nursery) -> None:
+            nonlocal returned
+            with self._node.transport.connection_events() as events:
+                async for event in events:
+                    if event.connected and event.peer in validators:
+                        returned = True
+                        nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look_out, nursery)
+                await judged.wait()
+                nursery.cancel_scope.cancel()
+        return returned
 
     async def _deliver(
         self,

@@ -53,6 +53,20 @@ def test_a_peer_returns_while_its_bootstrap_peer_is_away() -> None:
     assert simulation.trace.counts["dht.joined_through_others"] == 4
 
 
+def test_work_is_delivered_as_soon_as_a_validator_returns() -> None:
+    """However long it was away: workers do not wait out their last pause."""
+
+    async def happens(simulation: Simulation) -> None:
+        validator = simulation.peers["validator"]
+        await validator.kill()
+        await trio.sleep(50)
+        await validator.start_again()
+        judged = simulation.expect("validator.verdict", ["validator"])
+        assert await simulation.meet(judged, 9.0)
+
+    assert not run_with(happens).violations
+
+
 def test_a_bootstrap_peer_that_returns_finds_those_it_knew() -> None:
     """Whoever joined through it before they found it would be in a network of its own."""
 
