@@ -69,6 +69,9 @@ class Dropped(SwarmError):
         self.cause = cause
 
 
+SEEN_SWEPT_MIN = 1000
+"""Fewer hashes of events than this are not worth looking through for expired ones."""
+
 FORGED = frozenset(
     {
         "bad_signature",
@@ -258,6 +261,9 @@ class Gate:
         self.trusts = trusts
         self._clock_off = clock_off
         self._seen: OrderedDict[bytes, int] = OrderedDict()
+        """Events, and when each expires; a state is known by its order."""
+        self._sweep_at = SEEN_SWEPT_MIN
+        """How many of them there are when the expired are looked for next."""
         self._states: dict[tuple[str, str], _Newest] = {}
         """Of those that it trusts."""
         self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
@@ -302,7 +308,8 @@ class Gate:
             self._take_rate(body.sender)
         if isinstance(envelope.message, StateMessage):
             self._keep_newest(key, newest)
-        self._remember(envelope.digest, body.expires_ms + late_ms, wall_ms)
+        else:
+            self._remember(envelope.digest, body.expires_ms + late_ms, wall_ms)
         return envelope
 
     def _late_ms(self, envelope: Envelope) -> int:
@@ -325,10 +332,12 @@ class Gate:
 
     def _remember(self, digest: bytes, expires_ms: int, wall_ms: int) -> None:
         self._seen[digest] = expires_ms
-        while self._seen and (
-            len(self._seen) > defaults.SEEN_ENVELOPES_MAX
-            or next(iter(self._seen.values())) <= wall_ms
-        ):
+        if len(self._seen) > self._sweep_at:
+            self._seen = OrderedDict(
+                (seen, until) for seen, until in self._seen.items() if until > wall_ms
+            )
+            self._sweep_at = max(SEEN_SWEPT_MIN, 2 * len(self._seen))
+        if len(self._seen) > defaults.SEEN_ENVELOPES_MAX:
             self._seen.popitem(last=False)
 
     def _keep_newest(self, key: tuple[str, str], newest: _Newest) -> None:

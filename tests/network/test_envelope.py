@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm import defaults
-from swarm.envelope import Body, Dropped, Gate, Sequencer, open_envelope
+from swarm.envelope import SEEN_SWEPT_MIN, Body, Dropped, Gate, Sequencer, open_envelope
 from swarm.identity import Identity
 from swarm.messages import (
     Acknowledgement,
@@ -213,6 +213,40 @@ def test_an_event_counts_once_in_any_order() -> None:
         for raw in events:
             gate.admit(raw)
         assert [refused(gate, raw) for raw in events] == ["duplicate"] * 3
+
+    inside(check)
+
+
+def test_only_events_that_have_not_expired_are_remembered() -> None:
+    """Though what came first lasts for a month."""
+
+    async def main() -> None:
+        world = VirtualWorld(1)
+        run = Run(MANIFEST)
+        gate = Gate(world, RUN_ID, run.permits, run.trusts)
+        lasting = sealed(
+            VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID, lifetime_seconds=1e6
+        ).raw
+        gate.admit(lasting)
+        for minute in range(30):
+            world.skew_seconds = at = 60.0 * minute
+            gate.admit(sealed(TRAINER, checkpoint(minute), RUN_ID, at=at, lifetime_seconds=1e6).raw)
+            for n in range(100):
+                event = Acknowledgement(submission=bytes([n]) * 32, worker=WORKER.peer_id)
+                raw = sealed(VALIDATOR, event, RUN_ID, at=at, lifetime_seconds=120).raw
+                gate.admit(raw)
+        assert len(gate._seen) <= SEEN_SWEPT_MIN
+        assert [refused(gate, each) for each in (lasting, raw)] == ["duplicate"] * 2
+
+    in_virtual_time(main)
+
+
+def test_states_take_no_place_among_the_events() -> None:
+    def check(gate: Gate, _run: Run) -> None:
+        raw = sealed(TRAINER, checkpoint(5), RUN_ID).raw
+        gate.admit(raw)
+        assert not gate._seen
+        assert refused(gate, raw) == "duplicate"
 
     inside(check)
 
