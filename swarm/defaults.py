@@ -749,6 +749,9 @@ CLOSE_SECONDS = 2.0
 RELAY_RESERVATIONS_MAX = 128
 """Peers behind NAT that one relay serves."""
 
+RELAY_STRANGERS_PER_RANGE_MAX = 16
+"""Of them, those from one public /24 or /48 that are not admitted (yet)."""
+
 RELAY_CIRCUITS_PER_PEER_MAX = 32
 """Connections through a relay to one of them."""
 

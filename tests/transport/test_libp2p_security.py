@@ -13,15 +13,22 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.network.config import RetryConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeerId
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
+from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
 from multiaddr import Multiaddr
 
 from swarm import defaults
 from swarm.errors import UserError
+from swarm.identity import Identity
 from swarm.transport import ConnectError, ConnectionEvent, Reachability, Stream, StreamError
 from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr
+from swarm.transport.libp2p.circuits import Reservations
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
+from .test_room import Connection
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 ECHO = "/swarm/echo/1.0.0"
@@ -159,6 +166,50 @@ def test_a_relayed_connection_becomes_direct_where_it_can(tmp_path) -> None:
             assert seen[-1] == ConnectionEvent(BOB.peer_id, True, relayed=False)
 
     run(main)
+
+
+def test_nobody_reserves_in_anothers_name(tmp_path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            relay = await peers.open(CAROL, relay=True)
+            mallory = await peers.open(MALLORY, [])
+            await mallory.connect(CAROL.peer_id, relay.addresses())
+            for key, status in ((BOB, "PERMISSION_DENIED"), (MALLORY, "OK")):
+                name = CircuitPeerId(id=ID.from_string(key.peer_id).to_bytes())
+                request = HopMessage(type=HopMessage.RESERVE, peer=name)
+                _, reply = await mallory._ask_relay(CAROL.peer_id, request)
+                assert reply.status == StatusCode[status]
+
+    run(main)
+
+
+def test_strangers_cannot_take_all_places_of_a_relay() -> None:
+    most, near = 40, defaults.RELAY_STRANGERS_PER_RANGE_MAX
+    there: dict[ID, Connection] = {}
+    limits = RelayLimits(60, 1000, max_circuit_conns=1, max_reservations=most)
+    reservations = Reservations(limits, None, there.get)
+
+    def reserve(number: int, host: str, *, vouched: bool = False) -> bool:
+        peer = ID.from_string(Identity(number.to_bytes(32, "big")).peer_id)
+        there[peer] = Connection(host, vouched=vouched)
+        if not reservations.can_accept_reservation(peer):
+            return False
+        reservations.reserve(peer)
+        return True
+
+    assert sum(reserve(n, f"8.8.8.{n}") for n in range(near + 10)) == near
+    assert reserve(0, "8.8.8.0"), "who has a place renews it"
+    assert all(reserve(100 + n, f"9.{n}.0.1") for n in range(most - near))
+    assert not reserve(200, "1.1.1.1"), "all are taken"
+    assert reserve(201, "8.8.8.8", vouched=True), "an admitted peer takes a stranger's"
+    assert len(reservations._reservations) == most
+    gone = next(iter(reservations._reservations))
+    del there[gone]
+    assert reserve(200, "1.1.1.1"), "who went leaves a place"
+    for n in range(most - 1):
+        assert reserve(300 + n, "8.8.8.8", vouched=True)
+    assert not reserve(400, "8.8.8.8", vouched=True), "among admitted peers the first ones stay"
 
 
 def test_a_relay_that_declines_or_is_none_says_so(tmp_path) -> None:

@@ -24,7 +24,6 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeerId
 from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP_PROTOCOL
-from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
 from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
@@ -71,6 +70,7 @@ from swarm.transport.libp2p.addresses import (
     resolved,
     without_peer,
 )
+from swarm.transport.libp2p.circuits import Circuits
 from swarm.transport.libp2p.connections import (
     Connection,
     HolePunching,
@@ -245,7 +245,7 @@ async def open_libp2p(
         ),
     )
     network = Host(swarm)
-    circuits = CircuitV2Protocol(
+    circuits = Circuits(
         network,
         RelayLimits(
             duration=defaults.RELAY_CIRCUIT_SECONDS,
