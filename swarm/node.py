@@ -436,11 +436,18 @@ async def assemble(
             database.close()
 
 
+LOOKED_FOR = frozenset({"bootstrap", "relay", "trainer", "validator"})
+"""Roles of peers that others connect to: these may wait for them."""
+
+NO_WAY_IN = "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
+
+
 async def join_network(node: Node) -> EntryPoints:
     """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. Those that
     answered. When the bootstrap peers of the last time do not, peers met then do as well.
 
-    Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`.
+    Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or when no address is
+    known and nobody would look for this peer.
     """
     named = _by_peer(node.settings.bootstrap)
     failures = [
@@ -449,7 +456,10 @@ async def join_network(node: Node) -> EntryPoints:
     ]
     met = await _peers_met(node)
     if not node.settings.bootstrap:
-        return await _connect(node, met, [])
+        answered = await _connect(node, met, [])
+        if not answered and not LOOKED_FOR.intersection(node.settings.role):
+            raise UserError(NO_WAY_IN)
+        return answered
     patience_seconds = MET_AFTER_SECONDS if met else defaults.BOOTSTRAP_DEADLINE_SECONDS
     answered = await _connect(node, named, failures, patience_seconds=patience_seconds)
     if not answered and met:

@@ -25,7 +25,7 @@ import typer
 from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.events import Event, Events, JsonLines, Lines
 from swarm.identity import load_or_create
-from swarm.node import Node, assemble
+from swarm.node import NO_WAY_IN, Node, assemble
 from swarm.output import Version
 from swarm.roles import BOOTSTRAP, load_role, take_part
 from swarm.run import load_manifest, run_id
@@ -144,9 +144,7 @@ async def run_peer(settings: PeerSettings) -> None:
     if not settings.role:
         raise UserError("no role given; use --role inference, for example")
     if roles and not settings.bootstrap and not settings.manifest:
-        raise UserError(
-            "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
-        )
+        raise UserError(NO_WAY_IN)
     async with open_node(settings) as node:
         earned = Earned()
         node.events.add_sink(earned)

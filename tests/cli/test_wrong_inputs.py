@@ -16,7 +16,7 @@ from swarm import PROTOCOL_VERSION, defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import Identity, load_or_create
-from swarm.node import find_run, join_network
+from swarm.node import NO_WAY_IN, find_run, join_network
 from swarm.peer import exit_with, open_node
 from swarm.settings import PeerSettings
 from tests.cli.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
@@ -39,6 +39,26 @@ OWNER = Identity(bytes(32))
 )
 def test_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     assert sentence in complaint("peer", "--home", tmp_path / "home", *arguments)
+
+
+def test_a_manifest_is_no_way_to_anybody_for_a_worker(tmp_path: Path) -> None:
+    """It waited for ever, and repeated that no address of the trusted peers is known."""
+    manifest = tmp_path / "run.manifest"
+    manifest.write_bytes(signed_manifest(tmp_path, OWNER).raw)
+    said = complaint("peer", "--role=inference", "--home", tmp_path / "h", "--manifest", manifest)
+    assert said == NO_WAY_IN
+
+
+@pytest.mark.parametrize("role", ["bootstrap", "relay", "trainer", "validator"])
+def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> None:
+    listen = ["/ip4/127.0.0.1/tcp/0"]
+    settings = PeerSettings(role=[role], listen=listen, home=str(tmp_path / "home"))
+
+    async def main() -> None:
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            assert await join_network(node) == {}
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize(
