@@ -336,6 +336,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
             else ", ".join(_short(peer) for peer in f["waiting_for"])
         )
     ),
+    "trainer.verdicts_missed": lambda f: (
+        f"more than {f['held']:,} verdicts came while the trainer loaded; it reads the others in "
+        "their validators' logs"
+    ),
     "trainer.unjudged_forgotten": lambda f: (
         f"{f['submissions']} submissions were announced and never judged; no longer counted on"
     ),

@@ -22,11 +22,12 @@ from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
 from peers.trainer.filters import KeepRate, Verdicts, groups_to_ask_for, judge_groups
 from peers.trainer.options import trainer_options
 from swarm import defaults
-from swarm.envelope import Envelope, open_envelope
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
+from swarm.ledger.wire import open_ledger
 from swarm.messages import Acknowledgement, Checkpoint, RunManifest, StepOrder, Verdict
 from swarm.node import RunNode
 from swarm.run import content_digest, manifest_in
@@ -232,9 +233,14 @@ class TrainerRole:
         self._order: StepOrder | None = None
         self._ordering = trio.Lock()
         """Held while an order is issued, and while the lineage changes."""
-        self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](100_000)
+        self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](
+            defaults.VERDICTS_HELD_MAX
+        )
+        self._missed: Watched[dict[tuple[str, str], int]] = Watched({})
+        """Accepted work that there was no room to hear of while this trainer loaded: by validator
+        and worker, from where in the validator's log."""
         peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
-        peer.gossip.listen(Verdict, self._send_verdict.send_nowait)
+        peer.gossip.listen(Verdict, self._on_verdict)
         peer.gossip.listen(RunManifest, lambda _: self._changed.touch())
 
     async def run(self) -> None:
@@ -258,6 +264,7 @@ class TrainerRole:
                     await self._load_pool()
                     await self._open_again()
                     nursery.start_soon(self._collect)
+                    nursery.start_soon(self._hear_missed)
                     nursery.start_soon(self._arrange)
                     nursery.start_soon(self._forget_unjudged)
                 await self._train(learner)
@@ -472,6 +479,50 @@ class TrainerRole:
         if key not in self._judged and message.lineage == self._lineage:
             self._announced.setdefault(key, _Announced(message.groups, self._node.world.now()))
             self._changed.touch()
+
+    def _on_verdict(self, envelope: Envelope) -> None:
+        verdict = envelope.message
+        assert isinstance(verdict, Verdict)
+        try:
+            self._send_verdict.send_nowait(envelope)
+        except trio.WouldBlock:
+            if verdict.outcome == "accepted":
+                if not self._missed.value:
+                    self._events.emit("trainer.verdicts_missed", held=defaults.VERDICTS_HELD_MAX)
+                self._miss(envelope.sender, verdict.worker, max(0, verdict.log_index))
+
+    def _miss(self, validator: str, worker: str, index: int) -> None:
+        earlier = self._missed.value.get((validator, worker), index)
+        self._missed.value[validator, worker] = min(earlier, index)
+        self._missed.touch()
+
+    async def _hear_missed(self) -> None:
+        """Read in the validators' logs what was missed."""
+        while True:
+            missed = await self._missed.wait_until(bool)
+            (validator, worker), start = next(iter(missed.items()))
+            del missed[validator, worker]
+            try:
+                await self._node.reach(PeerId(validator))
+                async with open_ledger(self._node.transport, PeerId(validator)) as client:
+                    page = await client.verdicts(worker, start)
+                heard = [open_envelope(item.envelope) for item in page]
+            except (PeerError, Dropped) as error:
+                self._events.emit("ledger.mirror_failed", owner=validator, reason=str(error))
+                self._miss(validator, worker, start)  # after the others
+                await trio.sleep(defaults.LEDGER_RETRY_SECONDS)
+                continue
+            for envelope in heard:
+                verdict = envelope.message
+                if (
+                    envelope.body.run == self._run.id
+                    and isinstance(verdict, Verdict)
+                    and verdict.outcome == "accepted"
+                    and self._run.permits(envelope.sender, verdict) is None
+                ):
+                    await self._send_verdict.send(envelope)
+            if page and page[-1].index >= start:
+                self._miss(validator, worker, page[-1].index + 1)
 
     async def _collect(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -265,6 +265,31 @@ def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_be
     assert names.count("trainer.paused") == 1
 
 
+def test_what_it_has_no_room_to_hear_while_it_loads_it_reads_in_the_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(defaults, "VERDICTS_HELD_MAX", 1)
+    judged: list[int] = []
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-one", steps=1)
+        trainer = peers["trainer"]
+        loaded = simulation.expect("inference.policy_loaded", ["inference-one"])
+        assert await simulation.meet(loaded, 600)
+        await trainer.kill()
+        await trio.sleep(30)
+        judged.append(simulation.trace.counts["validator.verdict"])
+        await peers["inference-one"].kill()  # nobody could make up for it
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        await trainer.start(resume=True)
+        assert await simulation.meet(over, 1800), trainer.ended
+
+    said = simulate(main)
+    assert judged == [2], "a batch"
+    assert len([event for _, event in said if event.name == "trainer.verdicts_missed"]) == 1
+    assert not [event for _, event in said if event.name == "trainer.starved"]
+
+
 def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     """Also after a restart, when every verdict that has not expired is heard again."""
     remembered: list[int] = []
