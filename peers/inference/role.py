@@ -8,6 +8,7 @@ so a peer that restarts makes the very same files again, and a repeated delivery
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -36,6 +37,7 @@ POLICIES_IN_MEMORY = 2
 """While one takes the place of the other."""
 
 Fetched = TypeVar("Fetched")
+RECEIPTS_KEPT = 64
 OUTBOX = "outbox"
 """Folder of submissions without a verdict yet."""
 
@@ -55,6 +57,8 @@ class InferenceRole:
         self._run = peer.run
         self._events = peer.node.events
         self._verdicts: dict[bytes, trio.Event] = {}
+        self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
+        """The last ones, by lineage, step and number: shown with the submission that follows."""
         self._under_way = 0
         """Submissions made and not yet judged: no more than a validator takes of one worker, so
         that any of them can take over any other's."""
@@ -380,7 +384,10 @@ class InferenceRole:
         """Push the file and announce it; whether the validator now owes (or gave) a verdict."""
         limits = self._run.manifest.limits
         admission = self._peer.lease.admission if self._peer.lease else None
-        supporting = [shown for shown in (admission, ordered) if shown is not None]
+        offered = announced.message
+        assert isinstance(offered, Submission)
+        before = self._receipts.get((offered.lineage, offered.step, offered.number - 1))
+        supporting = [shown for shown in (admission, ordered, before) if shown is not None]
         try:
             await self._node.reach(validator)
             record = self._node.record(validator)
@@ -404,12 +411,10 @@ class InferenceRole:
             and acknowledgement.message.submission == reference.digest
         )
         if acknowledged:
-            submission = announced.message
-            assert isinstance(submission, Submission)
             self._events.emit(
                 "inference.submission_delivered",
-                step=submission.step,
-                number=submission.number,
+                step=offered.step,
+                number=offered.number,
                 validator=validator,
             )
         return acknowledged
@@ -445,6 +450,9 @@ class InferenceRole:
         event = self._verdicts[verdict.submission]
         if not event.is_set():
             event.set()
+            self._receipts[verdict.lineage, verdict.step, verdict.number] = envelope
+            if len(self._receipts) > RECEIPTS_KEPT:
+                self._receipts.popitem(last=False)
             failed = next((check for check in verdict.checks if not check.passed), None)
             credited = verdict.rewards if verdict.outcome != "refused" else []
             self._events.emit(

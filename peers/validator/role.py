@@ -296,6 +296,7 @@ class ValidatorRole:
     ) -> Sequence[Envelope]:
         assert isinstance(envelope.message, Submission)
         key = (envelope.sender, envelope.message.digest)
+        self._take_receipt(envelope.sender, first(supporting, Verdict))
         while key in self._answering:  # asked again before it was answered: one verdict each
             await self._answering[key].wait()
         known = self._verdict_on(key) or self._turned_down.get(key)
@@ -394,16 +395,28 @@ class ValidatorRole:
         """The order of a submission's step. The worker shows the one it followed: a validator
         that was away when the trainer gave it would never hear of it otherwise."""
         key = (submission.lineage, submission.step)
-        if (
-            shown is not None
-            and shown.body.run == self._run.id
-            and self._run.permits(shown.sender, shown.message) is None
-        ):
+        if shown is not None and self._is_believed(shown):
             self._on_order(shown)
         with trio.move_on_after(ORDER_WAIT_SECONDS):
             await self._progress.wait_until(lambda _: key in self._orders)
             await self._peer.manifest_of(self._orders[key])
         return self._orders.get(key)
+
+    def _take_receipt(self, worker: str, shown: Envelope | None) -> None:
+        """Likewise the verdict on the number before, by a validator that this one may not hear.
+        One that stands in no log was for its worker's ears only."""
+        if shown is not None and self._is_believed(shown):
+            verdict = shown.message
+            assert isinstance(verdict, Verdict)
+            if verdict.worker == worker and verdict.log_index >= 0:
+                self._on_verdict(shown)
+
+    def _is_believed(self, shown: Envelope) -> bool:
+        """Whether its sender may say in this run what somebody else shows of it."""
+        return (
+            shown.body.run == self._run.id
+            and self._run.permits(shown.sender, shown.message) is None
+        )
 
     def _refusal(
         self,

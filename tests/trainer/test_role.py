@@ -43,9 +43,10 @@ async def start_run(
     mirrors: Sequence[str] = (),
     steps: int = 3,
     step_seconds: float = 60.0,
+    validators: Sequence[str] = ("validator",),
 ) -> dict[str, Peer]:
     await start_bootstrap(
-        simulation, trainers=["trainer"], validators=["validator"], steps=steps,
+        simulation, trainers=["trainer"], validators=validators, steps=steps,
         groups_per_step=8, max_new_tokens=256,
     )  # fmt: skip
     peers = {}

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, path_of
 from simnet.clock import run_virtual
+from simnet.compute import Hardware
 from simnet.simulation import Peer, Plan, Simulation
 from swarm import defaults
+from swarm.envelope import seal
 from swarm.events import Event
 from swarm.identity import PeerId
-from swarm.messages import AdmissionRefused, Submission, Verdict
+from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdict
 from swarm.node import RunNode
 from swarm.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
@@ -285,6 +287,67 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
     names = Counter(event.name for event in said)
     for name in ("validator.turned_down", "validator.not_admitted"):
         assert 0 < names[name] <= 2 * defaults.STRANGERS_EVENTS_PER_MINUTE
+
+
+@pytest.mark.parametrize(
+    ("by", "log_index", "believed"),
+    [("silent", 7, True), ("silent", -1, False), ("relay-worker", 7, False)],
+)
+def test_the_number_before_was_judged_by_a_validator_that_is_never_heard(
+    by: str, log_index: int, believed: bool
+) -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "relay-worker", validators=["validator", "silent"]
+        )
+        await trio.sleep(20)
+        worker, validator = _part(peers["relay-worker"]), peers["validator"]
+        order, lease = worker.step_order(), worker.lease
+        assert order is not None and lease is not None and lease.admission is not None
+        place = {"lineage": 0, "step": order.step, "policy": order.policy}
+        receipt = seal(
+            simulation.identity(by),
+            Verdict(
+                **place, number=0, submission=bytes(32), size_bytes=1, worker=worker.peer_id,
+                outcome="refused", log_index=log_index,
+            ),
+            run=worker.run.id, sequence=1, wall_time=worker.node.world.wall_time(),
+            lifetime_seconds=600.0,
+        )  # fmt: skip
+        pusher = Pusher(_part(validator), worker.peer_id)
+        await pusher.end(pusher.open(), GOOD)
+        announced = await worker.seal(
+            Submission(
+                **place, number=1, digest=REFERENCE.digest, size_bytes=len(GOOD), groups=1,
+                run_digest=order.run_digest,
+            ),
+            600.0,
+        )  # fmt: skip
+        (yes,) = await worker.messenger.request(validator.id, announced, lease.admission, receipt)
+        assert isinstance(yes.message, Acknowledgement)
+        await trio.sleep(100)
+
+    said = _simulate(main)
+    (verdict,) = [event.fields for event in said if event.name == "validator.verdict"]
+    assert (verdict["failed"] != "number") == believed, verdict
+
+
+def test_validators_that_never_hear_each_other_take_a_workers_work_in_turn() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "validator-2", "trainer",
+            validators=["validator", "validator-2"],
+        )  # fmt: skip
+        await trio.sleep(20)
+        for other in ("validator", "trainer", "bootstrap"):
+            simulation.network.cut(peers["validator-2"].id, simulation.peers[other].id)
+        slow = Hardware(tokens_per_second=250.0)
+        await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
+        await trio.sleep(200)
+
+    verdicts = [event for event in _simulate(main) if event.name == "validator.verdict"]
+    assert len({event.peer for event in verdicts}) == 2
+    assert {event.fields["outcome"] for event in verdicts} == {"accepted"}
 
 
 def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
