@@ -153,6 +153,14 @@ def _seconds_since_start() -> float:
 # --- run ---------------------------------------------------------------------------------------
 
 
+TokenizerFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with tokenizer.json and config.json; the model's, if it is a folder here."
+    ),
+]
+
+
 @run_app.command("create")
 def run_create(
     file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
@@ -163,12 +171,7 @@ def run_create(
         Path | None,
         typer.Option(help="The owner's key, made if there is none. [default: ~/.swarm/owner.key]"),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with tokenizer.json and config.json; the model's, if it is a folder here."
-        ),
-    ] = None,
+    tokenizer: TokenizerFolder = None,
 ) -> None:
     """Make and sign a run manifest.
 
@@ -221,12 +224,7 @@ def run_update(
         Path | None,
         typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]"),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with tokenizer.json and config.json; the model's, if it is a folder here."
-        ),
-    ] = None,
+    tokenizer: TokenizerFolder = None,
 ) -> None:
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
