@@ -22,6 +22,7 @@ import typer
 
 from swarm import cli_checkpoint, cli_look
 from swarm.errors import SwarmError, UserError, leaf_errors
+from swarm.interrupt import run_until_interrupted
 from swarm.output import Version, print_json, to_json
 from swarm.untrusted import printable
 
@@ -133,7 +134,7 @@ def demo(
             cheat=cheat is not None,
             plain=plain,
         )
-        return trio.run(run_demo, options)
+        return trio.run(run_demo, options)  # heeds signals itself
 
     finish(work)
 
@@ -244,7 +245,7 @@ def run_update(
         held = load_manifest(target)
         new = _described(file, tokenizer)
         if bootstrap:
-            trio.run(_update_network, file, target, held, new, owner_key, bootstrap)
+            run_until_interrupted(_update_network, file, target, held, new, owner_key, bootstrap)
             return
         _sign_update(file, target, held, new, owner_key)
         print("next, hand it to the running network:")
@@ -384,7 +385,7 @@ def run_show(
         if file is not None:
             envelope = load_manifest(file)
         else:
-            envelope = trio.run(_fetch_manifest, bootstrap, run)
+            envelope = run_until_interrupted(_fetch_manifest, bootstrap, run)
         _show_manifest(envelope, as_json=as_json)
 
     finish(work)
@@ -609,7 +610,7 @@ def sft(
             seed=seed,
             report_every=report_every,
         )
-        trio.run(run_sft, options, say)
+        run_until_interrupted(run_sft, options, say)
 
     finish(work)
 
@@ -661,7 +662,7 @@ def dataset_filter(
             end = "\n" if progress.tried == progress.total or not sys.stderr.isatty() else ""
             print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
 
-        done = trio.run(filter_tasks, wanted, out, show)
+        done = run_until_interrupted(filter_tasks, wanted, out, show)
         print(f"{done.kept} of {done.tried} tasks are kept; they stand in {out}")
 
     finish(work)

@@ -14,6 +14,7 @@ import trio
 import typer
 
 from swarm.errors import UserError
+from swarm.interrupt import run_until_interrupted
 from swarm.output import print_json
 from swarm.untrusted import printable
 
@@ -106,7 +107,7 @@ def export_command(
             print("serve that folder with any web server, then:")
             print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
 
-        trio.run(export)
+        run_until_interrupted(export)
 
     finish(work)
 
@@ -152,7 +153,7 @@ def publish_command(
 
         with bar:
             bar.enter_context(_bar("reading"))
-            trio.run(publish)
+            run_until_interrupted(publish)
 
     finish(work)
 
@@ -200,7 +201,7 @@ def fetch_command(
             )
         with _bar("fetching") as progress:
             if not source:
-                held = trio.run(
+                held = run_until_interrupted(
                     partial(
                         from_peers,
                         out,
@@ -212,7 +213,7 @@ def fetch_command(
                     )
                 )
             else:
-                held = trio.run(
+                held = run_until_interrupted(
                     _from_mirrors, out, source, mirror or [], digest, deadline, progress
                 )
         told = {
@@ -365,7 +366,7 @@ def verify_command(
             ) from error
         try:
             with _bar("verifying") as progress:
-                problems = trio.run(verify, folder, blob, progress)
+                problems = run_until_interrupted(verify, folder, blob, progress)
         except BadManifest as error:
             raise UserError(f"{path}: {error}") from error
         if as_json:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import trio
-
 from swarm.errors import UserError
+from swarm.interrupt import run_until_interrupted
 from swarm.output import print_json
 from swarm.untrusted import printable
 
@@ -35,7 +34,7 @@ def show_status(bootstrap: Sequence[str] | None, run: str | None, *, as_json: bo
         async with visit(bootstrap, run, looks_on=True) as (node, found):
             return await status_of(node, found)
 
-    status = trio.run(ask)
+    status = run_until_interrupted(ask)
     if as_json:
         print_json(status_object(status))
         return
@@ -144,7 +143,7 @@ def show_record(
         async with visit(bootstrap, run, looks_on=True) as (node, found):
             return await record_of(node, found, peer)
 
-    record = trio.run(ask)
+    record = run_until_interrupted(ask)
     told = record_object(peer, record)
     if as_json:
         print_json(told)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,12 +18,12 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import trio
 import typer
 
 from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.events import Event, Events, JsonLines, Lines
 from swarm.identity import load_or_create
+from swarm.interrupt import run_until_interrupted
 from swarm.node import NO_WAY_IN, Node, assemble
 from swarm.output import Version
 from swarm.roles import BOOTSTRAP, load_role, take_part
@@ -50,9 +49,6 @@ _MACHINE_ERRORS = frozenset(
         errno.EROFS,
     }
 )
-
-SHUTDOWN_SECONDS = 4.0
-"""After Ctrl-C everything is cancelled; what has not ended by then is left behind loudly."""
 
 
 @asynccontextmanager
@@ -155,22 +151,6 @@ async def run_peer(settings: PeerSettings) -> None:
                 node.events.emit("peer.earned", **earned.told())
 
 
-async def _until_signal(settings: PeerSettings) -> None:
-    """Run the peer; Ctrl-C and SIGTERM end it cleanly, a second one at once."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-
-            async def listen() -> None:
-                async for _ in signals:
-                    print("leaving…", file=sys.stderr, flush=True)
-                    nursery.cancel_scope.cancel()
-                    break
-
-            nursery.start_soon(listen)
-            await run_peer(settings)
-            nursery.cancel_scope.cancel()
-
-
 def exit_with(error: BaseException) -> int:
     """Print what went wrong for the person at the terminal; the exit status to use."""
     mistake = user_error_in(error)
@@ -224,7 +204,13 @@ def start(settings: PeerSettings) -> int:
     logging.basicConfig(handlers=[handler])
     try:
         become_rank(settings.role)
-        trio.run(_until_signal, settings)
+        run_until_interrupted(
+            run_peer,
+            settings,
+            on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        return 0
     except (SwarmError, OSError, BaseExceptionGroup) as error:
         return exit_with(error)
     return 0

@@ -55,9 +55,11 @@ class EntriesRequest(_Struct, frozen=True, tag="entries"):
     count: _Many
 
 
-class InclusionRequest(_Struct, frozen=True, tag="inclusion"):
+class InclusionsRequest(_Struct, frozen=True, tag="inclusions"):
+    """Proofs that the entries `indices` stand in the first `size` entries of a log."""
+
     owner: _Owner
-    index: Count
+    indices: Annotated[list[Count], Meta(max_length=defaults.LEDGER_RECEIPTS_MAX)]
     size: Count
 
 
@@ -88,7 +90,7 @@ class ExpulsionsRequest(_Struct, frozen=True, tag="expulsions"):
 Request = (
     HeadRequest
     | EntriesRequest
-    | InclusionRequest
+    | InclusionsRequest
     | ConsistencyRequest
     | VerdictsRequest
     | StatusRequest
@@ -106,8 +108,16 @@ class Entries(_Struct, frozen=True, tag="entries"):
     """As many of those asked for as fit an answer, at least one if there is one."""
 
 
+_Hashes = Annotated[list[Digest], Meta(max_length=merkle.PROOF_LENGTH_MAX)]
+
+
 class Proof(_Struct, frozen=True, tag="proof"):
-    hashes: Annotated[list[Digest], Meta(max_length=merkle.PROOF_LENGTH_MAX)]
+    hashes: _Hashes
+
+
+class Proofs(_Struct, frozen=True, tag="proofs"):
+    proofs: Annotated[list[_Hashes], Meta(max_length=defaults.LEDGER_RECEIPTS_MAX)]
+    """In the order of the indices asked for."""
 
 
 class LoggedVerdict(_Struct, frozen=True):
@@ -136,12 +146,12 @@ class Refusal(_Struct, frozen=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=500)]
 
 
-Answer = Head | Entries | Proof | Verdicts | Status | Expulsions | Refusal
+Answer = Head | Entries | Proof | Proofs | Verdicts | Status | Expulsions | Refusal
 
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _encoder = msgspec.msgpack.Encoder()
-AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Verdicts, Status, Expulsions)
+AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Proofs, Verdicts, Status, Expulsions)
 
 
 # --- serving -----------------------------------------------------------------------------------
@@ -214,8 +224,8 @@ async def _answer(ledger: Ledger, request: Request) -> Answer:
     if isinstance(request, EntriesRequest):
         count = _fitting(log.entry_sizes(request.start, request.count))
         return Entries(log.entries(request.start, count))
-    if isinstance(request, InclusionRequest):
-        return Proof(log.inclusion(request.index, request.size))
+    if isinstance(request, InclusionsRequest):
+        return Proofs([log.inclusion(index, request.size) for index in request.indices])
     return Proof(log.consistency(request.old, request.new))
 
 
@@ -280,10 +290,13 @@ class LedgerClient:
         return entries
 
     async def inclusions(self, owner: str, indices: Sequence[int], size: int) -> list[list[bytes]]:
-        """A proof for each of a page of receipts, all asked for at once: with a round trip for
-        each, thousands of receipts would take minutes."""
-        await self._send([InclusionRequest(owner, index, size) for index in indices])
-        return [(await self._receive(Proof)).hashes for _ in indices]
+        """The proofs of one page of receipts, in the order of `indices`."""
+        proofs = (await self._ask(InclusionsRequest(owner, list(indices), size), Proofs)).proofs
+        if len(proofs) != len(indices):
+            raise PeerError(
+                f"{self._stream.peer} sent {len(proofs)} proofs for {len(indices)} receipts"
+            )
+        return proofs
 
     async def consistency(self, owner: str, old: int, new: int) -> list[bytes]:
         return (await self._ask(ConsistencyRequest(owner, old, new), Proof)).hashes
@@ -300,17 +313,10 @@ class LedgerClient:
         return (await self._ask(ExpulsionsRequest(peer), Expulsions)).envelopes
 
     async def _ask(self, request: Request, expected: type[AnswerT]) -> AnswerT:
-        await self._send([request])
-        return await self._receive(expected)
-
-    async def _send(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            await self._stream.send(_encoder.encode(request))
-
-    async def _receive(self, expected: type[AnswerT]) -> AnswerT:
         peer = self._stream.peer
         try:
             with trio.fail_after(defaults.LEDGER_REQUEST_SECONDS):
+                await self._stream.send(_encoder.encode(request))
                 raw = await self._stream.receive()
         except trio.TooSlowError:
             raise DeadlineError(

@@ -98,7 +98,9 @@ def test_receipts_that_never_advance_end(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="bad receipt for entry 0"):
         in_virtual_time(
             lambda: unwrapped(
-                say(Swarm(tmp_path), answers(head(2), wire.Verdicts([item]), wire.Proof([])), "r")
+                say(
+                    Swarm(tmp_path), answers(head(2), wire.Verdicts([item]), wire.Proofs([[]])), "r"
+                )
             )
         )
     late = wire.LoggedVerdict(5, b"", b"")

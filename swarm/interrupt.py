@@ -1,0 +1,55 @@
+"""Ending a program's asynchronous work by Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, TypeVarTuple
+
+import trio
+
+ResultT = TypeVar("ResultT")
+ArgumentsT = TypeVarTuple("ArgumentsT")
+
+
+def run_until_interrupted(
+    main: Callable[[*ArgumentsT], Awaitable[ResultT]],
+    *arguments: *ArgumentsT,
+    on_interrupt: Callable[[], None] = lambda: None,
+) -> ResultT:
+    """`trio.run(main, *arguments)`, cancelled by the first SIGINT or SIGTERM.
+
+    Raises `KeyboardInterrupt` once everything has been cancelled, unless `main` ended first. The
+    interpreter's own handler would raise it in whatever code happens to run, and some of that
+    code (a destructor, a callback of a library) ignores exceptions: the signal would be lost.
+    After the first signal that handler is back, for a second one to end what is slow to cancel.
+    """
+
+    scope = trio.CancelScope()
+
+    async def listen(task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                break
+        on_interrupt()
+        scope.cancel()
+
+    async def interruptible() -> ResultT:
+        failure: Exception | None = None
+        results: list[ResultT] = []
+        async with trio.open_nursery() as nursery:
+            await nursery.start(listen)
+            with scope:
+                try:
+                    results.append(await main(*arguments))
+                except Exception as error:  # raised again below, outside the nursery's group
+                    failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if not results:
+            raise KeyboardInterrupt
+        return results[0]
+
+    return trio.run(interruptible)
