@@ -291,6 +291,8 @@ class LedgerClient:
 
     async def inclusions(self, owner: str, indices: Sequence[int], size: int) -> list[list[bytes]]:
         """The proofs of one page of receipts, in the order of `indices`."""
+        if not indices:
+            return []
         proofs = (await self._ask(InclusionsRequest(owner, list(indices), size), Proofs)).proofs
         if len(proofs) != len(indices):
             raise PeerError(

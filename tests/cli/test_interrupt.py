@@ -55,4 +55,3 @@ def test_results_and_errors_come_through_as_they_are() -> None:
     assert run_until_interrupted(add, 1, 2) == 3
     with pytest.raises(ValueError, match=r"^as it was$"):
         run_until_interrupted(fail)
-
