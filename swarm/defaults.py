@@ -724,6 +724,13 @@ MUXER_FRAMES_PER_PING = 20
 MUXER_FRAME_FREE_BYTES = 256
 """A frame with so much data is not counted: its bytes slow its sender."""
 
+STRANGER_BYTES_PER_SECOND = 512.0 * 1024
+"""Read on average from a connection that a peer opened who is neither trusted nor admitted.
+Decrypting costs a processor second per 180 MB; what newcomers have to say is a few kilobytes."""
+
+STRANGER_BYTES_BURST = 512.0 * 1024
+"""And at once."""
+
 STRANGERS_EVENTS_PER_MINUTE = 20
 """Events of one kind that strangers can cause at any rate; the rest is counted."""
 

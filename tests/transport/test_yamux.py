@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -78,6 +79,7 @@ class Stranger:
         self.overruns: list[str] = []
         self.unread = unread or Unread()
         self.muxer = Yamux(Carrier(end, False), "stranger", self.unread, self.overruns.append)
+        self.muxer.connection = SimpleNamespace(vouched=True)  # so that its rate is not bounded
         self.broken: YamuxError | None = None
         self.answers: list[tuple[int, int, int, int]] = []
 
@@ -401,5 +403,26 @@ def test_nothing_a_stranger_sends_does_anything_but_end_its_connection(sent: lis
                 await other.send(raw)
                 held = sum(len(stream.received) for stream in other.muxer.streams.values())
                 assert other.muxer.unread_bytes == held <= defaults.MUXER_UNREAD_BYTES_MAX
+
+    run(main)
+
+
+@pytest.mark.parametrize("vouched", [False, True])
+def test_a_stranger_sends_no_more_than_its_rate_and_an_admitted_peer_what_it_likes(
+    vouched: bool,
+) -> None:
+    async def main() -> None:
+        async with stranger() as other:
+            other.muxer.connection = SimpleNamespace(vouched=vouched)
+            began = trio.current_time()
+            for number in range(1, 65, 2):  # 32 streams of a quarter of a window: 2 MiB
+                await other.send(data(number, bytes(WINDOW_BYTES // 4), SYN))
+            await other.send(frame(PING, SYN, 0, 7))
+            while not any(kind == PING for kind, *_ in other.answers):
+                await trio.sleep(0.01)  # of virtual time
+            took = trio.current_time() - began
+            beyond = 32 * (WINDOW_BYTES // 4) - defaults.STRANGER_BYTES_BURST
+            least = 0 if vouched else beyond / defaults.STRANGER_BYTES_PER_SECOND
+            assert least <= took <= least + 2
 
     run(main)

@@ -64,6 +64,23 @@ class Unread:
         max(full, key=lambda muxer: (not muxer.vouched, muxer.unread_bytes)).drop_fullest()
 
 
+class _Pace:
+    """Slows a reader down to a rate, so that a flood slows itself."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._per_second, self._burst = per_second, burst
+        self._left, self._since = burst, trio.current_time()
+
+    async def spend(self, cost: float) -> None:
+        """Return once the rate allows for more after this."""
+        now = trio.current_time()
+        earned = (now - self._since) * self._per_second
+        self._left = min(self._left + earned, self._burst) - cost
+        self._since = now
+        if self._left < 0:
+            await trio.sleep(-self._left / self._per_second)
+
+
 class YamuxStream(IMuxedStream):  # type: ignore[misc]
     """One stream; any number of tasks may read and write."""
 
@@ -228,8 +245,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._reading = trio.CancelScope()
         self._nursery: trio.Nursery
         self._pong = trio.Event()
-        self._allowance = float(defaults.MUXER_FRAMES_BURST)
-        self._allowed_at = trio.current_time()
+        self._frames = _Pace(defaults.MUXER_FRAMES_PER_SECOND, defaults.MUXER_FRAMES_BURST)
+        self._bytes = _Pace(defaults.STRANGER_BYTES_PER_SECOND, defaults.STRANGER_BYTES_BURST)
 
     # --- life ---
 
@@ -361,7 +378,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             if kind == DATA and length > WINDOW_BYTES:
                 raise YamuxError(f"a frame of {length} bytes, more than any window")
             if kind == WINDOW_UPDATE or length < defaults.MUXER_FRAME_FREE_BYTES:
-                await self._pace(1)
+                await self._frames.spend(1)
             if flags & SYN:
                 await self._on_open(number, flags)
             if kind == DATA:
@@ -384,6 +401,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             data = bytes(memoryview(self._buffer)[:left])
             del self._buffer[: len(data)]
             left -= len(data)
+            if not self._initiator and not self.vouched:
+                await self._bytes.spend(len(data))
             stream = self.streams.get(number)
             if stream is not None and not stream.feed(data):
                 self._overran("more came than its window allows")
@@ -398,7 +417,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             raise YamuxError(f"stream {number} is not the other side's to open")
         if number in self.streams:
             raise YamuxError(f"stream {number} is open already")
-        await self._pace(defaults.MUXER_FRAMES_PER_STREAM)
+        await self._frames.spend(defaults.MUXER_FRAMES_PER_STREAM)
         if flags & RST:
             return
         stream = YamuxStream(number, self)
@@ -412,21 +431,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         await self.send_reset(number)
 
     async def _on_ping(self, flags: int, value: int) -> None:
-        await self._pace(defaults.MUXER_FRAMES_PER_PING)
+        await self._frames.spend(defaults.MUXER_FRAMES_PER_PING)
         if flags & SYN:
             await self.send(PING, ACK, 0, value)
         else:
             self._pong.set()
-
-    async def _pace(self, cost: float) -> None:
-        """Read small frames no faster than so many a second: a flood slows itself."""
-        now = trio.current_time()
-        rate = defaults.MUXER_FRAMES_PER_SECOND
-        earned = (now - self._allowed_at) * rate
-        self._allowance = min(self._allowance + earned, defaults.MUXER_FRAMES_BURST) - cost
-        self._allowed_at = now
-        if self._allowance < 0:
-            await trio.sleep(-self._allowance / rate)
 
     def _is_foreign(self, number: int) -> bool:
         return bool(number % 2) != self._initiator
