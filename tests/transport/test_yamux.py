@@ -418,8 +418,8 @@ def test_a_stranger_sends_no_more_than_its_rate_and_an_admitted_peer_what_it_lik
             for number in range(1, 65, 2):  # 32 streams of a quarter of a window: 2 MiB
                 await other.send(data(number, bytes(WINDOW_BYTES // 4), SYN))
             await other.send(frame(PING, SYN, 0, 7))
-            while not any(kind == PING for kind, *_ in other.answers):
-                await trio.sleep(0.01)  # of virtual time
+            while not any(kind == PING for kind, *_ in other.answers):  # noqa: ASYNC110
+                await trio.sleep(0.01)
             took = trio.current_time() - began
             beyond = 32 * (WINDOW_BYTES // 4) - defaults.STRANGER_BYTES_BURST
             least = 0 if vouched else beyond / defaults.STRANGER_BYTES_PER_SECOND
