@@ -43,11 +43,11 @@ from benchmarks.trainer import (
 )
 from peers.policy.model import count_parameters
 from peers.trainer import metrics
-from peers.trainer.batch import Group
-from peers.trainer.learner import Learner, LearnerSettings
-from peers.trainer.packing import ATTENTIONS, why_not
-from peers.trainer.ranks import Ranks
-from peers.trainer.sharding import Sharding, local
+from peers.trainer.learning.batch import Group
+from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.packing import ATTENTIONS, why_not
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.sharding import Sharding, local
 from swarm.messages import Schedule
 from swarm.output import print_json
 

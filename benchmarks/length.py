@@ -23,7 +23,7 @@ from peers.environments.base import Split, Task, draw
 from peers.environments.length import LengthTargets
 from peers.policy.demo import make_policy
 from peers.trainer.service import DEMO_SAMPLING
-from peers.trainer.sft import Warmup, warm_up
+from peers.trainer.warmup import Warmup, warm_up
 from swarm.output import print_json
 
 TARGETS = (2, 4, 6, 8, 10)

@@ -18,9 +18,9 @@ from benchmarks.recipe import OBJECTIVE
 from peers.environments import Environment, Renderer
 from peers.environments import load as load_environment
 from peers.policy.native import NativeEngine
-from peers.trainer.batch import Group, informative
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.learning.batch import Group, informative
+from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS
 from swarm.messages import Objective, Sampling, Schedule
 from swarm.seeds import digest, noise_key, submission_seed, task_seed

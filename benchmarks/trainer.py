@@ -36,8 +36,8 @@ from torch import Tensor
 
 from benchmarks.spread import spread
 from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
-from peers.trainer.batch import Group
-from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.learning.batch import Group
+from peers.trainer.learning.learner import Learner, LearnerSettings
 from swarm.messages import Objective, Schedule
 from swarm.output import print_json
 

@@ -174,7 +174,7 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         "decoupled_ppo",
         "dppo",
     ] = "grpo"
-    """Formula and source of each: `peers/trainer/objective.py`."""
+    """Formula and source of each: `peers/trainer/learning/objective.py`."""
     epsilon_high: float = 0.0
     """Clips the ratio to 1 + this above; 0 means epsilon."""
     weight_max: float = 2.0

@@ -1,4 +1,5 @@
-"""The trainer: GRPO, the learner that takes the steps, and the service a child process runs.
+"""The trainer: opens steps, collects accepted rollouts, learns from them, publishes policies.
 
-`role.py` is the network side and imports no torch; everything else here does.
+`role.py` is the network side and imports no torch; `service.py` is the child process that does,
+and `learning/` is what it calls: the learner and the GRPO step.
 """

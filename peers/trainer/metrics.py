@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from peers.policy.model import count_parameters
-from peers.trainer.batch import Group, informative
+from peers.trainer.learning.batch import Group, informative
 from swarm.errors import UserError
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}

@@ -19,7 +19,7 @@ from swarm.shardcast.manifest import is_mirror
 PREFIX = "trainer."
 
 Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
-"""`peers.trainer.packing.ATTENTIONS`, or the first of them that the device can train with."""
+"""`packing.ATTENTIONS`, or the fastest of them that the device can train with."""
 
 
 class TrainerOptions(pydantic.BaseModel):
@@ -93,7 +93,7 @@ class TrainerOptions(pydantic.BaseModel):
 
     @property
     def sharding(self) -> dict[str, Any]:
-        """Fields of `peers.trainer.sharding.Sharding`."""
+        """Fields of `peers.trainer.learning.sharding.Sharding`."""
         names = ("replicas", "mixed_precision", "activation_checkpointing", "cpu_offload")
         return {name: getattr(self, name) for name in names}
 

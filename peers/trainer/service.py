@@ -13,13 +13,13 @@ from peers.environments import load as load_environment
 from peers.policy.demo import EOS_ID, make_policy
 from peers.policy.native import NativeEngine
 from peers.trainer import metrics
-from peers.trainer.batch import Group, informative
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learner import Learner, LearnerSettings
-from peers.trainer.packing import why_not
-from peers.trainer.ranks import Ranks, lead
-from peers.trainer.sft import warm_up
-from peers.trainer.sharding import Sharding
+from peers.trainer.learning.batch import Group, informative
+from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.packing import why_not
+from peers.trainer.learning.ranks import Ranks, lead
+from peers.trainer.learning.sharding import Sharding
+from peers.trainer.warmup import warm_up
 from swarm.errors import UserError
 from swarm.messages import Objective, Sampling, Schedule
 from swarm.submissions import BadSubmission, ReadLimits, Rollouts, read

@@ -22,12 +22,12 @@ from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
 from peers.policy import model as policy_model
 from peers.policy.config import read_config
-from peers.trainer.batch import Batch
-from peers.trainer.durable import whole_folder
-from peers.trainer.packing import Scorer, fastest_attention, lay_out, lay_out_flat
-from peers.trainer.ranks import Ranks
-from peers.trainer.schedule import learning_rate
-from peers.trainer.sharding import Sharding, shard
+from peers.trainer.learning.batch import Batch
+from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.packing import Scorer, fastest_attention, lay_out, lay_out_flat
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.schedule import learning_rate
+from peers.trainer.learning.sharding import Sharding, shard
 from swarm.errors import UserError
 from swarm.messages import Objective
 from swarm.seeds import digest

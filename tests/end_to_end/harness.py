@@ -57,7 +57,7 @@ def make_base(folder: Path) -> None:
 
     from peers.environments import load
     from peers.policy.demo import make_policy
-    from peers.trainer.sft import Warmup, warm_up
+    from peers.trainer.warmup import Warmup, warm_up
 
     torch.set_num_threads(1)
     make_policy(folder, seed=0)

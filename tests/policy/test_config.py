@@ -12,8 +12,8 @@ import transformers
 
 from peers.policy.config import why_unsupported
 from peers.policy.engine import make_engine
-from peers.trainer.batch import Group, make_batch
-from peers.trainer.packing import Scorer, lay_out, lay_out_flat
+from peers.trainer.learning.batch import Group, make_batch
+from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService
 from swarm.errors import UserError
 from swarm.messages import Objective

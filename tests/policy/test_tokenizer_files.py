@@ -11,7 +11,7 @@ import trio
 
 from peers.policy.demo import make_policy
 from peers.policy.tokenizer import BYTES_MAX, copy_tokenizer
-from peers.trainer.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.supervised import SftService, SftSettings
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from peers.trainer.ranks import Place, Ranks
+from peers.trainer.learning.ranks import Place, Ranks
 
 DEADLINE_SECONDS = 120.0
 

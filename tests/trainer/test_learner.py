@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
 from peers.policy.native import NativeEngine
-from peers.trainer import packing
-from peers.trainer.batch import Batch, Group, informative, make_batch
-from peers.trainer.learner import Learner, LearnerSettings
-from peers.trainer.packing import Scorer, lay_out
+from peers.trainer.learning import packing
+from peers.trainer.learning.batch import Batch, Group, informative, make_batch
+from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.packing import Scorer, lay_out
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peers.trainer.batch import Group
+from peers.trainer.learning.batch import Group
 from peers.trainer.metrics import Metrics, idle_shares, model_flops, speed
 from swarm.errors import UserError
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from peers.trainer.objective import Tokens, Totals, advantages, check, describe, k3, loss
+from peers.trainer.learning.objective import Tokens, Totals, advantages, check, describe, k3, loss
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from peers.trainer.alarms import Limits
+from peers.trainer.learning.sharding import Sharding
 from peers.trainer.options import TrainerOptions, trainer_options
-from peers.trainer.sharding import Sharding
 from swarm.errors import UserError
 
 

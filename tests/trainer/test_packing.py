@@ -13,10 +13,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from peers.policy.model import load as load_model
 from peers.policy.native import NativeEngine
-from peers.trainer import packing
-from peers.trainer.batch import Batch, Group, make_batch
-from peers.trainer.objective import Tokens, Totals, loss
-from peers.trainer.packing import (
+from peers.trainer.learning import packing
+from peers.trainer.learning.batch import Batch, Group, make_batch
+from peers.trainer.learning.objective import Tokens, Totals, loss
+from peers.trainer.learning.packing import (
     Layout,
     Rows,
     Scorer,

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from peers.policy.model import read_weights
-from peers.trainer.learner import Learner
+from peers.trainer.learning.learner import Learner
 from swarm.errors import DiskFullError
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings

@@ -17,10 +17,10 @@ from peers.environments.sort_digits import SortDigits
 from peers.policy.demo import BOS_ID
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
+from peers.trainer.learning.packing import ATTENTIONS
 from peers.trainer.options import Attention
-from peers.trainer.packing import ATTENTIONS
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
-from peers.trainer.sft import Warmup, warm_up
+from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
 from swarm.messages import Objective, Sampling, Schedule
 from swarm.submissions import Header, Rollouts, write

@@ -13,10 +13,10 @@ import torch
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
 from peers.policy.native import NativeEngine
-from peers.trainer import packing
-from peers.trainer.learner import Learner, LearnerSettings
-from peers.trainer.ranks import Ranks
-from peers.trainer.sharding import Sharding, whole
+from peers.trainer.learning import packing
+from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.sharding import Sharding, whole
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from peers.policy import model as policy_model
-from peers.trainer import checkpoint, schedule
-from peers.trainer import objective as objectives
-from peers.trainer.batch import Batch, Group, informative, make_batch
-from peers.trainer.durable import whole_folder
-from peers.trainer.objective import Tokens, Totals
-from peers.trainer.packing import (
+from peers.trainer.learning import objective as objectives
+from peers.trainer.learning import schedule, states
+from peers.trainer.learning.batch import Batch, Group, informative, make_batch
+from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.objective import Tokens, Totals
+from peers.trainer.learning.packing import (
     Rows,
     Scorer,
     empty_rows,
@@ -32,8 +32,8 @@ from peers.trainer.packing import (
     lay_out,
     lay_out_flat,
 )
-from peers.trainer.ranks import Ranks
-from peers.trainer.sharding import Sharding, assign, local, part_of, rest, shard, whole
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.sharding import Sharding, assign, local, part_of, rest, shard, whole
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
@@ -343,7 +343,7 @@ class Learner:
         }
 
     def learning_rate(self, optimiser_step: int) -> float:
-        """Of one optimiser step, from 0; see `peers.trainer.schedule`."""
+        """Of one optimiser step, from 0; see `peers.trainer.learning.schedule`."""
         goal = self.settings.objective
         total = self.settings.schedule.steps * goal.optimiser_steps
         return schedule.learning_rate(goal, total, optimiser_step)
@@ -385,10 +385,10 @@ class Learner:
             "consumed": {str(step): list(names) for step, names in self.consumed.items()},
             "counters": dict(self.counters),
         }
-        self._saving = _Saving(folder, checkpoint.stage(self._state()), facts, self._ranks)
+        self._saving = _Saving(folder, states.stage(self._state()), facts, self._ranks)
 
     def finish_save(self) -> None:
-        """Wait until what `begin_save` began is durable; raises what `checkpoint.write` raises."""
+        """Wait until what `begin_save` began is durable; raises what `states.write` raises."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.finish()
@@ -409,8 +409,8 @@ class Learner:
         policies before that step, as far as they are still there; rollouts of a policy that is
         not held cannot be trained on.
         """
-        facts = checkpoint.read_facts(folder)
-        shapes = checkpoint.shapes(folder)
+        facts = states.read_facts(folder)
+        shapes = states.shapes(folder)
         self._check_fit(
             {
                 name.removeprefix("model."): shape
@@ -422,7 +422,7 @@ class Learner:
         if any(name.startswith("optimiser.") for name in shapes):
             self._make_optimiser_state()
         state = self._state()
-        checkpoint.read(folder, state, self._ranks)
+        states.read(folder, state, self._ranks)
         self._generator.set_state(state["generator"])
         self.step = int(facts["step"])
         self.lineage = int(facts["lineage"])
@@ -501,7 +501,7 @@ class _Saving:
 
         def run() -> None:
             try:
-                checkpoint.write(folder, tensors, facts, ranks)
+                states.write(folder, tensors, facts, ranks)
             except BaseException as error:  # raised by `finish`, where somebody hears it
                 self._error = error
 

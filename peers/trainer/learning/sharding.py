@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard as fsdp2
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from peers.trainer.ranks import Ranks
+from peers.trainer.learning.ranks import Ranks
 
 
 @dataclass(frozen=True)

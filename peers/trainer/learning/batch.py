@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peers.trainer.objective import advantages
+from peers.trainer.learning.objective import advantages
 from swarm.messages import Objective
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from peers.trainer.ranks import Ranks
+from peers.trainer.learning.ranks import Ranks
 
 
 @contextmanager

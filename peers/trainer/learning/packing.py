@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peers.policy.config import why_unsupported
-from peers.trainer.batch import Batch
+from peers.trainer.learning.batch import Batch
 from swarm.errors import UserError
 
 Layout = Literal["padded", "packed"]

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from peers.trainer.durable import whole_folder
-from peers.trainer.ranks import Ranks
+from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.ranks import Ranks
 from swarm.errors import DiskFullError, UserError
 
 STATE_VERSION = 2
