@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from swarm.gossip import RUN, WORK
 from swarm.messages import Acknowledgement, Eviction, Verdict
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 
 
 class ObserverRole:

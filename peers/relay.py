@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from swarm.gossip import RUN
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 
 
 class RelayRole:

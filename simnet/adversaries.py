@@ -36,7 +36,7 @@ from swarm.messages import (
     StepOrder,
     Submission,
 )
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 from swarm.run import peer_key, record_validators, run_key
 from swarm.seeds import rendezvous
 from swarm.shardcast.have import PROTOCOL as HAVE

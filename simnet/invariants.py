@@ -133,7 +133,7 @@ class Invariants:
                 "only validators' rewards are trained on",
                 f"{peer.name} trains on submission {short} with other rewards",
             )
-        part = peer.node.part if peer.node is not None else None
+        part = peer.part
         if part is not None and part.run.evicted(rollouts.worker) is not None:
             self._broken(
                 "an evicted peer's rollouts are not trained on",
@@ -194,7 +194,7 @@ class Invariants:
             self._broken("logs only grow", f"{peer.name}: {fields['reason']}")
 
     def _check_worker(self, peer: Peer, worker: str, digest: bytes, decided: float) -> None:
-        part = peer.node.part if peer.node is not None else None
+        part = peer.part
         known = part is not None and part.run.evicted(worker) is not None
         if known and self._evicted_at.get((peer.name, worker), 0.0) < decided:
             self._broken(
@@ -204,7 +204,7 @@ class Invariants:
 
     def _check_pieces(self, peer: Peer, key: tuple[int, ...]) -> None:
         """Hash some of the pieces that a peer says it holds of a checkpoint."""
-        part = peer.node.part if peer.node is not None else None
+        part = peer.part
         held = part.store.held(key) if part is not None else None
         if held is None:
             return
@@ -235,7 +235,7 @@ class Invariants:
             peers = [
                 peer
                 for peer in self._simulation.peers.values()
-                if peer.node is not None and peer.node.part is not None and peer.plan.acts is None
+                if peer.part is not None and peer.plan.acts is None
             ]
             for _ in range(min(INSPECTED_AT_ONCE, len(peers))):
                 self._turn += 1
@@ -245,7 +245,7 @@ class Invariants:
         """That nothing inside a peer grows without a bound."""
         most = COLLECTION_ENTRIES_MAX + COLLECTION_ENTRIES_PER_PEER * len(self._simulation.peers)
         assert peer.node is not None
-        for where, size in collections_in(peer.node.part, *peer.roles):
+        for where, size in collections_in(peer.part, *peer.roles):
             if size > COLLECTIONS.get(where, most):
                 self._broken(
                     "nothing grows without a bound",
@@ -288,7 +288,7 @@ class Invariants:
 
     def _evicted(self, peer: Peer) -> list[str]:
         """Names of the peers that this one knows as evicted."""
-        part = peer.node.part if peer.node is not None else None
+        part = peer.part
         return [
             other.name
             for other in self._simulation.peers.values()
@@ -381,7 +381,7 @@ class Invariants:
             node = peer.node
             if node is None:
                 continue
-            part = node.part
+            part = peer.part
             if part is None:
                 continue
             for what, size, most in (

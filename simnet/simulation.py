@@ -1,6 +1,6 @@
 """Production peers on the simulated seam: started, crashed, brought back, and listened to.
 
-Each peer is what `python -m swarm.peer` makes of the same settings (`swarm.node.assemble`,
+Each peer is what `python -m swarm.peer` makes of the same settings (`swarm.node.assemble.assemble`,
 `swarm.roles.take_part`, the roles behind the entry points), with the simulated world, disk,
 compute and transport in place of the machine's.
 """
@@ -41,7 +41,9 @@ from swarm.messages import (
     Schedule,
     TrustedKey,
 )
-from swarm.node import Node, RunNode, assemble
+from swarm.node.assemble import assemble
+from swarm.node.node import Node
+from swarm.node.run_node import RunNode
 from swarm.roles import BOOTSTRAP, Role, load_role, take_part
 from swarm.run import run_id
 from swarm.settings import PeerSettings
@@ -166,6 +168,13 @@ class Peer:
     @property
     def id(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def part(self) -> RunNode | None:
+        """Its part in the run, while it lives and once it has one."""
+        part = self.node.part if self.node is not None else None
+        assert part is None or isinstance(part, RunNode)
+        return part
 
     @property
     def alive(self) -> bool:
@@ -407,7 +416,7 @@ class Simulation:
         """How many peers were put out of the run, as its trusted peers know."""
         known: dict[str, None] = {}
         for peer in self.peers.values():
-            part = peer.node.part if peer.node is not None else None
+            part = peer.part
             if part is not None:
                 known |= {
                     other.id: None

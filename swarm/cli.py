@@ -29,7 +29,7 @@ from swarm.untrusted import printable
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
     from swarm.messages import RunManifest
-    from swarm.node import Node
+    from swarm.node.node import Node
     from swarm.run import Run
 
 TEXT_CHARACTERS_MAX = 100_000
@@ -444,7 +444,7 @@ async def visit(
 ) -> AsyncIterator[tuple[Node, Run]]:
     """A node that has found a run, without joining it; its key and state are in `home`, or of the
     moment. `looks_on`: see `find_run`."""
-    from swarm.node import find_run, join_network
+    from swarm.node.joining import find_run, join_network
     from swarm.peer import open_node
     from swarm.settings import PeerSettings
 
@@ -462,7 +462,7 @@ async def visit(
 
 def last_bootstrap(home: Path | None = None) -> list[str]:
     """The bootstrap addresses that a peer of this person last joined through."""
-    from swarm.node import LAST_BOOTSTRAP
+    from swarm.node.joining import LAST_BOOTSTRAP
     from swarm.settings import PeerSettings
 
     path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP

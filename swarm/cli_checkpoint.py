@@ -303,7 +303,7 @@ async def _newest_policy(
     """The newest policy of a run, complete in the store of a peer at `home`."""
     from swarm.cli import visit
     from swarm.errors import DeadlineError
-    from swarm.node import RunNode
+    from swarm.node.run_node import RunNode
     from swarm.shardcast.mirror import watcher
 
     held: Held | None = None

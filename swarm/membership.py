@@ -128,7 +128,7 @@ class NotAdmitted(SwarmError):
 
 
 class Sealer(Protocol):
-    """Signs a message as this peer (`swarm.node.RunNode.seal`)."""
+    """Signs a message as this peer (`swarm.node.run_node.RunNode.seal`)."""
 
     async def __call__(self, message: Message, lifetime_seconds: float) -> Envelope: ...
 

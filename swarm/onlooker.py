@@ -17,7 +17,7 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger.wire import LedgerClient, Receipt, Status, open_ledger, receipts_of
 from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
-from swarm.node import Node
+from swarm.node.node import Node
 from swarm.run import Run
 
 StateT = TypeVar("StateT", Checkpoint, StepOrder)

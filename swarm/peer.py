@@ -24,7 +24,9 @@ from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.events import Event, Events, JsonLines, Lines
 from swarm.identity import load_or_create
 from swarm.interrupt import run_until_interrupted
-from swarm.node import NO_WAY_IN, Node, assemble
+from swarm.node.assemble import assemble
+from swarm.node.joining import NO_WAY_IN
+from swarm.node.node import Node
 from swarm.output import Version
 from swarm.roles import BOOTSTRAP, load_role, take_part
 from swarm.run import load_manifest, run_id

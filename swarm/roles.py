@@ -15,7 +15,9 @@ import trio
 from swarm import defaults
 from swarm.errors import UserError
 from swarm.messages import ROLE_PATTERN
-from swarm.node import Node, RunNode, find_run, join_dht, join_network
+from swarm.node.joining import find_run, join_dht, join_network
+from swarm.node.node import Node
+from swarm.node.run_node import RunNode
 from swarm.run import run_key
 
 GROUP = "swarm.roles"

@@ -10,7 +10,7 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import PeerId
 from swarm.messages import RunManifest
-from swarm.node import Node
+from swarm.node.node import Node
 from swarm.run import ask_for_manifests, content_digest, load_manifest, manifest_in
 
 

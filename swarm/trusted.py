@@ -37,7 +37,7 @@ from swarm.messages import Eviction, LogHead, Present, Reinstatement, Verdict
 from swarm.watch import Watched
 
 if TYPE_CHECKING:
-    from swarm.node import RunNode
+    from swarm.node.run_node import RunNode
 
 
 STATUS_SECONDS = 1.0

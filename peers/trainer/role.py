@@ -29,7 +29,7 @@ from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.ledger.wire import open_ledger
 from swarm.messages import Acknowledgement, Checkpoint, RunManifest, StepOrder, Verdict
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 from swarm.run import content_digest, manifest_in
 from swarm.run_check import check_batch
 from swarm.transport import BlobReference, FetchError, Source

@@ -37,7 +37,7 @@ from swarm.messages import (
     Verdict,
 )
 from swarm.messenger import first
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 from swarm.run import manifest_in
 from swarm.seeds import submission_seed
 from swarm.watch import Watched, complain

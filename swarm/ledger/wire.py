@@ -28,7 +28,7 @@ from swarm.messages import Count, Digest, LogHead, Present, Verdict
 from swarm.transport import Stream, StreamError, Transport
 
 if TYPE_CHECKING:
-    from swarm.node import Node
+    from swarm.node.node import Node
 
 PROTOCOL = "/swarm/ledger/1.0.0"
 

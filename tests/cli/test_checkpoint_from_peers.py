@@ -23,7 +23,8 @@ from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
 from swarm.messages import Checkpoint
-from swarm.node import Node, RunNode
+from swarm.node.node import Node
+from swarm.node.run_node import RunNode
 from swarm.peer import open_node
 from swarm.run import Run, load_manifest
 from swarm.settings import PeerSettings

@@ -16,7 +16,7 @@ from swarm import PROTOCOL_VERSION, defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import Identity, load_or_create
-from swarm.node import NO_WAY_IN, find_run, join_network
+from swarm.node.joining import NO_WAY_IN, find_run, join_network
 from swarm.peer import exit_with, open_node
 from swarm.settings import PeerSettings
 from tests.cli.harness import NOBODY, bootstrap_peer, complaint, signed_manifest

@@ -17,7 +17,8 @@ from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.ledger.wire import Receipt, open_ledger, receipts_of
 from swarm.messages import Verdict
-from swarm.node import Node, RunNode, StoredSequence, create_tables
+from swarm.node.node import Node, StoredSequence, create_tables
+from swarm.node.run_node import RunNode
 from swarm.run import Run, record_validators
 from swarm.settings import PeerSettings
 from swarm.transport.memory import MemoryNetwork

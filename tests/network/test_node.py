@@ -13,7 +13,8 @@ import trio
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord, RunManifest
-from swarm.node import RECORDS_MAX, SOURCES_MAX, SOURCES_NEAR_MAX, RunNode
+from swarm.node.node import RECORDS_MAX
+from swarm.node.run_node import SOURCES_MAX, SOURCES_NEAR_MAX, RunNode
 from swarm.transport import Source
 from tests.ledger.harness import (
     OWNER,

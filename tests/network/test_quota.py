@@ -10,7 +10,7 @@ import trio
 
 from swarm.errors import DiskFullError
 from swarm.gossip import RUN, WORK
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 from swarm.peer import open_node
 from swarm.run import Run
 from swarm.settings import PeerSettings

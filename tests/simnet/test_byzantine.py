@@ -147,8 +147,8 @@ def test_among_liars_in_the_dht_newcomers_find_the_run(
         loaded = simulation.expect("inference.policy_loaded", ["newcomer"])
         await newcomer.start()
         await simulation.meet(loaded, 30.0)
-        assert newcomer.node is not None and newcomer.node.part is not None
-        keys = (run_key(newcomer.node.part.run.id), peer_key(simulation.peers["trainer"].id))
+        assert newcomer.part is not None
+        keys = (run_key(newcomer.part.run.id), peer_key(simulation.peers["trainer"].id))
         honest = [peer for peer in simulation.peers.values() if peer.plan.acts is None]
         for peer in honest if records_found else []:
             assert peer.node is not None

@@ -186,7 +186,7 @@ def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
         await simulation.meet(second, 600)
         known, connected, claiming, providing = set[str](), set[str](), set[str](), set[str]()
         for name, peer in peers.items():
-            part = peer.node.part if peer.node is not None else None
+            part = peer.part
             assert part is not None
             held = [part.store.held(key) for key in part.store.complete()]
             assert held, f"{name} has no policy"
@@ -266,7 +266,7 @@ def test_a_cheat_is_evicted() -> None:
         await trio.sleep(5)
         assert not cheat.alive
         for peer in simulation.peers.values():
-            if peer.node is not None and peer.node.part is not None:  # not the bootstrap peer
+            if peer.part is not None:  # not the bootstrap peer
                 assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"
                 looked_at.append(peer.name)
 

@@ -15,7 +15,7 @@ from swarm.errors import PeerError
 from swarm.events import Event
 from swarm.gossip import PROTOCOL, RUN, WORK, _encoder, _Hello
 from swarm.identity import Identity, PeerId
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 from swarm.transport import Stream, Transport
 
 CROWD = 40
@@ -116,8 +116,8 @@ def steps_made(*, crowded: bool) -> tuple[int, int]:
             honest = [peer for peer in simulation.peers.values() if peer.plan.acts is None]
             known = {peer.id for peer in simulation.peers.values()}
             for peer in honest:
-                if peer.node is not None and peer.node.part is not None:
-                    held = peer.node.part.gossip.neighbours()
+                if peer.part is not None:
+                    held = peer.part.gossip.neighbours()
                     most = max(most, sum(neighbour not in known for neighbour in held))
             return sum(when > begun for when in trained)
 

@@ -180,8 +180,8 @@ def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
         def lose(_: float, peer: Peer, event: Event) -> None:
             if event.name == "validator.verdict" and not lost:
                 lost.append(event.fields["submission"])
-                assert peer.node is not None and peer.node.part is not None
-                peer.node.part.blobs.unregister(lost[0])
+                assert peer.part is not None
+                peer.part.blobs.unregister(lost[0])
 
         simulation.listeners.append(lose)
         over = simulation.expect("trainer.run_complete", ["trainer"])
@@ -212,9 +212,9 @@ def verdict(number: int, **differs: Any) -> Verdict:
 
 async def say(peer: Peer, *verdicts: Verdict) -> None:
     """Have a validator publish verdicts on nothing."""
-    assert peer.node is not None and peer.node.part is not None
+    assert peer.part is not None
     for each in verdicts:
-        await peer.node.part.announce(each, 600.0)
+        await peer.part.announce(each, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -350,9 +350,9 @@ def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_rep
         judged.append(simulation.trace.counts["validator.verdict"])
         await trio.sleep(900)
         judged.append(simulation.trace.counts["validator.verdict"])
-        assert trainer.node is not None and trainer.node.part is not None
-        assert trainer.node.part.status.doing.startswith("paused: no validator can grade: env")
-        order = trainer.node.part.step_order()
+        assert trainer.part is not None
+        assert trainer.part.status.doing.startswith("paused: no validator can grade: env")
+        order = trainer.part.step_order()
         assert order is not None and order.groups_wanted == 0
 
         validator.plan.hardware = Hardware()

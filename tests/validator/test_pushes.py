@@ -20,7 +20,7 @@ from swarm.envelope import seal
 from swarm.events import Event
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdict
-from swarm.node import RunNode
+from swarm.node.run_node import RunNode
 from swarm.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
 from swarm.transport.base import Traffic
@@ -373,8 +373,8 @@ def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
 
 
 def _part(peer: Peer) -> RunNode:
-    assert peer.node is not None and peer.node.part is not None
-    return peer.node.part
+    assert peer.part is not None
+    return peer.part
 
 
 def _simulate(main: Callable[[Simulation], Awaitable[None]]) -> list[Event]:

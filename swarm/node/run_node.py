@@ -1,31 +1,20 @@
-"""One peer put together: identity, transport, DHT; and, inside a run, everything the roles use.
-
-`Node` is a peer that takes part in the network. `RunNode` is a node that has joined one run; a
-role gets it and adds its loop (`swarm.roles`).
-"""
+"""A node inside one run: everything that its roles use (`swarm.roles`)."""
 
 from __future__ import annotations
 
 import math
-import sqlite3
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeAlias
 
 import trio
 from blake3 import blake3
 
-from swarm import __version__, defaults
-from swarm.changes import changes
-from swarm.envelope import Dropped, Envelope, Gate, Sequencer, open_envelope, seal
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope, Gate
 from swarm.errors import PeerError, UserError, leaf_errors
-from swarm.events import Events
 from swarm.gossip import RUN, Gossip
-from swarm.identity import Identity, PeerId
-from swarm.kademlia.dht import Kademlia
+from swarm.identity import PeerId
 from swarm.membership import Lease, NotAdmitted, TrustedClock, admits
 from swarm.messages import (
     DOING_CHARACTERS_MAX,
@@ -40,69 +29,30 @@ from swarm.messages import (
     StepOrder,
 )
 from swarm.messenger import Messenger
+from swarm.node.node import Node
+from swarm.node.pushes import Pushes
+from swarm.node.status import Status
 from swarm.run import (
     BOOTSTRAP_SECONDS,
     VERSION_REFUSED,
     Run,
     ask_for_manifests,
     checkpoint_key,
-    choose_run,
     content_digest,
-    manifest_in,
-    peer_key,
-    pin_owner,
-    record_validators,
-    run_key,
-    serve_manifests,
 )
-from swarm.settings import PeerSettings
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.manifest import BadManifest
-from swarm.shardcast.service import BlobService, PushPolicy
+from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import (
-    BlobReference,
-    ConnectError,
-    DialFailure,
     Reachability,
-    Refused,
     Source,
-    Transport,
 )
 from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
-from swarm.world import Compute, Database, Disk, Piece, Sink, World
-
-LAST_BOOTSTRAP = "last-bootstrap"
-"""File in the home with the addresses this peer last joined through: `swarm status` asks there."""
-
-PEERS_MET = "peers-met"
-"""File in the home with addresses of peers this one is connected to: ways into the network while
-its bootstrap peers are away."""
-
-PEERS_MET_MAX = 16
-
-MET_AFTER_SECONDS = 2.0
-"""Bootstrap peers have so long to themselves before peers met earlier are tried as well."""
-
-ENTRY_GRACE_SECONDS = 1.0
-"""After one way into the network is found, the others that are tried have so long."""
-
-NEWER_MANIFEST_SECONDS = 1.0
-"""A peer that joins looks so long in the DHT for a newer manifest than it was given."""
-
-EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
-"""Peers through which one joins, with their addresses."""
-
-RECORDS_MAX = 1024
-"""Peer records remembered (about 0.5 KB each)."""
-
-RECORD_BYTES_MAX = 11 * 1024
-"""A larger one is not remembered: 16 + 16 addresses of 300 characters fit, and 16 records fit the
-frame in which they are handed on."""
 
 SOURCES_MAX = 64
 """Peers considered as sources of one checkpoint."""
@@ -130,6 +80,7 @@ PROVIDERS_WANTED = 64
 
 VERSION_SECONDS = 2.0
 """Between two rounds of asking for a version of the run that a step order names."""
+
 VERSION_COMPLAINT_SECONDS = 30.0
 """How often it is said that nobody has it."""
 
@@ -147,489 +98,17 @@ def _moment(wall_seconds: float) -> str:
     return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-class StoredSequence:
-    """The sequence number in the peer's own database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def load(self) -> int:
-        rows = self._database.read("SELECT value FROM sequence WHERE id = 0 ORDER BY id")
-        return int(rows[0][0]) if rows else 0
-
-    async def save(self, value: int) -> None:
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT INTO sequence (id, value) VALUES (0, ?) "
-                "ON CONFLICT (id) DO UPDATE SET value = excluded.value",
-                (value,),
-            )
-        )
-
-
-def create_tables(connection: sqlite3.Connection) -> None:
-    """What a node keeps in its database."""
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
-    )
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS manifests (run TEXT NOT NULL, version INTEGER NOT NULL, "
-        "digest BLOB NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, digest)) WITHOUT ROWID"
-    )
-
-
-@dataclass
-class Node:
-    """A peer in the network: what it needs whether or not it has joined a run."""
-
-    identity: Identity
-    world: World
-    disk: Disk
-    compute: Compute
-    transport: Transport
-    dht: Kademlia
-    events: Events
-    settings: PeerSettings
-    database: Database
-    sequencer: Sequencer
-    manifests: dict[str, Envelope] = field(default_factory=dict)
-    """Signed run manifests this peer hands out, by run id."""
-    part: RunNode | None = None
-    """Its part in a run, once it has one."""
-    _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
-    _refused: dict[str, RunManifest] = field(default_factory=dict)
-    """The last manifest of each run that was not taken."""
-    _met: dict[PeerId, list[str]] = field(default_factory=dict)
-    """Those on disk."""
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self.identity.peer_id
-
-    async def seal(self, message: Message, lifetime_seconds: float, run: str = "") -> Envelope:
-        """Sign a message as this peer."""
-        return seal(
-            self.identity,
-            message,
-            run=run,
-            sequence=await self.sequencer.next(),
-            wall_time=self.world.wall_time(),
-            lifetime_seconds=lifetime_seconds,
-        )
-
-    # --- run manifests -----------------------------------------------------------------------
-
-    def serve_manifests(self) -> None:
-        """Hand out the manifests known here to whoever asks, and take newer ones."""
-        serve_manifests(
-            self.transport,
-            newest=lambda: list(self.manifests.values()),
-            version=self.version,
-            hear=self.hear_manifest,
-        )
-
-    def version(self, digest: bytes) -> Envelope | None:
-        """The version of a run's manifest with this content, if it is known here."""
-        if self.part is not None and (held := self.part.run.version(digest)) is not None:
-            return held
-        known = (e for e in self.manifests.values() if content_digest(e) == digest)
-        return next(known, None)
-
-    def hear_manifest(self, envelope: Envelope) -> Envelope | None:
-        """Take a newer manifest of a run known here; the newest known after that, if any."""
-        run = envelope.body.run
-        if self.part is not None and self.part.run.id == run:
-            self.part.hear_manifest(envelope)
-        elif run in self.manifests:
-            known = Run(self.manifests[run])
-            self.take_version(known, envelope)
-            self.manifests[run] = known.manifest_envelope
-        return self.manifests.get(run)
-
-    def take_version(self, run: Run, envelope: Envelope) -> None:
-        """Take a newer manifest of a run, and say what changes; or why it is not taken."""
-        held, new = run.manifest, manifest_in(envelope)
-        self.say_refused(run, new)
-        if run.update(envelope):
-            listed = [str(change) for change in changes(held, new)]
-            self.events.emit("run.version_signed", version=new.version, changes=listed)
-
-    def say_refused(self, run: Run, manifest: RunManifest) -> None:
-        """Say why a manifest is not taken, if it is not; once, however often it comes."""
-        reason = run.refusal(manifest)
-        if reason is not None and self._refused.get(run.id) != manifest:
-            self._refused[run.id] = manifest
-            self.events.emit("run.version_refused", version=manifest.version, reason=reason)
-
-    def stored_versions(self, run: str) -> list[Envelope]:
-        """The versions of a run that this peer remembers from earlier lives, the newest last."""
-        rows = self.database.read(
-            "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
-        )
-        return [open_envelope(raw) for (raw,) in rows]
-
-    async def store_versions(self, run: str, versions: Sequence[Envelope]) -> None:
-        """Make versions of a run durable, in place of those stored before."""
-        rows = [
-            (run, manifest_in(each).version, content_digest(each), each.raw) for each in versions
-        ]
-
-        def store(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM manifests WHERE run = ?", (run,))
-            connection.executemany(
-                "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, ?, ?, ?)", rows
-            )
-
-        await self.database.transact(store)
-
-    # --- where peers are ---------------------------------------------------------------------
-
-    def learn_record(self, envelope: Envelope) -> None:
-        """Remember a peer record (its signature is checked already); the newest counts."""
-        if len(envelope.raw) > RECORD_BYTES_MAX:
-            return  # padded
-        held = self._records.get(envelope.sender)
-        if held is None or held.body.sequence < envelope.body.sequence:
-            self._records[envelope.sender] = envelope
-            self._records.move_to_end(envelope.sender)
-            if len(self._records) > RECORDS_MAX:
-                # Identities are free: however many are told of, those met stay.
-                met = {self.peer_id, *self.transport.connected()}
-                oldest = next(iter(self._records))
-                del self._records[next((p for p in self._records if p not in met), oldest)]
-
-    def record(self, peer: str) -> PeerRecord | None:
-        """The newest record known of a peer."""
-        envelope = self._records.get(peer)
-        if envelope is None:
-            return None
-        assert isinstance(envelope.message, PeerRecord)
-        return envelope.message
-
-    def records(self) -> list[Envelope]:
-        """All records known, own one included, those newest here last."""
-        return list(self._records.values())
-
-    async def find_record(self, peer: PeerId) -> PeerRecord | None:
-        """The record of a peer that the DHT holds, remembered from now on."""
-        raw = await self.dht.get(peer_key(peer))
-        if raw is None:
-            return None
-        envelope = open_envelope(raw)
-        self.learn_record(envelope)
-        assert isinstance(envelope.message, PeerRecord)
-        return envelope.message
-
-    async def reach(self, peer: PeerId) -> None:
-        """Be connected to a peer: by the addresses known, else by those the DHT gives.
-
-        Raises `PeerError` naming the peer.
-        """
-        if peer in self.transport.connected():
-            return
-        record = self.record(peer)
-        if record is not None:
-            try:
-                await self.transport.connect(peer, record.addresses)
-                return
-            except PeerError:
-                self._records.pop(peer, None)
-        record = await self.find_record(peer)
-        addresses: Sequence[str] = record.addresses if record is not None else ()
-        if not addresses:
-            addresses = await self.dht.find_peer(peer)
-        if not addresses:
-            raise PeerError(f"no address of {peer} is known to the DHT")
-        await self.transport.connect(peer, addresses)
-
-    async def _remember_peers(self) -> None:
-        """Keep on disk where some of the peers connected are, the run's trusted ones first."""
-        connected = {
-            peer: addresses
-            for peer in self.transport.connected()
-            if (addresses := self._addresses_of(peer))
-        }
-        if self._met.items() <= connected.items() and (
-            len(self._met) in (PEERS_MET_MAX, len(connected))
-        ):
-            return
-        trusted = self.part.run.manifest.trusted_ids() if self.part is not None else []
-        chosen = sorted(connected, key=lambda peer: (peer not in trusted, peer))[:PEERS_MET_MAX]
-        self._met = {peer: connected[peer] for peer in chosen}
-        lines = [address for addresses in self._met.values() for address in addresses]
-        await self.disk.write(PEERS_MET, "\n".join(lines).encode())
-
-    def _addresses_of(self, peer: PeerId) -> list[str]:
-        """Where a peer is: by its record, else as the DHT has it."""
-        record, contact = self.record(peer), self.dht.table.get(peer)
-        if record is not None:
-            return record.addresses
-        return list(contact.addresses) if contact is not None else []
-
-    async def publish_record(self) -> None:
-        """Keep this peer's record in the DHT, until cancelled; none while its run hides it."""
-        published: tuple[list[str], list[str]] | None = None
-        until = 0.0
-        while True:
-            addresses = (list(self.transport.addresses()), list(self.transport.bulk_addresses()))
-            if self.part is not None and not self.part.passes_on:
-                self.dht.withdraw(peer_key(self.peer_id))
-                published = None
-            elif addresses != published or self.world.now() >= until:
-                record = PeerRecord(
-                    roles=self.settings.role,
-                    addresses=addresses[0][:16],
-                    bulk_addresses=addresses[1][:16],
-                    agent=f"swarm/{__version__}",
-                )
-                envelope = await self.seal(record, defaults.PEER_RECORD_LIFETIME_SECONDS)
-                self.learn_record(envelope)
-                await self.dht.put(peer_key(self.peer_id), envelope.raw)
-                published = addresses
-                until = self.world.now() + defaults.PEER_RECORD_LIFETIME_SECONDS / 2
-            await self._remember_peers()
-            await trio.sleep(defaults.HEARTBEAT_SECONDS)
-
-
-@asynccontextmanager
-async def assemble(
-    identity: Identity,
-    *,
-    world: World,
-    disk: Disk,
-    compute: Compute,
-    transport: Transport,
-    events: Events,
-    settings: PeerSettings,
-    manifests: Mapping[str, Envelope],
-) -> AsyncIterator[Node]:
-    """A node from the parts of the seam, its DHT and its manifests served inside the block."""
-    database = disk.database("peer.sqlite")
-    await database.transact(create_tables)
-    dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(dht.run)
-        node = Node(
-            identity=identity,
-            world=world,
-            disk=disk,
-            compute=compute,
-            transport=transport,
-            dht=dht,
-            events=events,
-            settings=settings,
-            database=database,
-            sequencer=Sequencer(StoredSequence(database), world.wall_time),
-            manifests=dict(manifests),
-        )
-        node.serve_manifests()
-        events.emit(
-            "peer.listening",
-            roles=settings.role,
-            addresses=list(transport.addresses()),
-            bulk=list(transport.bulk_addresses()),
-        )
-        try:
-            yield node
-        finally:
-            nursery.cancel_scope.cancel()
-            database.close()
-
-
-LOOKED_FOR = frozenset({"bootstrap", "relay", "trainer", "validator"})
-"""Roles of peers that others connect to: these may wait for them."""
-
-NO_WAY_IN = "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
-
-
-async def join_network(node: Node) -> EntryPoints:
-    """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. Those that
-    answered. When the bootstrap peers of the last time do not, peers met then do as well.
-
-    Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or when no address is
-    known and nobody would look for this peer.
-    """
-    named = _by_peer(node.settings.bootstrap)
-    failures = [
-        DialFailure(address, "that is this peer itself", "give the address of another peer")
-        for address in named.pop(node.peer_id, ())
-    ]
-    met = await _peers_met(node)
-    if not node.settings.bootstrap:
-        answered = await _connect(node, met, [])
-        if not answered and not LOOKED_FOR.intersection(node.settings.role):
-            raise UserError(NO_WAY_IN)
-        return answered
-    patience_seconds = MET_AFTER_SECONDS if met else defaults.BOOTSTRAP_DEADLINE_SECONDS
-    answered = await _connect(node, named, failures, patience_seconds=patience_seconds)
-    if not answered and met:
-        answered = await _connect(node, {**met, **named}, failures)
-        if answered and not answered.keys() & named.keys():
-            node.events.emit("dht.joined_through_others", peers=len(answered))
-    if not answered:
-        failed = {failure.address: failure for failure in failures}
-        silent = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
-        told = [
-            failed.get(address) or DialFailure(address, silent)
-            for address in node.settings.bootstrap
-        ]
-        raise UserError(
-            "no bootstrap peer can be reached: "
-            + "; ".join(f"{failure} ({failure.advice})" for failure in told)
-        )
-    await node.disk.write(LAST_BOOTSTRAP, "\n".join(node.settings.bootstrap).encode())
-    return answered
-
-
-async def _connect(
-    node: Node,
-    peers: EntryPoints,
-    failures: list[DialFailure],
-    *,
-    patience_seconds: float = defaults.BOOTSTRAP_DEADLINE_SECONDS,
-) -> EntryPoints:
-    """Those of these peers that answer: within a second of the first, or in all this time."""
-
-    async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
-        try:
-            await node.transport.connect(peer, addresses)
-        except ConnectError as error:
-            failures.extend(error.failures)
-            node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
-        else:
-            scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
-
-    with trio.move_on_after(patience_seconds) as scope:
-        async with trio.open_nursery() as nursery:
-            for peer, addresses in peers.items():
-                nursery.start_soon(connect, peer, addresses)
-    connected = node.transport.connected()
-    return {peer: addresses for peer, addresses in peers.items() if peer in connected}
-
-
-async def _peers_met(node: Node) -> EntryPoints:
-    """Peers that this one was connected to in its last life, if that joined through the same
-    bootstrap peers."""
-    last, met = [
-        (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
-        for name in (LAST_BOOTSTRAP, PEERS_MET)
-    ]
-    return _by_peer(met) if last == list(node.settings.bootstrap) else {}
-
-
-def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
-    found: dict[PeerId, list[str]] = {}
-    for address in addresses:
-        found.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)
-    return found
-
-
-async def join_dht(node: Node, entry_points: EntryPoints) -> None:
-    """Enter the DHT through peers that answered."""
-    answered = [address for addresses in entry_points.values() for address in addresses]
-    if not answered:
-        return
-    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
-        try:
-            await node.dht.bootstrap(answered, node.settings.bootstrap)
-        except PeerError as error:
-            node.events.emit("dht.bootstrap_failed", reason=str(error))
-
-
-async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = False) -> Run:
-    """The run to join, from manifest files or from the peers that answered; enters the DHT, as
-    the run's mode wants it. Raises `UserError`.
-
-    An onlooker does not serve the DHT, nor look there for a newer manifest: it asks the trusted
-    peers next, who know.
-    """
-    known = dict(node.manifests)
-    problems: list[str] = []
-
-    async def ask(peer: PeerId) -> None:
-        try:
-            for envelope in await ask_for_manifests(node.transport, peer):
-                held = known.get(envelope.body.run)
-                assert isinstance(envelope.message, RunManifest)
-                if held is None or held.message.order() < envelope.message.order():
-                    known[envelope.body.run] = envelope
-                scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
-        except PeerError as error:
-            problems.append(str(error))
-
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            for peer in entry_points:
-                nursery.start_soon(ask, peer)
-    if not known and problems:
-        raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
-    manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
-    node.dht.serving = not looks_on and Run(manifest).passes_on(node.peer_id, node.settings.role)
-    await join_dht(node, entry_points)
-    raw = None
-    if not looks_on:
-        # A lookup may meet peers that hang; what it would find, neighbours tell soon as well.
-        with trio.move_on_after(NEWER_MANIFEST_SECONDS):
-            raw = await node.dht.get(run_key(manifest.body.run))
-    if raw is not None:
-        newer = open_envelope(raw)
-        if newer.body.run == manifest.body.run:
-            manifest = max(manifest, newer, key=lambda e: e.message.order())
-    await pin_owner(node.disk, manifest)
-    stored = node.stored_versions(manifest.body.run)
-    run = Run(stored[-1] if stored else manifest, stored[:-1])
-    node.take_version(run, manifest)
-    node.manifests[run.id] = run.manifest_envelope
-    return run
-
-
-@dataclass
-class Status:
-    """What this peer says of itself in its heartbeats; the roles keep it up to date."""
-
-    policy: int = -1
-    step: int = -1
-    doing: str = "starting"
-    tokens_per_second: float = 0.0
-    changed: Watched[None] = field(default_factory=lambda: Watched(None))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if "changed" in self.__dict__:
-            self.changed.touch()
-
-
-class _Pushes:
-    """What this peer accepts when others push: nothing, until a role says so."""
-
-    def __init__(self) -> None:
-        self.policy: PushPolicy | None = None
-
-    def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        return self._policy().accept(client, reference)
-
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        await self._policy().received(client, reference, sink, piece)
-
-    def _policy(self) -> PushPolicy:
-        if self.policy is None:
-            raise Refused(503, "this peer takes no submissions, or not yet")
-        return self.policy
-
-
 class RunNode:
     """A node inside one run: gate, gossip, messenger, membership, checkpoints."""
 
     def __init__(self, node: Node, run: Run, topics: Sequence[str] = (RUN,)) -> None:
         self.node = node
         node.part = self
-        self.run = run
+        self.run: Run = run
         self.status = Status()
-        self.gate = Gate(node.world, run.id, self._permits, run.trusts, run.clock_off)
+        self.gate: Gate = Gate(node.world, run.id, self._permits, run.trusts, run.clock_off)
         self._clock = TrustedClock(run, node.world, node.events, node.peer_id)
-        self.gossip = Gossip(
+        self.gossip: Gossip = Gossip(
             node.transport,
             node.world,
             self.gate,
@@ -641,7 +120,7 @@ class RunNode:
             admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
             compare_clock=self._clock.compare,
         )
-        self.messenger = Messenger(node.transport, self.gate, node.events)
+        self.messenger: Messenger = Messenger(node.transport, self.gate, node.events)
         self.checkpoint: Watched[Envelope | None] = Watched(None)
         """Newest checkpoint announced by a trainer of the run."""
         self.order: Watched[Envelope | None] = Watched(None)
@@ -682,7 +161,7 @@ class RunNode:
             have=self.have,
             deltas=self.deltas,
         )
-        self.pushes = _Pushes()
+        self.pushes = Pushes()
         self.blobs = BlobService(
             self.admits, store=self.store, uploads=self.uploads, pushes=self.pushes
         )
@@ -1297,15 +776,3 @@ class RunNode:
                             "gossip.neighbour_unreachable", remote=peer, reason=str(error)
                         )
             await trio.sleep(NEIGHBOUR_SEARCH_SECONDS if wanted > 0 else NEIGHBOUR_CHECK_SECONDS)
-
-
-__all__ = [
-    "Node",
-    "RunNode",
-    "Status",
-    "StoredSequence",
-    "assemble",
-    "find_run",
-    "join_dht",
-    "join_network",
-]

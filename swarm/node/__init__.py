@@ -1,0 +1,1 @@
+"""A peer in the network, and its part in a run."""

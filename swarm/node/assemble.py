@@ -1,0 +1,67 @@
+"""A node put together from the parts of the seam."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import trio
+
+from swarm.envelope import Envelope, Sequencer
+from swarm.events import Events
+from swarm.identity import Identity
+from swarm.kademlia.dht import Kademlia
+from swarm.node.node import Node, StoredSequence, create_tables
+from swarm.run import (
+    record_validators,
+)
+from swarm.settings import PeerSettings
+from swarm.transport import (
+    Transport,
+)
+from swarm.world import Compute, Disk, World
+
+
+@asynccontextmanager
+async def assemble(
+    identity: Identity,
+    *,
+    world: World,
+    disk: Disk,
+    compute: Compute,
+    transport: Transport,
+    events: Events,
+    settings: PeerSettings,
+    manifests: Mapping[str, Envelope],
+) -> AsyncIterator[Node]:
+    """A node from the parts of the seam, its DHT and its manifests served inside the block."""
+    database = disk.database("peer.sqlite")
+    await database.transact(create_tables)
+    dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(dht.run)
+        node = Node(
+            identity=identity,
+            world=world,
+            disk=disk,
+            compute=compute,
+            transport=transport,
+            dht=dht,
+            events=events,
+            settings=settings,
+            database=database,
+            sequencer=Sequencer(StoredSequence(database), world.wall_time),
+            manifests=dict(manifests),
+        )
+        node.serve_manifests()
+        events.emit(
+            "peer.listening",
+            roles=settings.role,
+            addresses=list(transport.addresses()),
+            bulk=list(transport.bulk_addresses()),
+        )
+        try:
+            yield node
+        finally:
+            nursery.cancel_scope.cancel()
+            database.close()

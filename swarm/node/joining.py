@@ -1,0 +1,189 @@
+"""How a peer enters the network, its DHT, and a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import open_envelope
+from swarm.errors import PeerError, UserError
+from swarm.identity import PeerId
+from swarm.messages import (
+    RunManifest,
+)
+from swarm.node.node import PEERS_MET, Node
+from swarm.run import (
+    Run,
+    ask_for_manifests,
+    choose_run,
+    pin_owner,
+    run_key,
+)
+from swarm.transport import (
+    ConnectError,
+    DialFailure,
+)
+
+LAST_BOOTSTRAP = "last-bootstrap"
+"""File in the home with the addresses this peer last joined through: `swarm status` asks there."""
+
+MET_AFTER_SECONDS = 2.0
+"""Bootstrap peers have so long to themselves before peers met earlier are tried as well."""
+
+ENTRY_GRACE_SECONDS = 1.0
+"""After one way into the network is found, the others that are tried have so long."""
+
+NEWER_MANIFEST_SECONDS = 1.0
+"""A peer that joins looks so long in the DHT for a newer manifest than it was given."""
+
+EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
+"""Peers through which one joins, with their addresses."""
+
+LOOKED_FOR = frozenset({"bootstrap", "relay", "trainer", "validator"})
+"""Roles of peers that others connect to: these may wait for them."""
+
+NO_WAY_IN = "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
+
+
+async def join_network(node: Node) -> EntryPoints:
+    """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. Those that
+    answered. When the bootstrap peers of the last time do not, peers met then do as well.
+
+    Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or when no address is
+    known and nobody would look for this peer.
+    """
+    named = _by_peer(node.settings.bootstrap)
+    failures = [
+        DialFailure(address, "that is this peer itself", "give the address of another peer")
+        for address in named.pop(node.peer_id, ())
+    ]
+    met = await _peers_met(node)
+    if not node.settings.bootstrap:
+        answered = await _connect(node, met, [])
+        if not answered and not LOOKED_FOR.intersection(node.settings.role):
+            raise UserError(NO_WAY_IN)
+        return answered
+    patience_seconds = MET_AFTER_SECONDS if met else defaults.BOOTSTRAP_DEADLINE_SECONDS
+    answered = await _connect(node, named, failures, patience_seconds=patience_seconds)
+    if not answered and met:
+        answered = await _connect(node, {**met, **named}, failures)
+        if answered and not answered.keys() & named.keys():
+            node.events.emit("dht.joined_through_others", peers=len(answered))
+    if not answered:
+        failed = {failure.address: failure for failure in failures}
+        silent = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
+        told = [
+            failed.get(address) or DialFailure(address, silent)
+            for address in node.settings.bootstrap
+        ]
+        raise UserError(
+            "no bootstrap peer can be reached: "
+            + "; ".join(f"{failure} ({failure.advice})" for failure in told)
+        )
+    await node.disk.write(LAST_BOOTSTRAP, "\n".join(node.settings.bootstrap).encode())
+    return answered
+
+
+async def _connect(
+    node: Node,
+    peers: EntryPoints,
+    failures: list[DialFailure],
+    *,
+    patience_seconds: float = defaults.BOOTSTRAP_DEADLINE_SECONDS,
+) -> EntryPoints:
+    """Those of these peers that answer: within a second of the first, or in all this time."""
+
+    async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
+        try:
+            await node.transport.connect(peer, addresses)
+        except ConnectError as error:
+            failures.extend(error.failures)
+            node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+        else:
+            scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
+
+    with trio.move_on_after(patience_seconds) as scope:
+        async with trio.open_nursery() as nursery:
+            for peer, addresses in peers.items():
+                nursery.start_soon(connect, peer, addresses)
+    connected = node.transport.connected()
+    return {peer: addresses for peer, addresses in peers.items() if peer in connected}
+
+
+async def _peers_met(node: Node) -> EntryPoints:
+    """Peers that this one was connected to in its last life, if that joined through the same
+    bootstrap peers."""
+    last, met = [
+        (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
+        for name in (LAST_BOOTSTRAP, PEERS_MET)
+    ]
+    return _by_peer(met) if last == list(node.settings.bootstrap) else {}
+
+
+def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
+    found: dict[PeerId, list[str]] = {}
+    for address in addresses:
+        found.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)
+    return found
+
+
+async def join_dht(node: Node, entry_points: EntryPoints) -> None:
+    """Enter the DHT through peers that answered."""
+    answered = [address for addresses in entry_points.values() for address in addresses]
+    if not answered:
+        return
+    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
+        try:
+            await node.dht.bootstrap(answered, node.settings.bootstrap)
+        except PeerError as error:
+            node.events.emit("dht.bootstrap_failed", reason=str(error))
+
+
+async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = False) -> Run:
+    """The run to join, from manifest files or from the peers that answered; enters the DHT, as
+    the run's mode wants it. Raises `UserError`.
+
+    An onlooker does not serve the DHT, nor look there for a newer manifest: it asks the trusted
+    peers next, who know.
+    """
+    known = dict(node.manifests)
+    problems: list[str] = []
+
+    async def ask(peer: PeerId) -> None:
+        try:
+            for envelope in await ask_for_manifests(node.transport, peer):
+                held = known.get(envelope.body.run)
+                assert isinstance(envelope.message, RunManifest)
+                if held is None or held.message.order() < envelope.message.order():
+                    known[envelope.body.run] = envelope
+                scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
+        except PeerError as error:
+            problems.append(str(error))
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            for peer in entry_points:
+                nursery.start_soon(ask, peer)
+    if not known and problems:
+        raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
+    manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
+    node.dht.serving = not looks_on and Run(manifest).passes_on(node.peer_id, node.settings.role)
+    await join_dht(node, entry_points)
+    raw = None
+    if not looks_on:
+        # A lookup may meet peers that hang; what it would find, neighbours tell soon as well.
+        with trio.move_on_after(NEWER_MANIFEST_SECONDS):
+            raw = await node.dht.get(run_key(manifest.body.run))
+    if raw is not None:
+        newer = open_envelope(raw)
+        if newer.body.run == manifest.body.run:
+            manifest = max(manifest, newer, key=lambda e: e.message.order())
+    await pin_owner(node.disk, manifest)
+    stored = node.stored_versions(manifest.body.run)
+    run = Run(stored[-1] if stored else manifest, stored[:-1])
+    node.take_version(run, manifest)
+    node.manifests[run.id] = run.manifest_envelope
+    return run

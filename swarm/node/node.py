@@ -1,0 +1,305 @@
+"""A peer in the network: its identity and signatures, and what it knows of peers and of runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from swarm import __version__, defaults
+from swarm.changes import changes
+from swarm.envelope import Envelope, Sequencer, open_envelope, seal
+from swarm.errors import PeerError
+from swarm.events import Events
+from swarm.identity import Identity, PeerId
+from swarm.kademlia.dht import Kademlia
+from swarm.messages import (
+    Message,
+    PeerRecord,
+    RunManifest,
+)
+from swarm.run import (
+    Run,
+    content_digest,
+    manifest_in,
+    peer_key,
+    serve_manifests,
+)
+from swarm.settings import PeerSettings
+from swarm.transport import (
+    Transport,
+)
+from swarm.world import Compute, Database, Disk, World
+
+PEERS_MET = "peers-met"
+"""File in the home with addresses of peers this one is connected to: ways into the network while
+its bootstrap peers are away."""
+
+PEERS_MET_MAX = 16
+
+RECORDS_MAX = 1024
+"""Peer records remembered (about 0.5 KB each)."""
+
+RECORD_BYTES_MAX = 11 * 1024
+"""A larger one is not remembered: 16 + 16 addresses of 300 characters fit, and 16 records fit the
+frame in which they are handed on."""
+
+
+class StoredSequence:
+    """The sequence number in the peer's own database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def load(self) -> int:
+        rows = self._database.read("SELECT value FROM sequence WHERE id = 0 ORDER BY id")
+        return int(rows[0][0]) if rows else 0
+
+    async def save(self, value: int) -> None:
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT INTO sequence (id, value) VALUES (0, ?) "
+                "ON CONFLICT (id) DO UPDATE SET value = excluded.value",
+                (value,),
+            )
+        )
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """What a node keeps in its database."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
+    )
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS manifests (run TEXT NOT NULL, version INTEGER NOT NULL, "
+        "digest BLOB NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, digest)) WITHOUT ROWID"
+    )
+
+
+class Part(Protocol):
+    """A node's part in a run, as far as the node itself uses it."""
+
+    @property
+    def run(self) -> Run: ...
+
+    @property
+    def passes_on(self) -> bool: ...
+
+    def hear_manifest(self, envelope: Envelope) -> None: ...
+
+
+@dataclass
+class Node:
+    """A peer in the network: what it needs whether or not it has joined a run."""
+
+    identity: Identity
+    world: World
+    disk: Disk
+    compute: Compute
+    transport: Transport
+    dht: Kademlia
+    events: Events
+    settings: PeerSettings
+    database: Database
+    sequencer: Sequencer
+    manifests: dict[str, Envelope] = field(default_factory=dict)
+    """Signed run manifests this peer hands out, by run id."""
+    part: Part | None = None
+    """Its part in a run, once it has one."""
+    _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
+    _refused: dict[str, RunManifest] = field(default_factory=dict)
+    """The last manifest of each run that was not taken."""
+    _met: dict[PeerId, list[str]] = field(default_factory=dict)
+    """Those on disk."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    async def seal(self, message: Message, lifetime_seconds: float, run: str = "") -> Envelope:
+        """Sign a message as this peer."""
+        return seal(
+            self.identity,
+            message,
+            run=run,
+            sequence=await self.sequencer.next(),
+            wall_time=self.world.wall_time(),
+            lifetime_seconds=lifetime_seconds,
+        )
+
+    # --- run manifests -----------------------------------------------------------------------
+
+    def serve_manifests(self) -> None:
+        """Hand out the manifests known here to whoever asks, and take newer ones."""
+        serve_manifests(
+            self.transport,
+            newest=lambda: list(self.manifests.values()),
+            version=self.version,
+            hear=self.hear_manifest,
+        )
+
+    def version(self, digest: bytes) -> Envelope | None:
+        """The version of a run's manifest with this content, if it is known here."""
+        if self.part is not None and (held := self.part.run.version(digest)) is not None:
+            return held
+        known = (e for e in self.manifests.values() if content_digest(e) == digest)
+        return next(known, None)
+
+    def hear_manifest(self, envelope: Envelope) -> Envelope | None:
+        """Take a newer manifest of a run known here; the newest known after that, if any."""
+        run = envelope.body.run
+        if self.part is not None and self.part.run.id == run:
+            self.part.hear_manifest(envelope)
+        elif run in self.manifests:
+            known = Run(self.manifests[run])
+            self.take_version(known, envelope)
+            self.manifests[run] = known.manifest_envelope
+        return self.manifests.get(run)
+
+    def take_version(self, run: Run, envelope: Envelope) -> None:
+        """Take a newer manifest of a run, and say what changes; or why it is not taken."""
+        held, new = run.manifest, manifest_in(envelope)
+        self.say_refused(run, new)
+        if run.update(envelope):
+            listed = [str(change) for change in changes(held, new)]
+            self.events.emit("run.version_signed", version=new.version, changes=listed)
+
+    def say_refused(self, run: Run, manifest: RunManifest) -> None:
+        """Say why a manifest is not taken, if it is not; once, however often it comes."""
+        reason = run.refusal(manifest)
+        if reason is not None and self._refused.get(run.id) != manifest:
+            self._refused[run.id] = manifest
+            self.events.emit("run.version_refused", version=manifest.version, reason=reason)
+
+    def stored_versions(self, run: str) -> list[Envelope]:
+        """The versions of a run that this peer remembers from earlier lives, the newest last."""
+        rows = self.database.read(
+            "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
+        )
+        return [open_envelope(raw) for (raw,) in rows]
+
+    async def store_versions(self, run: str, versions: Sequence[Envelope]) -> None:
+        """Make versions of a run durable, in place of those stored before."""
+        rows = [
+            (run, manifest_in(each).version, content_digest(each), each.raw) for each in versions
+        ]
+
+        def store(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM manifests WHERE run = ?", (run,))
+            connection.executemany(
+                "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, ?, ?, ?)", rows
+            )
+
+        await self.database.transact(store)
+
+    # --- where peers are ---------------------------------------------------------------------
+
+    def learn_record(self, envelope: Envelope) -> None:
+        """Remember a peer record (its signature is checked already); the newest counts."""
+        if len(envelope.raw) > RECORD_BYTES_MAX:
+            return  # padded
+        held = self._records.get(envelope.sender)
+        if held is None or held.body.sequence < envelope.body.sequence:
+            self._records[envelope.sender] = envelope
+            self._records.move_to_end(envelope.sender)
+            if len(self._records) > RECORDS_MAX:
+                # Identities are free: however many are told of, those met stay.
+                met = {self.peer_id, *self.transport.connected()}
+                oldest = next(iter(self._records))
+                del self._records[next((p for p in self._records if p not in met), oldest)]
+
+    def record(self, peer: str) -> PeerRecord | None:
+        """The newest record known of a peer."""
+        envelope = self._records.get(peer)
+        if envelope is None:
+            return None
+        assert isinstance(envelope.message, PeerRecord)
+        return envelope.message
+
+    def records(self) -> list[Envelope]:
+        """All records known, own one included, those newest here last."""
+        return list(self._records.values())
+
+    async def find_record(self, peer: PeerId) -> PeerRecord | None:
+        """The record of a peer that the DHT holds, remembered from now on."""
+        raw = await self.dht.get(peer_key(peer))
+        if raw is None:
+            return None
+        envelope = open_envelope(raw)
+        self.learn_record(envelope)
+        assert isinstance(envelope.message, PeerRecord)
+        return envelope.message
+
+    async def reach(self, peer: PeerId) -> None:
+        """Be connected to a peer: by the addresses known, else by those the DHT gives.
+
+        Raises `PeerError` naming the peer.
+        """
+        if peer in self.transport.connected():
+            return
+        record = self.record(peer)
+        if record is not None:
+            try:
+                await self.transport.connect(peer, record.addresses)
+                return
+            except PeerError:
+                self._records.pop(peer, None)
+        record = await self.find_record(peer)
+        addresses: Sequence[str] = record.addresses if record is not None else ()
+        if not addresses:
+            addresses = await self.dht.find_peer(peer)
+        if not addresses:
+            raise PeerError(f"no address of {peer} is known to the DHT")
+        await self.transport.connect(peer, addresses)
+
+    async def _remember_peers(self) -> None:
+        """Keep on disk where some of the peers connected are, the run's trusted ones first."""
+        connected = {
+            peer: addresses
+            for peer in self.transport.connected()
+            if (addresses := self._addresses_of(peer))
+        }
+        if self._met.items() <= connected.items() and (
+            len(self._met) in (PEERS_MET_MAX, len(connected))
+        ):
+            return
+        trusted = self.part.run.manifest.trusted_ids() if self.part is not None else []
+        chosen = sorted(connected, key=lambda peer: (peer not in trusted, peer))[:PEERS_MET_MAX]
+        self._met = {peer: connected[peer] for peer in chosen}
+        lines = [address for addresses in self._met.values() for address in addresses]
+        await self.disk.write(PEERS_MET, "\n".join(lines).encode())
+
+    def _addresses_of(self, peer: PeerId) -> list[str]:
+        """Where a peer is: by its record, else as the DHT has it."""
+        record, contact = self.record(peer), self.dht.table.get(peer)
+        if record is not None:
+            return record.addresses
+        return list(contact.addresses) if contact is not None else []
+
+    async def publish_record(self) -> None:
+        """Keep this peer's record in the DHT, until cancelled; none while its run hides it."""
+        published: tuple[list[str], list[str]] | None = None
+        until = 0.0
+        while True:
+            addresses = (list(self.transport.addresses()), list(self.transport.bulk_addresses()))
+            if self.part is not None and not self.part.passes_on:
+                self.dht.withdraw(peer_key(self.peer_id))
+                published = None
+            elif addresses != published or self.world.now() >= until:
+                record = PeerRecord(
+                    roles=self.settings.role,
+                    addresses=addresses[0][:16],
+                    bulk_addresses=addresses[1][:16],
+                    agent=f"swarm/{__version__}",
+                )
+                envelope = await self.seal(record, defaults.PEER_RECORD_LIFETIME_SECONDS)
+                self.learn_record(envelope)
+                await self.dht.put(peer_key(self.peer_id), envelope.raw)
+                published = addresses
+                until = self.world.now() + defaults.PEER_RECORD_LIFETIME_SECONDS / 2
+            await self._remember_peers()
+            await trio.sleep(defaults.HEARTBEAT_SECONDS)
