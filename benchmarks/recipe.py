@@ -26,7 +26,7 @@ from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
 from swarm.messages import Objective, Schedule
 from swarm.output import print_json
-from swarm.seeds import digest, noise_key, submission_seed, task_seed
+from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 OBJECTIVE = Objective(
     epsilon=0.2,

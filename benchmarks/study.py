@@ -23,7 +23,7 @@ from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS
 from swarm.messages import Objective, Sampling, Schedule
-from swarm.seeds import digest, noise_key, submission_seed, task_seed
+from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 TAIL = 10
 """Steps at the end whose mean is the final reward."""

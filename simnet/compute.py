@@ -20,8 +20,8 @@ import trio
 from blake3 import blake3
 
 from simnet.disk import PowerCut, SimulatedDisk, Symbol
-from swarm.seeds import digest as digest_of
-from swarm.seeds import submission_seed
+from swarm.rollouts.seeds import digest as digest_of
+from swarm.rollouts.seeds import submission_seed
 from swarm.world import Child, ChildDied, ChildError
 
 TOKENIZER = b'{"simulated": "tokenizer"}'

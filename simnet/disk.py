@@ -25,7 +25,7 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import DiskFullError
-from swarm.seeds import digest as digest_of
+from swarm.rollouts.seeds import digest as digest_of
 from swarm.world import Database, Piece, Sink
 
 T = TypeVar("T")

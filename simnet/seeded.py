@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from swarm.seeds import digest
+from swarm.rollouts.seeds import digest
 
 
 def derive(seed: int, *names: str) -> bytes:

@@ -528,7 +528,7 @@ def rollouts_show(
     """Print a submission readably: whose it is, then each prompt with its completions."""
 
     def work() -> None:
-        from swarm.submissions import show
+        from swarm.rollouts.show import show
 
         header, rows = show(file, tokenizer)
         shown = [row for row in rows if not groups or row.group < groups]

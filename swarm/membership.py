@@ -36,8 +36,8 @@ from swarm.messages import (
     Present,
 )
 from swarm.messenger import Messenger, first
+from swarm.rollouts.seeds import rendezvous
 from swarm.run import Run
-from swarm.seeds import rendezvous
 from swarm.world import World
 
 Standing = Literal["live", "suspected", "gone", "evicted"]

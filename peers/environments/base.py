@@ -17,7 +17,7 @@ import blake3
 import tokenizers
 
 from swarm.errors import UserError
-from swarm.seeds import digest
+from swarm.rollouts.seeds import digest
 
 ENTRY_POINT_GROUP = "swarm.environments"
 """A lab's own environments: `name = "module:Class"`, made without arguments."""

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from peers.environments.base import Environment, Split, Task, task_of_step
 from swarm.errors import UserError
-from swarm.seeds import digest
+from swarm.rollouts.seeds import digest
 
 ALPHA = 0.0003
 """Reward lost per token off the target (INTELLECT-2)."""

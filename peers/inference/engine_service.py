@@ -18,8 +18,9 @@ from peers.environments import load as load_environment
 from peers.policy.engine import Completions, Engine, check_engine, make_engine
 from peers.policy.model import read_weights
 from peers.proofs import toploc
-from swarm import seeds
-from swarm.submissions import Header, Rollouts, write
+from swarm.rollouts import seeds
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import Header, write
 
 
 class EngineService:

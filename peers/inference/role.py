@@ -23,7 +23,7 @@ from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
-from swarm.seeds import rendezvous
+from swarm.rollouts.seeds import rendezvous
 from swarm.transport import BlobReference, Source
 from swarm.watch import complain
 from swarm.world import Child

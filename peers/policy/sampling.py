@@ -46,9 +46,10 @@ def gumbel_noise(
 ) -> Tensor:
     """fp32 Gumbel noise [..., vocabulary_size] for int64 `rows` and `positions` that broadcast.
 
-    `key` is `swarm.seeds.noise_key`. The counter is (token id // 4, position, row, 0), the word
-    is token id mod 4. With h that word: v = (float32(h) + 0.5)·2⁻³² and noise = −log(−log1p(−v)),
-    all in fp32, so that v may round to 1 (noise −∞: the token is not taken) but never to 0 (+∞).
+    `key` is `swarm.rollouts.seeds.noise_key`. The counter is (token id // 4, position, row, 0), the
+    word is token id mod 4. With h that word: v = (float32(h) + 0.5)·2⁻³² and
+    noise = −log(−log1p(−v)), all in fp32, so that v may round to 1 (noise −∞: the token is not
+    taken) but never to 0 (+∞).
     """
     quads = torch.arange((vocabulary_size + 3) // 4, device=rows.device)
     words = philox(

@@ -17,7 +17,7 @@ from peers.environments import load as load_environment
 from peers.policy.model import weight_files
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
-from swarm.seeds import digest, noise_key
+from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128
 """Completions generated at a time."""

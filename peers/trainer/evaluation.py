@@ -8,7 +8,7 @@ from peers.environments import Environment, Renderer, grade, task_of
 from peers.environments.base import Split
 from peers.policy.engine import Engine
 from swarm.messages import Sampling
-from swarm.seeds import digest, noise_key
+from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128
 """Completions generated at a time."""

@@ -22,7 +22,8 @@ from peers.trainer.learning.sharding import Sharding
 from peers.trainer.warmup import warm_up
 from swarm.errors import UserError
 from swarm.messages import Objective, Sampling, Schedule
-from swarm.submissions import BadSubmission, ReadLimits, Rollouts, read
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
 
 PROMPT_TOKENS_MAX = 1 << 20
 EVALUATION_PROMPTS = 512

@@ -30,7 +30,7 @@ from peers.trainer.learning.schedule import learning_rate
 from peers.trainer.learning.sharding import Sharding, shard
 from swarm.errors import UserError
 from swarm.messages import Objective
-from swarm.seeds import digest
+from swarm.rollouts.seeds import digest
 
 LINE_BYTES_MAX = 16 << 20
 ENVIRONMENT_EXAMPLES = 100_000

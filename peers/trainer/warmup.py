@@ -17,7 +17,7 @@ from torch.nn import functional
 from peers.environments import Environment, Renderer
 from peers.policy import model as policy_model
 from peers.policy.demo import EOS_ID
-from swarm.seeds import digest
+from swarm.rollouts.seeds import digest
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from peers.environments import load as load_environment
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.parsing import Reader
 from swarm.errors import UserError
-from swarm.seeds import submission_seed, task_seed
-from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.seeds import submission_seed, task_seed
+from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits
 
 
 @dataclass

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from swarm.submissions import BadSubmission, Header, ReadLimits, Rollouts, read
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, read
 
 MEMORY_BYTES_MAX = 1 << 30
 """The largest file (64 MiB by default), its arrays and their canonical form, several times over."""
@@ -75,9 +76,9 @@ class Reader:
         """A submission's header and rollouts, and the digest of their canonical bytes, which are
         written to `out_path`.
 
-        Raises `BadSubmission` for what `swarm.submissions.read` refuses and for a file that kills
-        its reader, which counts as no proven fault; `OSError` when there is no file or no room, or
-        the file is another one.
+        Raises `BadSubmission` for what `submission_file.read` refuses and for a file that kills its
+        reader, which counts as no proven fault; `OSError` when there is no file or no room, or the
+        file is another one.
         """
         request = _Request(str(path), digest, str(out_path), limits)
         if self._process.poll() is not None:

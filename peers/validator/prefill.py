@@ -18,8 +18,9 @@ from peers.policy.engine import Engine, Prefill, check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
-from swarm.seeds import noise_key
-from swarm.submissions import Rollouts, check_digest
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.seeds import noise_key
+from swarm.rollouts.submission_file import check_digest
 
 CERTAIN = 0.99
 """Where the likeliest token has at least this probability, the right token shows nothing."""

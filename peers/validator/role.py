@@ -38,8 +38,8 @@ from swarm.messages import (
 )
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import submission_seed
 from swarm.run import manifest_in
-from swarm.seeds import submission_seed
 from swarm.watch import Watched, complain
 from swarm.world import Child, ChildDied, ChildError
 from swarm.world.restarts import Restarts

@@ -15,7 +15,7 @@ import blake3
 
 from swarm import defaults
 from swarm.messages import Thresholds
-from swarm.seeds import digest
+from swarm.rollouts.seeds import digest
 
 
 def binomial_tail(mismatches: int, positions: int, rate: float) -> float:

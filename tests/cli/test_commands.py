@@ -14,7 +14,8 @@ from peers.policy.demo import save_tokenizer
 from swarm.envelope import open_envelope
 from swarm.identity import Identity, load_or_create
 from swarm.messages import RunManifest
-from swarm.submissions import Header, Rollouts, write
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import Header, write
 from tests.cli.harness import bootstrap_peer, complaint, signed_manifest, swarm
 
 TRAINER = Identity(bytes([1]) * 32).peer_id

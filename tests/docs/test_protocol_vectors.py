@@ -8,7 +8,7 @@ import pytest
 from swarm import messages
 from swarm.ledger import entries
 from swarm.messages import KINDS
-from swarm.submissions import Header
+from swarm.rollouts.submission_file import Header
 from tests.docs.pages import field_rows, section, table, text
 from tests.docs.vectors import computed
 

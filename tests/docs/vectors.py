@@ -10,11 +10,11 @@ import torch
 
 from peers.environments.sort_digits import SortDigits
 from peers.policy.sampling import gumbel_noise, philox
-from swarm import seeds
 from swarm.envelope import Envelope, seal
 from swarm.identity import Identity, peer_id_bytes
 from swarm.ledger import entries, merkle
 from swarm.messages import Check, LogHead, Verdict
+from swarm.rollouts import seeds
 from swarm.run import checkpoint_key, content_digest, peer_key, run_key
 from swarm.shardcast.manifest import (
     CheckpointManifest,

@@ -18,10 +18,10 @@ from peers.policy import demo
 from peers.proofs.format import PROOF_BYTES, check_format, split
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
-from swarm import seeds
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.submissions import ReadLimits, Submission, read
+from swarm.rollouts import seeds
+from swarm.rollouts.submission_file import ReadLimits, Submission, read
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 

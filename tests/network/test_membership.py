@@ -25,8 +25,8 @@ from swarm.messages import (
     Submission,
 )
 from swarm.messenger import first
+from swarm.rollouts.seeds import rendezvous
 from swarm.run import Run
-from swarm.seeds import rendezvous
 from tests.network.harness import (
     WALL,
     Member,

@@ -23,7 +23,8 @@ from peers.trainer.service import DEMO_SAMPLING, TrainerService
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
 from swarm.messages import Objective, Sampling, Schedule
-from swarm.submissions import Header, Rollouts, write
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import Header, write
 
 REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
 

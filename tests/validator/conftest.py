@@ -17,8 +17,9 @@ from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.identity import Identity
 from swarm.messages import Thresholds
-from swarm.seeds import submission_seed
-from swarm.submissions import Header, ReadLimits, Rollouts, read, write
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.seeds import submission_seed
+from swarm.rollouts.submission_file import Header, ReadLimits, read, write
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 

@@ -18,8 +18,9 @@ from peers.policy.sampling import gumbel_noise
 from peers.proofs import toploc
 from peers.validator.prefill import PrefillService, judge_sampling
 from peers.validator.statistics import binomial_tail
-from swarm.seeds import noise_key
-from swarm.submissions import Header, Rollouts
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.seeds import noise_key
+from swarm.rollouts.submission_file import Header
 from tests.validator.conftest import STOP_IDS, THRESHOLDS, Stage
 
 Choose = Callable[[Tensor, Tensor], int]

@@ -14,7 +14,8 @@ import pytest
 from peers.environments import Task
 from peers.environments.base import Split
 from peers.environments.sort_digits import SortDigits
-from swarm.submissions import Header, Rollouts
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import Header
 from tests.validator.conftest import STOP_IDS, Stage
 
 Lists = dict[str, Any]

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peers.validator.parsing import Reader
-from swarm.submissions import BadSubmission, Rollouts
-from tests.submissions.test_submissions import HONEST, LIMITS
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import BadSubmission
+from tests.rollouts.test_submission_file import HONEST, LIMITS
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.submissions import (
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.show import show
+from swarm.rollouts.submission_file import (
     HEADER_KEY,
     SCHEMA,
     BadSubmission,
     Header,
     ReadLimits,
-    Rollouts,
     decode,
     encode,
     read,
-    show,
     write,
 )
 

@@ -6,6 +6,7 @@ inputs collide by concatenation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import blake3
@@ -29,6 +30,25 @@ def submission_seed(run: str, nonce: bytes, worker: str, number: int) -> bytes:
 def task_seed(seed: bytes, group: int) -> bytes:
     """The 32-byte seed from which the environment draws the task of one group."""
     return digest("swarm/1/task", seed, group.to_bytes(4, "big"))
+
+
+def environment_of_group(seed: bytes, group: int, weights: Sequence[float]) -> int:
+    """The index of the environment that gives the group's task, drawn in proportion to `weights`.
+
+    Raises `ValueError` unless the weights are finite, not negative, and their sum is positive.
+    """
+    total = math.fsum(weights)
+    if not math.isfinite(total) or total <= 0 or min(weights) < 0:
+        raise ValueError(f"the environments' weights {list(weights)} are no shares of a whole")
+    raw = digest("swarm/1/environment", seed, group.to_bytes(4, "big"))
+    point = int.from_bytes(raw[:6], "big") / 2**48 * total  # in [0, total): 48 bits are exact
+    reached = 0.0
+    for index, weight in enumerate(weights):
+        reached += weight
+        if point < reached:
+            return index
+    # Rounding may leave the sum of all a little below the total.
+    return max(index for index, weight in enumerate(weights) if weight > 0)
 
 
 def noise_key(seed: bytes) -> tuple[int, int]:
