@@ -37,6 +37,7 @@ from benchmarks.trainer import (
     CHANGE,
     GROUP_SIZE,
     OBJECTIVE,
+    OPTIMISER,
     PROMPT_TOKENS,
     Meter,
     repeat_step,
@@ -183,7 +184,9 @@ def try_attention(
         return {"reason": reason}
     settings = LearnerSettings(
         OBJECTIVE,
+        OPTIMISER,
         Schedule(steps=100, groups_per_step=len(groups), max_staleness=2),
+        optimiser=OPTIMISER,
         sharding=Sharding(
             mixed_precision=half, activation_checkpointing=given.activation_checkpointing
         ),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks.recipe import OBJECTIVE
+from benchmarks.recipe import OBJECTIVE, OPTIMISER
 from benchmarks.study import TAIL, Curve, Variant, learn, summary
 from peers.trainer.service import TrainerService
 from swarm.output import print_json
@@ -52,10 +52,12 @@ def main() -> None:
         for seed, base in enumerate(bases):
             TrainerService().prepare_base(str(base), seed)
         for side, delta in (("two_sided", OBJECTIVE.delta), ("one_sided", ONE_SIDED)):
-            objective = replace(
-                OBJECTIVE, delta=delta, learning_rate=OBJECTIVE.learning_rate * given.rate
+            variant = Variant(
+                objective=replace(OBJECTIVE, delta=delta),
+                optimiser=replace(OPTIMISER, learning_rate=OPTIMISER.learning_rate * given.rate),
+                staleness=given.staleness,
+                steps=given.steps,
             )
-            variant = Variant(objective=objective, staleness=given.staleness, steps=given.steps)
             curves = [learn(base, seed, variant) for seed, base in enumerate(bases)]
             norms = sorted(norm for curve in curves for norm in curve.gradient_norm)
             result[side] = {

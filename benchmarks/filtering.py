@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks.recipe import OBJECTIVE
+from benchmarks.recipe import OPTIMISER
 from benchmarks.study import Variant, learn
 from peers.environments import load as load_environment
 from peers.environments.listed import Listed
@@ -85,7 +85,7 @@ def main() -> None:
                         "pool",
                     )
                     variant = Variant(
-                        objective=replace(OBJECTIVE, final_learning_rate_share=1.0),
+                        optimiser=replace(OPTIMISER, final_learning_rate_share=1.0),
                         steps=steps,
                         refill=online,
                     )

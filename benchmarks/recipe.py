@@ -24,7 +24,7 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
-from swarm.messages import Objective, Schedule
+from swarm.messages import Objective, Optimiser, Schedule
 from swarm.output import print_json
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
@@ -33,6 +33,8 @@ OBJECTIVE = Objective(
     delta=4.0,
     kl_coefficient=0.0,
     entropy_coefficient=0.0,
+)
+OPTIMISER = Optimiser(
     gradient_norm_max=0.1,
     learning_rate=6e-4,
     beta1=0.9,
@@ -97,7 +99,9 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         folder = Path(name)
         before = TrainerService().prepare_base(str(folder / "0"), seed)
         spent("prepare")
-        learner = Learner(folder / "0", LearnerSettings(OBJECTIVE, schedule, seed))
+        learner = Learner(
+            folder / "0", LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
+        )
         engine = NativeEngine(folder / "0")
         renderer = Renderer(folder / "0")
         difference = zero_advantage = 0.0

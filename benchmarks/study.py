@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipe import OBJECTIVE
+from benchmarks.recipe import OBJECTIVE, OPTIMISER
 from peers.environments import Environment, Renderer
 from peers.environments import load as load_environment
 from peers.policy.native import NativeEngine
@@ -22,7 +22,7 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS
-from swarm.messages import Objective, Sampling, Schedule
+from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 TAIL = 10
@@ -37,6 +37,7 @@ class Variant:
     """One way to train."""
 
     objective: Objective = OBJECTIVE
+    optimiser: Optimiser = OPTIMISER
     old: str = "generation"
     staleness: int = 2
     """Steps by which the generating policy is behind."""
@@ -95,6 +96,7 @@ def learn(
             variant.objective,
             schedule,
             seed,
+            optimiser=variant.optimiser,
             completion_tokens_max=sampling.max_new_tokens,
         )
         learner = Learner(folder / "0", settings)

@@ -38,7 +38,7 @@ from benchmarks.spread import spread
 from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner, LearnerSettings
-from swarm.messages import Objective, Schedule
+from swarm.messages import Objective, Optimiser, Schedule
 from swarm.output import print_json
 
 GROUP_SIZE = 8
@@ -52,10 +52,8 @@ OBJECTIVE = Objective(
     kl_coefficient=0,
     entropy_coefficient=0,
     normalise_by_std=False,
-    gradient_norm_max=CLIP,
-    learning_rate=0.0,
-    warmup_steps=0,
 )
+OPTIMISER = Optimiser(gradient_norm_max=CLIP, learning_rate=0.0, warmup_steps=0)
 """No rate, so that every step is the same."""
 
 
@@ -198,7 +196,7 @@ def repeat_step(
 def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Figures and gradients of this trainer."""
     schedule = Schedule(steps=100, groups_per_step=size.groups, max_staleness=2)
-    learner = Learner(folder / "mu", LearnerSettings(OBJECTIVE, schedule))
+    learner = Learner(folder / "mu", LearnerSettings(OBJECTIVE, schedule, optimiser=OPTIMISER))
     pi = load_file(folder / "pi" / "model.safetensors")
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():

@@ -345,6 +345,7 @@ class TrainerModel:
         self,
         model: str,
         objective: Mapping[str, Any],
+        optimiser: Mapping[str, Any],
         schedule: Mapping[str, Any],
         sampling: Mapping[str, Any],
         environment: str,
@@ -355,12 +356,16 @@ class TrainerModel:
     ) -> dict[str, Any]:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{model} {seed}"
-        return await self.follow(objective, schedule, sampling)
+        return await self.follow(objective, optimiser, schedule, sampling)
 
     async def follow(
-        self, objective: Mapping[str, Any], schedule: Mapping[str, Any], sampling: Mapping[str, Any]
+        self,
+        objective: Mapping[str, Any],
+        optimiser: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+        sampling: Mapping[str, Any],
     ) -> dict[str, Any]:
-        self._objective, self._schedule = objective, schedule
+        self._optimiser, self._schedule = optimiser, schedule
         return {"step": self._step}
 
     async def resume(self, folder: str, policies: Mapping[str, str], **run: Any) -> dict[str, Any]:
@@ -387,7 +392,7 @@ class TrainerModel:
         self._setting.tell(
             "trained",
             step=step,
-            learning_rate=self._objective["learning_rate"],
+            learning_rate=self._optimiser["learning_rate"],
             steps=self._schedule["steps"],
             rollouts=[
                 (bytes.fromhex(each["digest"]), each["rewards"], found)

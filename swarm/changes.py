@@ -22,6 +22,7 @@ _TAKES_EFFECT = {
     "schedule": NEXT_STEP,
     "schedule.steps": AT_ONCE,
     "objective": NEXT_STEP,
+    "optimiser": NEXT_STEP,
     "trainers": AT_ONCE,
     "validators": AT_ONCE,
     "admissions": AT_ONCE,

@@ -139,8 +139,29 @@ STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
 """Objectives that weigh the policy at the step's start against the one that generated."""
 
 
+class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """AdamW and its learning rate (defaults: the INTELLECT-2 recipe)."""
+
+    learning_rate: float = 3e-7
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+    gradient_norm_max: float = 0.1
+    """Larger gradients are scaled down to this norm."""
+    warmup_steps: Count = 25
+    """Optimiser steps over which the rate rises."""
+    learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
+    """What follows the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
+    decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """Share of all optimiser steps that wsd decays over."""
+    final_learning_rate_share: float = 1.0
+    """Decay ends at this share of the rate; 1 keeps it constant."""
+    optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Optimiser steps per rollout step."""
+
+
 class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """The objective, its numbers and its optimiser (defaults: the INTELLECT-2 recipe)."""
+    """The objective and its numbers (defaults: the INTELLECT-2 recipe)."""
 
     epsilon: float = 0.2
     """The ratio is clipped to 1 ± epsilon."""
@@ -149,20 +170,6 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     kl_coefficient: float = 0.001
     entropy_coefficient: float = 0.0001
     normalise_by_std: bool = True
-    gradient_norm_max: float = 0.1
-    learning_rate: float = 3e-7
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-    warmup_steps: Count = 25
-    final_learning_rate_share: float = 1.0
-    """Decay ends at this share of the rate; 1 keeps it constant."""
-    optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Optimiser steps per rollout step."""
-    learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
-    """What follows the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
-    decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    """Share of all optimiser steps that wsd decays over."""
     name: Literal[
         "grpo",
         "dr_grpo",
@@ -304,7 +311,8 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     environment: EnvironmentReference
     sampling: Sampling
     schedule: Schedule
-    objective: Objective
+    objective: Objective = Objective()
+    optimiser: Optimiser = Optimiser()
     trainers: Annotated[list[TrustedKey], Meta(min_length=1, max_length=16)]
     validators: Annotated[list[TrustedKey], Meta(min_length=1, max_length=256)]
     admissions: Admissions = Admissions()

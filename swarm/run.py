@@ -35,6 +35,7 @@ from swarm.messages import (
     Heartbeat,
     LogHead,
     Message,
+    Optimiser,
     PeerRecord,
     Presence,
     Reinstatement,
@@ -312,6 +313,7 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
+    _refuse_old_keys(table, path)
     for field in ("trainers", "validators"):
         entries = table.setdefault(field, [])
         if isinstance(entries, list):
@@ -327,6 +329,18 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
     manifest = struct_from_mapping(RunManifest, table, str(path))
     check_manifest_numbers(manifest, str(path))
     return manifest
+
+
+OLD_KEYS = {f"objective.{name}": f"optimiser.{name}" for name in Optimiser.__struct_fields__}
+"""What keys of a run's TOML file were called before, and their names now."""
+
+
+def _refuse_old_keys(table: Mapping[str, Any], path: Path) -> None:
+    for old, new in OLD_KEYS.items():
+        section, _, key = old.rpartition(".")
+        found = table.get(section) if section else table
+        if isinstance(found, dict) and key in found:
+            raise UserError(f"{path}: {old} is called {new} now; rename it")
 
 
 def _peer_id(text: str, field: str) -> str:

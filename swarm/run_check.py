@@ -70,10 +70,10 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
             f"schedule.asynchrony ({manifest.schedule.asynchrony}), so nothing could be trained on"
         )
     check_batch(manifest, where)
-    steps = manifest.schedule.steps * manifest.objective.optimiser_steps
-    if manifest.objective.warmup_steps > steps:
+    steps = manifest.schedule.steps * manifest.optimiser.optimiser_steps
+    if manifest.optimiser.warmup_steps > steps:
         raise UserError(
-            f"{where}: objective.warmup_steps is {manifest.objective.warmup_steps}, but the whole "
+            f"{where}: optimiser.warmup_steps is {manifest.optimiser.warmup_steps}, but the whole "
             f"run has {steps} optimiser steps, so its learning rate would never be reached; warm "
             "up for fewer, or make schedule.steps larger"
         )
@@ -87,24 +87,24 @@ def check_batch(manifest: RunManifest, where: str) -> None:
             f"{where}: sampling.group_size is {size}; a group needs at least 2 completions, "
             "because a lone one has nothing to be better than"
         )
-    if groups % manifest.objective.optimiser_steps:
+    if groups % manifest.optimiser.optimiser_steps:
         raise UserError(
-            f"{where}: schedule.groups_per_step is {groups}, which objective.optimiser_steps "
-            f"({manifest.objective.optimiser_steps}) does not divide"
+            f"{where}: schedule.groups_per_step is {groups}, which optimiser.optimiser_steps "
+            f"({manifest.optimiser.optimiser_steps}) does not divide"
         )
 
 
 _Range = tuple[str, Callable[[float], bool], str]
 _SHARE = "between 0 and 1"
 _RANGES: tuple[_Range, ...] = (
-    ("objective.learning_rate", lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    ("objective.final_learning_rate_share", lambda v: 0 <= v <= 1, _SHARE),
+    ("optimiser.learning_rate", lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    ("optimiser.final_learning_rate_share", lambda v: 0 <= v <= 1, _SHARE),
     ("objective.kl_coefficient", lambda v: v >= 0, "0 or more"),
     ("objective.entropy_coefficient", lambda v: v >= 0, "0 or more"),
-    ("objective.gradient_norm_max", lambda v: v > 0, "above 0"),
-    ("objective.beta1", lambda v: 0 <= v < 1, "0 or more and below 1"),
-    ("objective.beta2", lambda v: 0 <= v < 1, "0 or more and below 1"),
-    ("objective.weight_decay", lambda v: v >= 0, "0 or more"),
+    ("optimiser.gradient_norm_max", lambda v: v > 0, "above 0"),
+    ("optimiser.beta1", lambda v: 0 <= v < 1, "0 or more and below 1"),
+    ("optimiser.beta2", lambda v: 0 <= v < 1, "0 or more and below 1"),
+    ("optimiser.weight_decay", lambda v: v >= 0, "0 or more"),
     ("filters.accuracy_min", lambda v: 0 <= v <= 1, _SHARE),
     ("filters.accuracy_max", lambda v: 0 <= v <= 1, _SHARE),
     ("thresholds.proof_mantissa_mean_max", lambda v: v >= 0, "0 or more"),

@@ -337,7 +337,9 @@ class TrainerRole:
                 "tensorboard": options.tensorboard,
                 "wandb": options.wandb,
                 "run": self._run.id,
-                "config": _plain(manifest.objective) | _plain(manifest.schedule),
+                "config": _plain(manifest.objective)
+                | _plain(manifest.optimiser)
+                | _plain(manifest.schedule),
                 "peak_flops": options.peak_flops,
             },
             deadline_seconds=TRAIN_DEADLINE_SECONDS,
@@ -1261,9 +1263,13 @@ def _path(digest: bytes) -> str:
     return f"{ACCEPTED}/{digest.hex()}.parquet"
 
 
+LESSONS = ("objective", "optimiser", "schedule", "sampling")
+"""Tables of a run manifest that the child learns by."""
+
+
 def _lessons(manifest: RunManifest) -> dict[str, Any]:
     """What a run manifest says to the child that learns."""
-    return {name: _plain(getattr(manifest, name)) for name in ("objective", "schedule", "sampling")}
+    return {name: _plain(getattr(manifest, name)) for name in LESSONS}
 
 
 def _plain(struct: msgspec.Struct) -> dict[str, Any]:

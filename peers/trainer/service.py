@@ -21,7 +21,7 @@ from peers.trainer.learning.ranks import Ranks, lead
 from peers.trainer.learning.sharding import Sharding
 from peers.trainer.warmup import warm_up
 from swarm.errors import UserError
-from swarm.messages import Objective, Sampling, Schedule
+from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
 
@@ -50,6 +50,7 @@ class TrainerService:
         self,
         model: str,
         objective: Mapping[str, Any],
+        optimiser: Mapping[str, Any],
         schedule: Mapping[str, Any],
         sampling: Mapping[str, Any],
         environment: str,
@@ -65,6 +66,7 @@ class TrainerService:
         self._base = Path(model)
         settings = LearnerSettings(
             objective=Objective(**objective),
+            optimiser=Optimiser(**optimiser),
             schedule=self._schedule,
             seed=seed,
             completion_tokens_max=self._sampling.max_new_tokens,
@@ -96,13 +98,21 @@ class TrainerService:
         }
 
     def follow(
-        self, objective: Mapping[str, Any], schedule: Mapping[str, Any], sampling: Mapping[str, Any]
+        self,
+        objective: Mapping[str, Any],
+        optimiser: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+        sampling: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Learn by another version of the run from the next step on: the objective with its rates,
-        the schedule, the sampling."""
+        """Learn by another version of the run from the next step on."""
         self._sampling = Sampling(**sampling)
         self._schedule = Schedule(**schedule)
-        self._held().follow(Objective(**objective), self._schedule, self._sampling.max_new_tokens)
+        self._held().follow(
+            Objective(**objective),
+            Optimiser(**optimiser),
+            self._schedule,
+            self._sampling.max_new_tokens,
+        )
         return {}
 
     def roll_back(self, folder: str, policies: Mapping[str, str], lineage: int) -> dict[str, Any]:

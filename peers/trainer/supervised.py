@@ -29,7 +29,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.schedule import learning_rate
 from peers.trainer.learning.sharding import Sharding, shard
 from swarm.errors import UserError
-from swarm.messages import Objective
+from swarm.messages import Optimiser
 from swarm.rollouts.seeds import digest
 
 LINE_BYTES_MAX = 16 << 20
@@ -98,7 +98,7 @@ class SftService:
         self._scorer = Scorer(self._model)
         shard(self._scorer, self._model.model.layers, ranks, Sharding())
         self._optimiser = torch.optim.AdamW(self._model.parameters(), fused=True)
-        self._rates = Objective(
+        self._rates = Optimiser(
             learning_rate=self._settings.learning_rate,
             warmup_steps=self._settings.warmup_steps,
             final_learning_rate_share=self._settings.final_learning_rate_share,

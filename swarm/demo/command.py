@@ -36,6 +36,7 @@ from swarm.identity import Identity, load_or_create
 from swarm.messages import (
     EnvironmentReference,
     Objective,
+    Optimiser,
     RunManifest,
     Sampling,
     Schedule,
@@ -137,6 +138,8 @@ def demo_manifest(
             delta=4.0,
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
+        ),
+        optimiser=Optimiser(
             gradient_norm_max=0.1,
             learning_rate=6e-4,
             beta1=0.9,

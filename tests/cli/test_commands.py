@@ -43,7 +43,7 @@ groups_per_submission = 4
 steps = 100
 groups_per_step = 32
 
-[objective]
+[optimiser]
 learning_rate = 6e-4
 """
 
@@ -65,7 +65,7 @@ def test_create_signs_and_show_verifies(tmp_path: Path) -> None:
     owner = load_or_create(tmp_path / "owner.key")
     envelope = open_envelope((tmp_path / "run.manifest").read_bytes())
     assert envelope.sender == owner.peer_id and isinstance(envelope.message, RunManifest)
-    assert envelope.message.objective.learning_rate == 6e-4
+    assert envelope.message.optimiser.learning_rate == 6e-4
     assert f"run {owner.peer_id}/sorting, version 3" in outcome.output
 
     shown = swarm("run", "show", tmp_path / "run.manifest")
@@ -98,7 +98,12 @@ def test_create_again_keeps_the_owner(tmp_path: Path) -> None:
         ('"sort-digits"', '"chess"', "environment 'chess' is not installed here"),
         ('name = "sort-digits"', "", "environment.name is None; it must be text"),
         (f'["{TRAINER}"]', '["nobody"]', "trainers: "),
-        ("learning_rate = 6e-4", "delta = 1.1", "must be greater than 1 + epsilon"),
+        (
+            "[optimiser]",
+            "[objective]\ndelta = 1.1\n[optimiser]",
+            "must be greater than 1 + epsilon",
+        ),
+        ("[optimiser]", "[objective]", "objective.learning_rate is called optimiser.learning_rate"),
         ("[schedule]", "[schedule", "is not valid TOML"),
         ('"relay-only"', '"closed"', "broadcast_mode is 'closed'"),
         ('"sorting"', '"So rting"', "name is 'So rting'"),

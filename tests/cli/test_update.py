@@ -42,7 +42,7 @@ def test_a_change_is_shown_with_its_moment_and_signed(lab: Path) -> None:
     assert lines[1:4] == [
         "sampling.max_new_tokens 8 → 9 from the next step",
         "schedule.steps 100 → 50 at once",
-        "objective.learning_rate 0.0006 → 0.0003 from the next step",
+        "optimiser.learning_rate 0.0006 → 0.0003 from the next step",
     ]
     held = load_manifest(lab / "run.manifest")
     assert held.sender == load_or_create(lab / "owner.key").peer_id

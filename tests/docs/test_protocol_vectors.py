@@ -20,6 +20,7 @@ NESTED = (
     messages.Sampling,
     messages.Schedule,
     messages.Objective,
+    messages.Optimiser,
     messages.TrustedKey,
     messages.Admissions,
     messages.Thresholds,

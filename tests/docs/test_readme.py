@@ -40,7 +40,7 @@ def run_file(tmp_path: Path) -> Path:
 def test_the_run_describes_the_demo_recipe(run_file: Path) -> None:
     manifest = manifest_from_toml(run_file, HASHES)
     assert manifest.sampling.stop_ids == [EOS_ID]
-    assert manifest.objective.learning_rate == 6e-4
+    assert manifest.optimiser.learning_rate == 6e-4
     assert len(manifest.trusted_ids()) == 2
 
 
@@ -54,12 +54,12 @@ def test_a_misspelt_key_of_the_run_is_refused(run_file: Path) -> None:
     ("old", "new", "words"),
     [
         ("group_size = 8", "group_size = 1", "sampling.group_size is 1; a group needs at least 2"),
-        ("groups_per_step = 32", "groups_per_step = 30", "30, which objective.optimiser_steps"),
+        ("groups_per_step = 32", "groups_per_step = 30", "30, which optimiser.optimiser_steps"),
     ],
 )
 def test_an_impossible_batch_is_refused(run_file: Path, old: str, new: str, words: str) -> None:
-    text = run_file.read_text().replace("[objective]", "[objective]\noptimiser_steps = 4")
-    assert manifest_from_toml(_written(run_file, text), HASHES).objective.optimiser_steps == 4
+    text = run_file.read_text().replace("[optimiser]", "[optimiser]\noptimiser_steps = 4")
+    assert manifest_from_toml(_written(run_file, text), HASHES).optimiser.optimiser_steps == 4
     assert old in text
     with pytest.raises(UserError, match=words):
         manifest_from_toml(_written(run_file, text.replace(old, new)), HASHES)

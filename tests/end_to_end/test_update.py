@@ -82,7 +82,7 @@ def check_rates(
     assert taught
     for event in taught:
         followed = second if event["step"] >= changed_at else first
-        rate = learning_rate(followed.objective, followed.schedule.steps, event["step"])
+        rate = learning_rate(followed.optimiser, followed.schedule.steps, event["step"])
         assert event["learning_rate"] == pytest.approx(rate), event["step"]
 
 
@@ -98,7 +98,7 @@ def test_a_running_run_is_changed_as_the_readme_says(
 
             first = peers.manifest
             second = changed(
-                first, sampling={"max_new_tokens": 9}, objective={"learning_rate": 3e-4}
+                first, sampling={"max_new_tokens": 9}, optimiser={"learning_rate": 3e-4}
             )
             told = await update(peers, base, second, "--bootstrap", peers["bootstrap"].multiaddr)
             assert "has it; the trusted peers ask there" in told

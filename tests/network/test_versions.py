@@ -142,7 +142,7 @@ def test_the_first_of_the_highest_version_counts_in_whatever_order_they_come(
 
 def test_a_version_that_would_end_the_trainer_is_not_taken() -> None:
     run = Run(version(1))
-    uneven = version(2, objective={"optimiser_steps": 5})
+    uneven = version(2, optimiser={"optimiser_steps": 5})
     assert not run.update(uneven)
     assert "does not divide" in str(run.refusal(manifest_in(uneven)))
     assert not run.update(version(2, objective={"epsilon": 2.0}))

@@ -131,7 +131,7 @@ def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> No
         first = await watching.start(*ALL)
         await watching.step_trained(1)
         second = changed(
-            first, 2, sampling={"max_new_tokens": 9}, objective={"learning_rate": 1e-3}
+            first, 2, sampling={"max_new_tokens": 9}, optimiser={"learning_rate": 1e-3}
         )
         watching.part("validator").gossip.publish(signed(watching.simulation, second))
         await watching.over()
@@ -147,7 +147,7 @@ def test_a_longer_limit_and_another_learning_rate_in_mid_run_harm_nobody() -> No
         assert [f["version"] for f in heard] == [2]
         assert heard[0]["changes"] == [
             "sampling.max_new_tokens 8 → 9 (from the next step)",
-            "objective.learning_rate 3e-07 → 0.001 (from the next step)",
+            "optimiser.learning_rate 3e-07 → 0.001 (from the next step)",
         ]
     rates = {step: rate for step, rate, _ in watching.configured}
     assert rates == {step: 1e-3 if step >= since else 3e-7 for step in range(STEPS)}
@@ -162,7 +162,7 @@ def test_who_comes_or_returns_in_between_gets_the_version_that_its_step_follows(
         first = await watching.start("validator", "trainer", "inference-0")
         await watching.step_trained(0)
         second = changed(
-            first, 2, sampling={"max_new_tokens": 9}, objective={"learning_rate": 1e-3}
+            first, 2, sampling={"max_new_tokens": 9}, optimiser={"learning_rate": 1e-3}
         )
         envelope = signed(simulation, second)
         watching.part("validator").gossip.publish(envelope)
@@ -195,7 +195,8 @@ def test_everything_that_may_change_may_change_at_once() -> None:
             sampling={"temperature": 0.5, "group_size": 4, "groups_per_submission": 2},
             schedule={"groups_per_step": 12, "asynchrony": 5, "max_staleness": 8},
             filters={"fill": "refill", "refill_seconds": 60.0},
-            objective={"optimiser_steps": 3, "kl_coefficient": 0.0},
+            objective={"kl_coefficient": 0.0},
+            optimiser={"optimiser_steps": 3},
             thresholds={"prefill_share_new": 0.5, "honest_mismatch_rate": 0.02},
         )  # fmt: skip
         for step, version in ((1, second), (7, msgspec.structs.replace(first, version=3))):

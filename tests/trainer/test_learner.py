@@ -22,23 +22,26 @@ from peers.trainer.learning.batch import Batch, Group, informative, make_batch
 from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.learning.packing import Scorer, lay_out
 from swarm.errors import UserError
-from swarm.messages import Objective, Schedule
+from swarm.messages import Objective, Optimiser, Schedule
 
 SETTINGS = LearnerSettings(
     objective=Objective(
         kl_coefficient=0,
         entropy_coefficient=0,
-        learning_rate=1e-3,
-        warmup_steps=3,
-        final_learning_rate_share=0.1,
     ),
+    optimiser=Optimiser(learning_rate=1e-3, warmup_steps=3, final_learning_rate_share=0.1),
     schedule=Schedule(steps=8, groups_per_step=4, asynchrony=2, max_staleness=2),
 )
 
 
-def settings(**objective: Any) -> LearnerSettings:
+def settings(**changes: Any) -> LearnerSettings:
+    """`SETTINGS` with other fields of the optimiser and of the objective."""
+    of_optimiser = set(changes) & set(Optimiser.__struct_fields__)
+    replace = msgspec.structs.replace
     return dataclasses.replace(
-        SETTINGS, objective=msgspec.structs.replace(SETTINGS.objective, **objective)
+        SETTINGS,
+        optimiser=replace(SETTINGS.optimiser, **{name: changes.pop(name) for name in of_optimiser}),
+        objective=replace(SETTINGS.objective, **changes),
     )
 
 
@@ -398,7 +401,7 @@ def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Pat
     going_on = Learner(base, SETTINGS)
     going_on.train_step(random_groups(0, policy=0), 0)
     going_on.save(tmp_path / "state")
-    going_on.follow(other.objective, other.schedule, other.completion_tokens_max)
+    going_on.follow(other.objective, other.optimiser, other.schedule, other.completion_tokens_max)
 
     resumed = Learner(base, other)
     resumed.load(tmp_path / "state", {0: base})
@@ -414,5 +417,5 @@ def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Pat
 def test_numbers_that_contradict_each_other_are_not_followed(base: Path) -> None:
     learner = Learner(base, SETTINGS)
     with pytest.raises(UserError, match="step_start"):
-        learner.follow(Objective(name="icepop"), SETTINGS.schedule, 8)
+        learner.follow(Objective(name="icepop"), SETTINGS.optimiser, SETTINGS.schedule, 8)
     assert learner.settings == SETTINGS

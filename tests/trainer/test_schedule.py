@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.trainer.learning.schedule import learning_rate
-from swarm.messages import Objective
+from swarm.messages import Optimiser
 
 NAMES = ["constant", "cosine", "linear", "wsd"]
 
 
 def rates(name: Any, total: int, **fields: Any) -> list[float]:
-    objective = Objective(learning_rate=1.0, learning_rate_schedule=name, **fields)
-    return [learning_rate(objective, total, step) for step in range(total + 1)]
+    optimiser = Optimiser(learning_rate=1.0, learning_rate_schedule=name, **fields)
+    return [learning_rate(optimiser, total, step) for step in range(total + 1)]
 
 
 @pytest.mark.parametrize(

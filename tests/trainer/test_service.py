@@ -22,7 +22,7 @@ from peers.trainer.options import Attention
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
-from swarm.messages import Objective, Sampling, Schedule
+from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
 
@@ -30,10 +30,11 @@ REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
 
 
 def run_arguments(base: Path) -> dict[str, Any]:
-    objective = Objective(kl_coefficient=0, entropy_coefficient=0, learning_rate=1e-3)
+    objective = Objective(kl_coefficient=0, entropy_coefficient=0)
     return {
         "model": str(base),
         "objective": msgspec.structs.asdict(objective),
+        "optimiser": msgspec.structs.asdict(Optimiser(learning_rate=1e-3)),
         "schedule": msgspec.structs.asdict(Schedule(steps=4, groups_per_step=2)),
         "sampling": msgspec.structs.asdict(DEMO_SAMPLING),
         "environment": "sort-digits",
@@ -260,9 +261,9 @@ def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_pa
     for number, sampling in enumerate((DEMO_SAMPLING, cooler)):
         made = submission(base, tmp_path / str(number), 0, sampling)
         submissions.append(made | {"sampling": msgspec.structs.asdict(sampling)})
-    changed = {name: arguments[name] for name in ("objective", "schedule")}
+    changed = {name: arguments[name] for name in ("objective", "optimiser", "schedule")}
     changed["sampling"] = msgspec.structs.asdict(cooler)
-    changed["objective"] = changed["objective"] | {"learning_rate": 1e-4, "warmup_steps": 0}
+    changed["optimiser"] = changed["optimiser"] | {"learning_rate": 1e-4, "warmup_steps": 0}
     assert service.follow(**crossed(changed)) == {}
     found = service.train(**crossed({"step": 0, "submissions": submissions}))
     assert found["learning_rate"] == pytest.approx(1e-4)

@@ -35,7 +35,7 @@ from peers.trainer.learning.packing import (
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.sharding import Sharding, assign, local, part_of, rest, shard, whole
 from swarm.errors import UserError
-from swarm.messages import Objective, Schedule
+from swarm.messages import Objective, Optimiser, Schedule
 
 ENGINE_DIFFERENCE_MAX = 0.1
 """Nats between an engine's log-probability and the trainer's beyond which a token is counted."""
@@ -51,6 +51,7 @@ class LearnerSettings:
     objective: Objective
     schedule: Schedule
     seed: int = 0
+    optimiser: Optimiser = field(default_factory=Optimiser)
     completion_tokens_max: int = 0
     """The run's length limit; only the objective `dr_grpo` needs it."""
     sharding: Sharding = field(default_factory=Sharding)
@@ -110,9 +111,9 @@ class Learner:
         goal = settings.objective
         self._optimiser = torch.optim.AdamW(
             self.model.parameters(),
-            lr=goal.learning_rate,
-            betas=(goal.beta1, goal.beta2),
-            weight_decay=goal.weight_decay,
+            lr=settings.optimiser.learning_rate,
+            betas=(settings.optimiser.beta1, settings.optimiser.beta2),
+            weight_decay=settings.optimiser.weight_decay,
             fused=True,
         )
         self._generator = torch.Generator().manual_seed(settings.seed)
@@ -120,17 +121,24 @@ class Learner:
         self._reference = self._published() if goal.kl_coefficient else None
         self._remember()
 
-    def follow(self, objective: Objective, schedule: Schedule, completion_tokens_max: int) -> None:
+    def follow(
+        self,
+        objective: Objective,
+        optimiser: Optimiser,
+        schedule: Schedule,
+        completion_tokens_max: int,
+    ) -> None:
         """Learn by other numbers from now on; raises `UserError` if they contradict each other."""
         objectives.check(objective, schedule)
         self.settings = dataclasses.replace(
             self.settings,
             objective=objective,
+            optimiser=optimiser,
             schedule=schedule,
             completion_tokens_max=completion_tokens_max,
         )
         self._optimiser.param_groups[0].update(
-            betas=(objective.beta1, objective.beta2), weight_decay=objective.weight_decay
+            betas=(optimiser.beta1, optimiser.beta2), weight_decay=optimiser.weight_decay
         )
         if objective.kl_coefficient and self._reference is None:
             self._reference = self._read_weights(self._base)
@@ -171,7 +179,7 @@ class Learner:
         prepared = [self._prepare(part, first=index == 0) for index, part in enumerate(parts)]
         shares: dict[str, float] = {}
         for index, part in enumerate(prepared):
-            share = self._optimise(part, step * self.settings.objective.optimiser_steps + index)
+            share = self._optimise(part, step * self.settings.optimiser.optimiser_steps + index)
             for name, value in share.items():
                 shares[name] = shares.get(name, 0.0) + value / len(prepared)
         if shares:
@@ -190,7 +198,7 @@ class Learner:
 
     def _cut(self, groups: list[Group]) -> list[list[Group]]:
         """One part per optimiser step, as even as can be, in an order drawn from the seed."""
-        count = min(self.settings.objective.optimiser_steps, len(groups))
+        count = min(self.settings.optimiser.optimiser_steps, len(groups))
         if count < 2:
             return [groups] if groups else []
         order = torch.randperm(len(groups), generator=self._generator).tolist()
@@ -300,7 +308,9 @@ class Learner:
                 sums[name] = sums.get(name, torch.zeros(())) + value
 
         norm = whole(
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), goal.gradient_norm_max)
+            torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self.settings.optimiser.gradient_norm_max
+            )
         )
         rate = self.learning_rate(optimiser_step)
         names = sorted(sums)
@@ -344,9 +354,9 @@ class Learner:
 
     def learning_rate(self, optimiser_step: int) -> float:
         """Of one optimiser step, from 0; see `peers.trainer.learning.schedule`."""
-        goal = self.settings.objective
-        total = self.settings.schedule.steps * goal.optimiser_steps
-        return schedule.learning_rate(goal, total, optimiser_step)
+        optimiser = self.settings.optimiser
+        total = self.settings.schedule.steps * optimiser.optimiser_steps
+        return schedule.learning_rate(optimiser, total, optimiser_step)
 
     # --- older policies ----------------------------------------------------------------------
 

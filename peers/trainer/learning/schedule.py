@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from swarm.messages import Objective
+from swarm.messages import Optimiser
 
 
-def learning_rate(objective: Objective, optimiser_steps: int, step: int) -> float:
+def learning_rate(optimiser: Optimiser, optimiser_steps: int, step: int) -> float:
     """The rate of optimiser step `step` (from 0) of `optimiser_steps` in the whole run.
 
     Rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the rate
@@ -18,16 +18,16 @@ def learning_rate(objective: Objective, optimiser_steps: int, step: int) -> floa
     (warm-up, stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of Hägele et al.
     2024 (2405.18392).
     """
-    if step < objective.warmup_steps:
-        return objective.learning_rate * (step + 1) / objective.warmup_steps
-    begin = objective.warmup_steps
-    if objective.learning_rate_schedule == "wsd":
-        begin = max(begin, optimiser_steps - math.ceil(objective.decay_share * optimiser_steps))
+    if step < optimiser.warmup_steps:
+        return optimiser.learning_rate * (step + 1) / optimiser.warmup_steps
+    begin = optimiser.warmup_steps
+    if optimiser.learning_rate_schedule == "wsd":
+        begin = max(begin, optimiser_steps - math.ceil(optimiser.decay_share * optimiser_steps))
     done = min(1.0, max(0, step - begin) / max(1, optimiser_steps - begin))  # of the decay
     lost = {
         "constant": 0.0,
         "cosine": (1 - math.cos(math.pi * done)) / 2,
         "linear": done,
         "wsd": done,
-    }[objective.learning_rate_schedule]
-    return objective.learning_rate * (1 - (1 - objective.final_learning_rate_share) * lost)
+    }[optimiser.learning_rate_schedule]
+    return optimiser.learning_rate * (1 - (1 - optimiser.final_learning_rate_share) * lost)
