@@ -22,6 +22,7 @@ from swarm import PROTOCOL_VERSION, defaults
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
 from swarm.messages import KINDS, Message, PeerRecord, StateMessage, kind_of
+from swarm.rates import TokenBuckets
 from swarm.world import World
 
 
@@ -207,27 +208,6 @@ class Sequencer:
         return self._last
 
 
-class _Bucket:
-    """A token bucket for one sender."""
-
-    __slots__ = ("tokens", "updated")
-
-    def __init__(self, now: float) -> None:
-        self.tokens = defaults.SENDER_RATE_BURST
-        self.updated = now
-
-    def take(self, now: float) -> bool:
-        self.tokens = min(
-            defaults.SENDER_RATE_BURST,
-            self.tokens + (now - self.updated) * defaults.SENDER_RATE_PER_SECOND,
-        )
-        self.updated = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
 class _Newest(NamedTuple):
     """What is remembered of a sender's newest state: never its bytes, which a stranger may pad."""
 
@@ -268,7 +248,11 @@ class Gate:
         """Of those that it trusts."""
         self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
         """Of everybody else, who may be invented: the last that were heard of."""
-        self._rates: OrderedDict[str, _Bucket] = OrderedDict()
+        self._rates = TokenBuckets(
+            defaults.SENDER_RATE_PER_SECOND,
+            defaults.SENDER_RATE_BURST,
+            defaults.SENDERS_REMEMBERED_MAX,
+        )
         self.dropped: Counter[str] = Counter()
 
     def admit(self, raw: bytes, kinds: Container[type[Message]] | None = None) -> Envelope:
@@ -305,7 +289,8 @@ class Gate:
             if held is not None and newest.order <= held.order:
                 raise Dropped("duplicate" if held.digest == newest.digest else "old_state")
         if not self.trusts(body.sender):
-            self._take_rate(body.sender)
+            if not self._rates.of(body.sender).take(1, self._world.now()):
+                raise Dropped("over_rate", body.sender)
         if isinstance(envelope.message, StateMessage):
             self._keep_newest(key, newest)
         else:
@@ -319,16 +304,6 @@ class Gate:
         if isinstance(envelope.message, StateMessage):
             return int(defaults.TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
         return int(self._clock_off(envelope.sender) * 1000)
-
-    def _take_rate(self, sender: str) -> None:
-        now = self._world.now()
-        bucket = self._rates.get(sender)
-        if bucket is None:
-            bucket = self._rates[sender] = _Bucket(now)
-            if len(self._rates) > defaults.SENDERS_REMEMBERED_MAX:
-                self._rates.popitem(last=False)
-        if not bucket.take(now):
-            raise Dropped("over_rate", sender)
 
     def _remember(self, digest: bytes, expires_ms: int, wall_ms: int) -> None:
         self._seen[digest] = expires_ms

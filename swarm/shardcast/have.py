@@ -38,6 +38,7 @@ from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Digest
+from swarm.rates import TokenBucket
 from swarm.shardcast.rarity import Rarity, bits_of, draw
 from swarm.shardcast.store import Change, CheckpointStore, Held
 from swarm.shardcast.uploads import Uploads
@@ -520,7 +521,8 @@ class HaveExchange:
             and len(self._neighbours) < defaults.HAVE_NEIGHBOURS_MAX
         ):
             self._begin(peer)
-        due = 0.0
+        rate = 1 / defaults.HAVE_FRAME_SECONDS_MIN
+        frames = TokenBucket(rate, burst=rate)
         try:
             with scope:
                 # What an older stream still brings would be counted and never taken back.
@@ -528,11 +530,12 @@ class HaveExchange:
                     for entry in _decoder.decode(raw):
                         self._apply(peer, claims, entry)
                     self._tell_changed(peer)
-                    # Bursts pass; whoever talks faster for longer waits for the stream's credit.
+                    # A burst of a second passes; a faster neighbour waits for its stream's credit.
                     now = self._world.now()
-                    due = max(due + defaults.HAVE_FRAME_SECONDS_MIN, now - 1.0)
-                    if due > now:
-                        await trio.sleep_until(due)
+                    frames.borrow(1, now)
+                    seconds = frames.debt_seconds(now)
+                    if seconds:
+                        await trio.sleep(seconds)
         except (StreamError, *DECODE_ERRORS) as error:
             self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
             await stream.reset()

@@ -43,6 +43,7 @@ import trio
 from swarm import PROTOCOL_VERSION, defaults
 from swarm.errors import DECODE_ERRORS, DiskFullError
 from swarm.identity import Identity, PeerId, verify
+from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -433,55 +434,37 @@ class Uplink:
     """What this peer's bulk plane may send altogether; None: as fast as the network takes it."""
 
     def __init__(self, bytes_per_second: float | None = None) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
+        self._bucket: TokenBucket | None = None
         self.portion_bytes = defaults.BULK_READ_BYTES
         """Sent at a time."""
         if bytes_per_second is not None:
             # A portion is at most 20 ms, so that many connections take turns.
             portion = int(bytes_per_second * defaults.BULK_PORTION_SECONDS)
             self.portion_bytes = max(1500, min(defaults.BULK_READ_BYTES, portion))
+            # What was not used in time is lost, but for a little: the system wakes late.
+            burst = bytes_per_second * defaults.BULK_UPLINK_BURST_SECONDS
+            self._bucket = TokenBucket(bytes_per_second, burst)
 
     async def take(self, size_bytes: int, pace: _Pace) -> None:
         """Wait for the turn of so many bytes of a body, first come first served."""
-        if self._rate is None:
+        if self._bucket is None:
             return
         now = trio.current_time()
-        # What was not used in time is lost, but for a little: the system wakes late.
-        self._free_at = max(self._free_at, now - defaults.BULK_UPLINK_BURST_SECONDS)
-        due = self._free_at
-        self._free_at += size_bytes / self._rate
-        if due <= now:
+        seconds = self._bucket.debt_seconds(now)
+        self._bucket.borrow(size_bytes, now)
+        if not seconds:
             return
-        pace.wait(due - now)
+        pace.wait(seconds)
         try:
-            await trio.sleep_until(due)
+            await trio.sleep(seconds)
         except trio.Cancelled:
             self.give_back(size_bytes)
             raise
 
     def give_back(self, size_bytes: int) -> None:
         """So many bytes were taken and not sent."""
-        if self._rate is not None:
-            self._free_at -= size_bytes / self._rate
-
-
-class _Rates:
-    """Small requests of each client: those beyond the allowance wait, so that a flood of
-    challenges, wrong proofs or unknown names slows down nobody but its sender."""
-
-    def __init__(self) -> None:
-        self._free_at: OrderedDict[str, float] = OrderedDict()
-
-    async def take(self, who: str) -> None:
-        now = trio.current_time()
-        burst = defaults.BULK_SMALL_REQUESTS_BURST / defaults.BULK_SMALL_REQUESTS_PER_SECOND
-        free_at = max(self._free_at.pop(who, 0.0), now - burst)
-        self._free_at[who] = free_at + 1 / defaults.BULK_SMALL_REQUESTS_PER_SECOND
-        while len(self._free_at) > defaults.BULK_CLIENTS_KNOWN_MAX:
-            self._free_at.popitem(last=False)
-        if free_at > now:
-            await trio.sleep_until(free_at)
+        if self._bucket is not None:
+            self._bucket.give_back(size_bytes)
 
 
 # --- serving ---------------------------------------------------------------------------------
@@ -525,7 +508,12 @@ class BulkServer:
         self._service = service
         self.uplink = uplink or Uplink()
         self.pages = dict(pages or {})
-        self.rates = _Rates()
+        self.rates = TokenBuckets(
+            defaults.BULK_SMALL_REQUESTS_PER_SECOND,
+            defaults.BULK_SMALL_REQUESTS_BURST,
+            defaults.BULK_CLIENTS_KNOWN_MAX,
+        )
+        """Of small requests, by address and by peer."""
         self.by_peer: Counter[PeerId] = Counter()
         """Connections that proved to be a peer's."""
         self._by_host: Counter[str] = Counter()
@@ -772,9 +760,17 @@ class _Session:
 
     async def _small_request(self) -> None:
         """Wait for the turn of a request that moves no blob: by address, and by peer if known."""
-        await self._server.rates.take(self._host)
+        await self._wait_turn(self._host)
         if self._client is not None:
-            await self._server.rates.take(self._client)
+            await self._wait_turn(self._client)
+
+    async def _wait_turn(self, name: str) -> None:
+        now = trio.current_time()
+        bucket = self._server.rates.of(name)
+        seconds = bucket.debt_seconds(now)
+        bucket.borrow(1, now)
+        if seconds:
+            await trio.sleep(seconds)
 
     def _prove(self, body: bytes) -> None:
         challenge, self._challenge = self._challenge, None

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from swarm import defaults
+from swarm.rates import TokenBuckets
 
 
 def connections_max() -> int:
@@ -127,7 +128,9 @@ class Door:
 
     def __init__(self) -> None:
         self._callers: dict[Caller, None] = {}
-        self._rates: dict[str, tuple[float, float]] = {}
+        self._rates = TokenBuckets(
+            defaults.HANDSHAKES_PER_SECOND, defaults.HANDSHAKES_BURST, defaults.CONNECTIONS_MAX
+        )
 
     @contextmanager
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
@@ -160,20 +163,9 @@ class Door:
         return idle[0]
 
     def _take_rate(self, address_range: str) -> None:
-        """Handshakes cost us milliseconds each."""
-        now = trio.current_time()
-        burst, rate = defaults.HANDSHAKES_BURST, defaults.HANDSHAKES_PER_SECOND
-        if len(self._rates) > defaults.CONNECTIONS_MAX:
-            self._rates = {
-                other: (left, at)
-                for other, (left, at) in self._rates.items()
-                if left + (now - at) * rate < burst
-            }
-        left, at = self._rates.get(address_range, (burst, now))
-        left = min(left + (now - at) * rate, burst) - 1
-        if left < 0:
+        """Count a handshake, which costs this peer milliseconds. Raises `NoRoom`."""
+        if not self._rates.of(address_range).take(1, trio.current_time()):
             raise NoRoom(f"{address_range} connects too often")
-        self._rates[address_range] = (left, now)
 
     def _make_room_to_shake(self) -> None:
         shaking = [c for c in self._callers if c.shaking]

@@ -28,6 +28,7 @@ from libp2p.stream_muxer.exceptions import (
 )
 
 from swarm import defaults
+from swarm.rates import TokenBucket
 from swarm.transport.libp2p.guard import BROKEN
 
 PROTOCOL = "/yamux/1.0.0"
@@ -64,21 +65,13 @@ class Unread:
         max(full, key=lambda muxer: (not muxer.vouched, muxer.unread_bytes)).drop_fullest()
 
 
-class _Pace:
-    """Slows a reader down to a rate, so that a flood slows itself."""
-
-    def __init__(self, per_second: float, burst: float) -> None:
-        self._per_second, self._burst = per_second, burst
-        self._left, self._since = burst, trio.current_time()
-
-    async def spend(self, cost: float) -> None:
-        """Return once the rate allows for more after this."""
-        now = trio.current_time()
-        earned = (now - self._since) * self._per_second
-        self._left = min(self._left + earned, self._burst) - cost
-        self._since = now
-        if self._left < 0:
-            await trio.sleep(-self._left / self._per_second)
+async def _spend(bucket: TokenBucket, cost: float) -> None:
+    """Return once the bucket is out of debt: a flood slows itself."""
+    now = trio.current_time()
+    bucket.borrow(cost, now)
+    seconds = bucket.debt_seconds(now)
+    if seconds:
+        await trio.sleep(seconds)
 
 
 class YamuxStream(IMuxedStream):  # type: ignore[misc]
@@ -245,8 +238,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._reading = trio.CancelScope()
         self._nursery: trio.Nursery
         self._pong = trio.Event()
-        self._frames = _Pace(defaults.MUXER_FRAMES_PER_SECOND, defaults.MUXER_FRAMES_BURST)
-        self._bytes = _Pace(defaults.STRANGER_BYTES_PER_SECOND, defaults.STRANGER_BYTES_BURST)
+        self._frames = TokenBucket(defaults.MUXER_FRAMES_PER_SECOND, defaults.MUXER_FRAMES_BURST)
+        self._bytes = TokenBucket(defaults.STRANGER_BYTES_PER_SECOND, defaults.STRANGER_BYTES_BURST)
 
     # --- life ---
 
@@ -378,7 +371,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             if kind == DATA and length > WINDOW_BYTES:
                 raise YamuxError(f"a frame of {length} bytes, more than any window")
             if kind == WINDOW_UPDATE or length < defaults.MUXER_FRAME_FREE_BYTES:
-                await self._frames.spend(1)
+                await _spend(self._frames, 1)
             if flags & SYN:
                 await self._on_open(number, flags)
             if kind == DATA:
@@ -402,7 +395,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             del self._buffer[: len(data)]
             left -= len(data)
             if not self._initiator and not self.vouched:
-                await self._bytes.spend(len(data))
+                await _spend(self._bytes, len(data))
             stream = self.streams.get(number)
             if stream is not None and not stream.feed(data):
                 self._overran("more came than its window allows")
@@ -417,7 +410,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             raise YamuxError(f"stream {number} is not the other side's to open")
         if number in self.streams:
             raise YamuxError(f"stream {number} is open already")
-        await self._frames.spend(defaults.MUXER_FRAMES_PER_STREAM)
+        await _spend(self._frames, defaults.MUXER_FRAMES_PER_STREAM)
         if flags & RST:
             return
         stream = YamuxStream(number, self)
@@ -431,7 +424,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         await self.send_reset(number)
 
     async def _on_ping(self, flags: int, value: int) -> None:
-        await self._frames.spend(defaults.MUXER_FRAMES_PER_PING)
+        await _spend(self._frames, defaults.MUXER_FRAMES_PER_PING)
         if flags & SYN:
             await self.send(PING, ACK, 0, value)
         else:

@@ -1,0 +1,67 @@
+"""Token buckets: no more than the burst and the rate allow, however they are asked."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.rates import TokenBucket, TokenBuckets
+
+PAUSES_AND_COSTS = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=50)
+RATES = st.floats(0.1, 100)
+BURSTS = st.floats(5, 100)
+
+
+@given(asked=PAUSES_AND_COSTS, per_second=RATES, burst=BURSTS)
+def test_no_more_is_taken_than_burst_and_rate_allow(asked, per_second, burst) -> None:
+    bucket = TokenBucket(per_second, burst)
+    now, taken = 1000.0, 0.0
+    for pause, cost in asked:
+        now += pause
+        taken += cost if bucket.take(cost, now) else 0.0
+        assert taken <= burst + (now - 1000.0) * per_second + 1e-6
+
+
+@given(asked=PAUSES_AND_COSTS, per_second=RATES, burst=BURSTS)
+def test_who_waits_as_said_keeps_to_the_rate(asked, per_second, burst) -> None:
+    bucket = TokenBucket(per_second, burst)
+    now, taken = 0.0, 0.0
+    for pause, cost in asked:
+        now += pause
+        bucket.borrow(cost, now)
+        now += bucket.debt_seconds(now)
+        taken += cost
+        assert taken <= burst + now * per_second + 1e-6 * (1 + taken)
+
+
+def test_exactly_the_burst_is_there_at_once_and_the_rate_after_it() -> None:
+    bucket = TokenBucket(per_second=2.0, burst=4.0)
+    assert [bucket.take(1, 5.0) for _ in range(5)] == [True] * 4 + [False]
+    assert not bucket.take(1, 5.25)
+    assert bucket.take(1, 5.5)
+    assert not bucket.take(5, 1000.0), "more than it ever holds"
+    assert [bucket.take(1, 1000.0) for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_a_debt_is_waited_for_and_what_is_given_back_is_not() -> None:
+    bucket = TokenBucket(per_second=10.0, burst=5.0)
+    bucket.borrow(5, 0.0)
+    assert bucket.debt_seconds(0.0) == 0.0
+    bucket.borrow(20, 0.0)
+    assert bucket.debt_seconds(0.0) == pytest.approx(2.0)
+    bucket.give_back(20)
+    assert bucket.debt_seconds(0.0) == 0.0
+    bucket.borrow(10, 0.0)
+    assert bucket.debt_seconds(0.5) == pytest.approx(0.5)
+    assert bucket.debt_seconds(1.0) == 0.0
+
+
+def test_each_name_has_its_own_bucket_and_the_least_recent_is_forgotten() -> None:
+    buckets = TokenBuckets(per_second=1.0, burst=1.0, names_max=2)
+    assert buckets.of("alice").take(1, 0.0)
+    assert buckets.of("bob").take(1, 0.0)
+    assert not buckets.of("alice").take(1, 0.0)
+    assert buckets.of("carol").take(1, 0.0)  # forgets bob
+    assert not buckets.of("alice").take(1, 0.0)
+    assert buckets.of("bob").take(1, 0.0)
