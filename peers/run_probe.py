@@ -1,6 +1,6 @@
 """What a run asks of its model and its environment, tried out before the run is signed. No torch.
 
-`swarm.run_check.check_run` calls it. Nothing here says that a run will learn; only that its first
+`swarm.run.bounds.check_run` calls it. Nothing here says that a run will learn; only that its first
 submission can be generated and graded.
 """
 

@@ -38,7 +38,7 @@ from swarm.messages import (
 )
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
-from swarm.run import peer_key, record_validators, run_key
+from swarm.run.records import peer_key, record_validators, run_key
 from swarm.shardcast.have import PROTOCOL as HAVE
 from swarm.shardcast.have import _Complete
 from swarm.shardcast.have import _encoder as _have_encoder

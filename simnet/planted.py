@@ -17,7 +17,7 @@ from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.messages import Verdict
-from swarm.trusted import TrustedPart
+from swarm.run.trusted import TrustedPart
 
 LATE_SECONDS = 5.0
 """By which a forgetful validator's verdicts become durable too late."""

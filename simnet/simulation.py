@@ -45,7 +45,7 @@ from swarm.node.assemble import assemble
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.roles import BOOTSTRAP, Role, load_role, take_part
-from swarm.run import run_id
+from swarm.run.manifest import run_id
 from swarm.settings import PeerSettings
 
 ENVELOPES_REMEMBERED = 16_384

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swarm.envelope import Envelope
     from swarm.messages import RunManifest
     from swarm.node.node import Node
-    from swarm.run import Run
+    from swarm.run.run import Run
 
 TEXT_CHARACTERS_MAX = 100_000
 """Of one prompt or completion that `swarm rollouts show` prints."""
@@ -183,8 +183,8 @@ def run_create(
     def work() -> None:
         from swarm.demo.command import sign_manifest
         from swarm.identity import load_or_create
-        from swarm.run import manifest_in, run_id
-        from swarm.run_update import check_update, signed_before
+        from swarm.run.manifest import manifest_in, run_id
+        from swarm.run.update import check_update, signed_before
 
         manifest = _described(file, tokenizer)
         key = owner_key or _default_owner_key()
@@ -234,7 +234,7 @@ def run_update(
     """
 
     def work() -> None:
-        from swarm.run import load_manifest
+        from swarm.run.manifest import load_manifest
 
         target = manifest or file.with_suffix(".manifest")
         if not target.exists():
@@ -264,8 +264,9 @@ async def _update_network(
     bootstrap: list[str],
 ) -> None:
     """Update a run that the network knows, perhaps in a newer version than the file here."""
-    from swarm.run import BOOTSTRAP_SECONDS, manifest_in
-    from swarm.run_update import check_update, hand_over
+    from swarm.run.exchange import BOOTSTRAP_SECONDS
+    from swarm.run.manifest import manifest_in
+    from swarm.run.update import check_update, hand_over
 
     async with visit(bootstrap, held.body.run) as (node, run):
         check_update(run.manifest, new, f"{file} (compared with the running network)")
@@ -285,8 +286,8 @@ def _sign_update(
     """Sign what `file` describes in place of `held`, unless it is the same; says what changes."""
     from swarm.demo.command import sign_manifest
     from swarm.identity import load_or_create
-    from swarm.run import manifest_in
-    from swarm.run_update import check_update, listed
+    from swarm.run.manifest import manifest_in
+    from swarm.run.update import check_update, listed
 
     before = manifest_in(held)
     found = check_update(before, new, str(file))
@@ -313,8 +314,8 @@ def _sign_update(
 def _described(file: Path, tokenizer: Path | None) -> RunManifest:
     """The manifest that a TOML file describes, probed; warnings go to standard error."""
     from swarm.demo.command import probe
-    from swarm.run import manifest_from_toml
-    from swarm.run_check import check_run
+    from swarm.run.bounds import check_run
+    from swarm.run.toml import manifest_from_toml
 
     model, environment, version = _what_to_probe(file)
     folder = tokenizer or Path(model)
@@ -378,7 +379,7 @@ def run_show(
     """Show a run manifest, from a file or as a bootstrap peer hands it out."""
 
     def work() -> None:
-        from swarm.run import load_manifest
+        from swarm.run.manifest import load_manifest
 
         if file is not None and bootstrap:
             raise UserError("give either FILE or --bootstrap MULTIADDR, not both")
@@ -394,7 +395,7 @@ def run_show(
 def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     import msgspec
 
-    from swarm.run import run_id
+    from swarm.run.manifest import run_id
 
     fields = plain(envelope.message)
     if as_json:

@@ -283,7 +283,7 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Peers with the role `inference` and without a record admitted at once. Each trusted peer
     admits an even share of these and of the next."""
     further_roles: Annotated[list[Role], Meta(max_length=32)] = []
-    """Roles that peers may be admitted with beside `swarm.membership.ROLES`."""
+    """Roles that peers may be admitted with beside `swarm.run.admission.ROLES`."""
     helpers_max: Count = 250
     """Peers without the role `inference` admitted at once."""
     range_max: Count = 32
@@ -322,7 +322,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     filters: Filters = Filters()
     broadcast_mode: Literal["open", "relay-only"] = "open"
     """open: every peer passes pieces on. relay-only: relays and trusted peers do, and the others
-    deal with nobody else (`swarm.run.Run.passes_on`)."""
+    deal with nobody else (`swarm.run.run.Run.passes_on`)."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
@@ -408,7 +408,7 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     run_version: Count = 0
     """Of the run manifest that everything about this step follows."""
     run_digest: RunDigest = b""
-    """Names that manifest (`swarm.run.content_digest`). The same over all revisions."""
+    """Names that manifest (`swarm.run.manifest.content_digest`). The same over all revisions."""
 
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step, self.revision)

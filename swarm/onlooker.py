@@ -18,7 +18,7 @@ from swarm.identity import PeerId
 from swarm.ledger.wire import LedgerClient, Receipt, Status, open_ledger, receipts_of
 from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
 from swarm.node.node import Node
-from swarm.run import Run
+from swarm.run.run import Run
 
 StateT = TypeVar("StateT", Checkpoint, StepOrder)
 

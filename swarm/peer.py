@@ -29,7 +29,7 @@ from swarm.node.joining import NO_WAY_IN
 from swarm.node.node import Node
 from swarm.output import Version
 from swarm.roles import BOOTSTRAP, load_role, take_part
-from swarm.run import load_manifest, run_id
+from swarm.run.manifest import load_manifest, run_id
 from swarm.settings import PeerSettings, load_settings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
 from swarm.untrusted import PrintableFormatter, printable_lines

@@ -18,7 +18,7 @@ from swarm.messages import ROLE_PATTERN
 from swarm.node.joining import find_run, join_dht, join_network
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
-from swarm.run import run_key
+from swarm.run.records import run_key
 
 GROUP = "swarm.roles"
 

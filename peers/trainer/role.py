@@ -30,8 +30,8 @@ from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.ledger.wire import open_ledger
 from swarm.messages import Acknowledgement, Checkpoint, RunManifest, StepOrder, Verdict
 from swarm.node.run_node import RunNode
-from swarm.run import content_digest, manifest_in
-from swarm.run_check import check_batch
+from swarm.run.bounds import check_batch
+from swarm.run.manifest import content_digest, manifest_in
 from swarm.transport import BlobReference, FetchError, Source
 from swarm.watch import Watched
 from swarm.world import Child, ChildDied

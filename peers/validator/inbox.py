@@ -16,7 +16,7 @@ import trio
 
 from swarm.identity import PeerId
 from swarm.messages import Limits
-from swarm.run import Run
+from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
 from swarm.world import Disk, Piece, Sink, World
 

@@ -24,7 +24,6 @@ from swarm.errors import PeerError
 from swarm.events import Rationed
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
-from swarm.membership import check_admission
 from swarm.messages import (
     Acknowledgement,
     Admission,
@@ -39,7 +38,8 @@ from swarm.messages import (
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import submission_seed
-from swarm.run import manifest_in
+from swarm.run.admission import check_admission
+from swarm.run.manifest import manifest_in
 from swarm.watch import Watched, complain
 from swarm.world import Child, ChildDied, ChildError
 from swarm.world.restarts import Restarts

@@ -13,7 +13,7 @@ import trio
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Plan, Simulation
 from swarm.errors import PeerError
-from swarm.run import peer_key
+from swarm.run.records import peer_key
 
 PEERS = 50
 PEERS_PER_TRUSTED = 500

@@ -17,7 +17,7 @@ from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_ove
 from simnet.simulation import Peer, Plan, Simulation
 from swarm import defaults
 from swarm.errors import PeerError
-from swarm.run import peer_key
+from swarm.run.records import peer_key
 
 PEERS = 100
 WORKLOAD = Workload(model_bytes=1_000_000, completion_tokens_mean=1024.0)

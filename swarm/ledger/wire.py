@@ -158,7 +158,7 @@ AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Proofs, Verdicts, Status, Exp
 
 
 class Ledger(Protocol):
-    """What is served (`swarm.trusted.TrustedPart`)."""
+    """What is served (`swarm.run.trusted.TrustedPart`)."""
 
     def log_of(self, owner: str) -> Log | None:
         """The log or mirror held of a trusted peer."""

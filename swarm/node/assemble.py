@@ -12,9 +12,7 @@ from swarm.events import Events
 from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
 from swarm.node.node import Node, StoredSequence, create_tables
-from swarm.run import (
-    record_validators,
-)
+from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
 from swarm.transport import (
     Transport,

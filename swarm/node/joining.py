@@ -15,13 +15,10 @@ from swarm.messages import (
     RunManifest,
 )
 from swarm.node.node import PEERS_MET, Node
-from swarm.run import (
-    Run,
-    ask_for_manifests,
-    choose_run,
-    pin_owner,
-    run_key,
-)
+from swarm.run.choice import choose_run, pin_owner
+from swarm.run.exchange import ask_for_manifests
+from swarm.run.records import run_key
+from swarm.run.run import Run
 from swarm.transport import (
     ConnectError,
     DialFailure,

@@ -11,7 +11,6 @@ from typing import Protocol
 import trio
 
 from swarm import __version__, defaults
-from swarm.changes import changes
 from swarm.envelope import Envelope, Sequencer, open_envelope, seal
 from swarm.errors import PeerError
 from swarm.events import Events
@@ -22,13 +21,11 @@ from swarm.messages import (
     PeerRecord,
     RunManifest,
 )
-from swarm.run import (
-    Run,
-    content_digest,
-    manifest_in,
-    peer_key,
-    serve_manifests,
-)
+from swarm.run.changes import changes
+from swarm.run.exchange import serve_manifests
+from swarm.run.manifest import content_digest, manifest_in
+from swarm.run.records import peer_key
+from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import (
     Transport,

@@ -15,7 +15,6 @@ from swarm.envelope import Dropped, Envelope, Gate
 from swarm.errors import PeerError, UserError, leaf_errors
 from swarm.gossip import RUN, Gossip
 from swarm.identity import PeerId
-from swarm.membership import Lease, NotAdmitted, TrustedClock, admits
 from swarm.messages import (
     DOING_CHARACTERS_MAX,
     Checkpoint,
@@ -32,14 +31,14 @@ from swarm.messenger import Messenger
 from swarm.node.node import Node
 from swarm.node.pushes import Pushes
 from swarm.node.status import Status
-from swarm.run import (
-    BOOTSTRAP_SECONDS,
-    VERSION_REFUSED,
-    Run,
-    ask_for_manifests,
-    checkpoint_key,
-    content_digest,
-)
+from swarm.run.admission import NotAdmitted, admits
+from swarm.run.clock import TrustedClock
+from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests
+from swarm.run.lease import Lease
+from swarm.run.manifest import content_digest
+from swarm.run.records import checkpoint_key
+from swarm.run.run import VERSION_REFUSED, Run
+from swarm.run.trusted import TrustedPart, not_named
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
@@ -51,7 +50,6 @@ from swarm.transport import (
     Reachability,
     Source,
 )
-from swarm.trusted import TrustedPart, not_named
 from swarm.watch import Watched
 
 SOURCES_MAX = 64

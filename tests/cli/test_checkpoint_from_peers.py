@@ -26,7 +26,8 @@ from swarm.messages import Checkpoint
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.peer import open_node
-from swarm.run import Run, load_manifest
+from swarm.run.manifest import load_manifest
+from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import OpenBlob, Refused
 from tests.cli.harness import NOBODY, complaint, signed_manifest

@@ -20,7 +20,7 @@ from swarm.messages import Checkpoint, Heartbeat, Present, Reinstatement, StepOr
 from swarm.onlooker import RunStatus, record_of, status_of
 from swarm.output import to_json
 from swarm.peer import Earned, exit_with
-from swarm.run import Run
+from swarm.run.run import Run
 from tests.cli.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,

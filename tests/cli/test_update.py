@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.identity import load_or_create
-from swarm.run import load_manifest, manifest_in
+from swarm.run.manifest import load_manifest, manifest_in
 from tests.cli.harness import bootstrap_peer, complaint, swarm
 from tests.cli.test_commands import RUN, create
 

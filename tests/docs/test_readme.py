@@ -15,7 +15,8 @@ from peers.policy.demo import EOS_ID, save_tokenizer
 from swarm.cli import app
 from swarm.errors import UserError
 from swarm.messages import RunManifest
-from swarm.run import load_manifest, manifest_from_toml
+from swarm.run.manifest import load_manifest
+from swarm.run.toml import manifest_from_toml
 from swarm.settings import load_settings
 from tests.docs.pages import ROOT, text
 

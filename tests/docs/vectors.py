@@ -15,7 +15,8 @@ from swarm.identity import Identity, peer_id_bytes
 from swarm.ledger import entries, merkle
 from swarm.messages import Check, LogHead, Verdict
 from swarm.rollouts import seeds
-from swarm.run import checkpoint_key, content_digest, peer_key, run_key
+from swarm.run.manifest import content_digest
+from swarm.run.records import checkpoint_key, peer_key, run_key
 from swarm.shardcast.manifest import (
     CheckpointManifest,
     ManifestFile,

@@ -18,8 +18,8 @@ import typer
 
 from peers.trainer.role import TrainerRole
 from swarm.peer import peer
+from swarm.run.trusted import TrustedPart
 from swarm.shardcast.store import CheckpointStore
-from swarm.trusted import TrustedPart
 
 BEFORE, AFTER = "before", "after"
 MOMENTS: dict[str, tuple[type, str, str]] = {

@@ -24,7 +24,8 @@ from swarm.envelope import open_envelope, seal
 from swarm.identity import Identity, PeerId
 from swarm.kademlia import Kademlia, provider_key
 from swarm.messages import PeerRecord
-from swarm.run import peer_key, record_validators, run_id, run_key
+from swarm.run.manifest import run_id
+from swarm.run.records import peer_key, record_validators, run_key
 from swarm.transport import Transport
 from swarm.transport.libp2p import open_libp2p
 from swarm.world import Disk

@@ -19,10 +19,11 @@ from swarm.ledger.wire import Receipt, open_ledger, receipts_of
 from swarm.messages import Verdict
 from swarm.node.node import Node, StoredSequence, create_tables
 from swarm.node.run_node import RunNode
-from swarm.run import Run, record_validators
+from swarm.run.records import record_validators
+from swarm.run.run import Run
+from swarm.run.trusted import TrustedPart
 from swarm.settings import PeerSettings
 from swarm.transport.memory import MemoryNetwork
-from swarm.trusted import TrustedPart
 from swarm.world.disk import LocalDatabase, LocalDisk
 from tests.network.harness import VirtualWorld, identity, manifest, sealed, sealed_manifest
 

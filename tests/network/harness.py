@@ -16,7 +16,6 @@ from swarm.errors import PeerError
 from swarm.events import Event, Events
 from swarm.gossip import RUN, WORK, Gossip
 from swarm.identity import Identity, PeerId
-from swarm.membership import Lease, Registrar, TrustedClock
 from swarm.messages import (
     Admissions,
     EnvironmentReference,
@@ -30,7 +29,10 @@ from swarm.messages import (
 )
 from swarm.messages import Objective as ObjectiveNumbers
 from swarm.messenger import Messenger
-from swarm.run import Run
+from swarm.run.clock import TrustedClock
+from swarm.run.lease import Lease
+from swarm.run.registrar import Registrar
+from swarm.run.run import Run
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import Disk
 

@@ -25,7 +25,7 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
-from swarm.run import Run
+from swarm.run.run import Run
 from tests.network.harness import (
     VirtualWorld,
     identity,

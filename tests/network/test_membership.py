@@ -12,7 +12,6 @@ from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
-from swarm.membership import NotAdmitted, Registrar, TrustedClock, admits, check_admission
 from swarm.messages import (
     Acknowledgement,
     Admission,
@@ -26,7 +25,10 @@ from swarm.messages import (
 )
 from swarm.messenger import first
 from swarm.rollouts.seeds import rendezvous
-from swarm.run import Run
+from swarm.run.admission import NotAdmitted, admits, check_admission
+from swarm.run.clock import TrustedClock
+from swarm.run.registrar import Registrar
+from swarm.run.run import Run
 from tests.network.harness import (
     WALL,
     Member,
@@ -205,7 +207,7 @@ def test_an_evicted_peer_loses_its_lease() -> None:
 def test_what_makes_an_admission_valid(
     signer: object, peer: object, at: float, problem: str | None
 ) -> None:
-    from swarm.run import Run
+    from swarm.run.run import Run
 
     run = Run(run_with())
     envelope = sealed(

@@ -12,7 +12,7 @@ from swarm.errors import DiskFullError
 from swarm.gossip import RUN, WORK
 from swarm.node.run_node import RunNode
 from swarm.peer import open_node
-from swarm.run import Run
+from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import Source
 from tests.ledger.harness import ALICE, TRAINER, Swarm

@@ -12,11 +12,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.changes import AT_ONCE, NEVER, NEXT_STEP, changes
 from swarm.envelope import Envelope
 from swarm.identity import Identity
 from swarm.messages import Admissions, RunManifest, StepOrder, TrustedKey
-from swarm.run import VERSIONS_KEPT, Run, content_digest, manifest_in
+from swarm.run.changes import AT_ONCE, NEVER, NEXT_STEP, changes
+from swarm.run.manifest import content_digest, manifest_in
+from swarm.run.run import VERSIONS_KEPT, Run
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm, in_virtual_time
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
 

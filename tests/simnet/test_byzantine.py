@@ -18,7 +18,7 @@ from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import UserError
 from swarm.events import Event
-from swarm.run import peer_key, run_key
+from swarm.run.records import peer_key, run_key
 
 PEERS = 9
 LIAR = "worker-3"

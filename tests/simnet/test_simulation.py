@@ -25,7 +25,7 @@ from simnet.network import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.run import checkpoint_key
+from swarm.run.records import checkpoint_key
 from swarm.transport import BlobReference, FetchError, Source
 
 KEYS = {

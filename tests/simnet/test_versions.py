@@ -19,7 +19,8 @@ from swarm import defaults
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
 from swarm.messages import RunManifest, StepOrder
-from swarm.run import BOOTSTRAP_SECONDS, content_digest
+from swarm.run.exchange import BOOTSTRAP_SECONDS
+from swarm.run.manifest import content_digest
 from swarm.world import Child
 
 STEPS = 8

@@ -21,7 +21,7 @@ from swarm.events import Event
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdict
 from swarm.node.run_node import RunNode
-from swarm.run import Run
+from swarm.run.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
 from swarm.transport.base import Traffic
 from swarm.transport.bulk import BulkServer

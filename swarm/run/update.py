@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.changes import NEVER, Change, changes
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import PeerId
 from swarm.messages import RunManifest
 from swarm.node.node import Node
-from swarm.run import ask_for_manifests, content_digest, load_manifest, manifest_in
+from swarm.run.changes import NEVER, Change, changes
+from swarm.run.exchange import ask_for_manifests
+from swarm.run.manifest import content_digest, load_manifest, manifest_in
 
 
 def signed_before(path: Path, owner: str, name: str) -> Envelope | None:

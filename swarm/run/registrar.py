@@ -1,4 +1,4 @@
-"""Who takes part in a run, and who is still there: admission leases, heartbeats, presence.
+"""The trusted side of admission: leases, heartbeats, presence.
 
 A peer asks one trusted peer to be admitted, then says a heartbeat to it every 10 s; each answer
 renews its *admission*, a signed lease of 60 s. Which trusted peer is decided by rendezvous hash;
@@ -9,19 +9,17 @@ needs nothing but a heartbeat. Trusted peers publish what they know of who is th
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 import trio
 
 from swarm import defaults
-from swarm.envelope import Dropped, Envelope, Gate, open_envelope
-from swarm.errors import PeerError, SwarmError
+from swarm.envelope import Envelope, Gate
 from swarm.events import Events, Rationed
 from swarm.gossip import Gossip
 from swarm.identity import PeerId
@@ -31,234 +29,18 @@ from swarm.messages import (
     AdmissionRefused,
     AdmissionRequest,
     Heartbeat,
-    Message,
     Presence,
     Present,
 )
-from swarm.messenger import Messenger, first
-from swarm.rollouts.seeds import rendezvous
-from swarm.run import Run
+from swarm.messenger import Messenger
+from swarm.run.admission import ROLES, Sealer
+from swarm.run.run import Run
 from swarm.world import World
 
 Standing = Literal["live", "suspected", "gone", "evicted"]
 
-ROLES = ("bootstrap", "inference", "observer", "relay")
-"""Roles that every run admits. Trainers and validators are named in the manifest, and not admitted;
-further ones are an owner's to allow, so that what a stranger calls itself is never news."""
-
 PRESENT_MAX = 200
 """Peers in one presence digest."""
-
-RETRY_SECONDS_MIN = 0.5
-RETRY_SECONDS_MAX = defaults.HEARTBEAT_SECONDS
-
-
-class TrustedClock:
-    """Decides whose clock counts.
-
-    Where most of the trusted peers' clocks agree, theirs does, and a peer whose own is off by more
-    than `CLOCK_SKEW_SECONDS_MAX` counts with theirs. A trusted peer has one voice among them, so
-    that of two which differ each keeps its own: nobody could say who is right. Then it is said
-    which clocks differ, and what such a peer signs is given that much longer to expire.
-    """
-
-    def __init__(self, run: Run, world: World, events: Events, peer_id: PeerId) -> None:
-        self._run = run
-        self._world = world
-        self._events = events
-        self._peer_id = peer_id
-        self._ahead: dict[str, float] = {}
-        """Of trusted peers that greeted this one: seconds that their clocks are ahead."""
-
-    def check_own(self, signed_seconds: float) -> None:
-        """Say so if the clock is behind what certainly lies behind it: the last sequence number
-        of this peer, and when the owner signed the manifest."""
-        wall = self._world.wall_time()
-        issued = self._run.manifest_envelope.body.issued_ms / 1000
-        for what, moment in (("itself", signed_seconds), ("manifest", issued)):
-            if moment - wall > defaults.CLOCK_SKEW_SECONDS_MAX:
-                self._events.emit(f"membership.clock_behind_{what}", seconds=moment - wall)
-
-    def compare(self, peer: PeerId, seconds_ahead: float) -> None:
-        """Hear how far ahead of ours a neighbour's clock was when it greeted us."""
-        trusted = self._run.manifest.trusted_ids()
-        if peer not in trusted:
-            return
-        self._ahead[peer] = seconds_ahead
-        voices = [self._ahead[other] for other in trusted if other in self._ahead]
-        if self._peer_id in trusted:
-            voices.append(0.0)
-        agreed = _agreed(voices)
-        if agreed is not None and abs(agreed) > defaults.CLOCK_SKEW_SECONDS_MAX:
-            self._events.emit("membership.clock_corrected", seconds=agreed)
-            self._world.correct_clock(agreed)
-            self._ahead = {other: ahead - agreed for other, ahead in self._ahead.items()}
-        for other in sorted(self._ahead):
-            self._allow_for(other, self._ahead[other])
-
-    def on_presence(self, envelope: Envelope) -> None:
-        """Learn of a trusted peer's clock from what it says every few seconds."""
-        if envelope.sender != self._peer_id:
-            ahead = envelope.body.issued_ms / 1000 - self._world.wall_time()
-            self._allow_for(envelope.sender, ahead)
-
-    def _allow_for(self, peer: str, ahead: float) -> None:
-        known = self._run.clocks_off
-        if abs(ahead) <= defaults.CLOCK_SKEW_SECONDS_MAX:
-            known.pop(peer, None)
-            return
-        off = min(abs(ahead), defaults.TRUSTED_STATE_LATE_SECONDS_MAX)
-        if abs(off - known.get(peer, 0.0)) > defaults.CLOCK_SKEW_SECONDS_MAX:
-            self._events.emit("membership.clocks_differ", remote=peer, seconds=ahead)
-        known[peer] = off
-
-
-def _agreed(voices: Sequence[float]) -> float | None:
-    """What more than half of these clocks say, if they do."""
-
-    def beside(voice: float) -> list[float]:
-        return [v for v in voices if abs(v - voice) <= defaults.CLOCK_SKEW_SECONDS_MAX]
-
-    most = max((beside(voice) for voice in voices), key=len, default=[])
-    return statistics.median(most) if 2 * len(most) > len(voices) else None
-
-
-class NotAdmitted(SwarmError):
-    """A trusted peer refuses this peer; the message is its reason."""
-
-
-class Sealer(Protocol):
-    """Signs a message as this peer (`swarm.node.run_node.RunNode.seal`)."""
-
-    async def __call__(self, message: Message, lifetime_seconds: float) -> Envelope: ...
-
-
-def check_admission(envelope: Envelope, run: Run, peer: str, wall_time: float) -> str | None:
-    """Why an admission does not let `peer` in now, or None."""
-    message = envelope.message
-    if not isinstance(message, Admission):
-        return "not an admission"
-    if envelope.body.run != run.id:
-        return "it is for another run"
-    if envelope.sender not in run.manifest.trusted_ids():
-        return "it is not signed by a trusted peer of this run"
-    if message.peer != peer:
-        return "it admits another peer"
-    if envelope.body.expires_ms / 1000 + run.clock_off(envelope.sender) <= wall_time:
-        return "it has expired"
-    if run.evicted(peer) is not None:
-        return "the peer is evicted"
-    return None
-
-
-def admits(run: Run, peer: PeerId | None, credential: bytes, wall_time: float) -> bool:
-    """Whether a client of the bulk plane may use it: a trusted peer, or one with a live lease."""
-    if peer is None:
-        return False
-    if peer in run.manifest.trusted_ids():
-        return True
-    try:
-        envelope = open_envelope(credential)
-    except Dropped:
-        return False
-    return check_admission(envelope, run, peer, wall_time) is None
-
-
-class Lease:
-    """The member's side: get admitted, and stay so."""
-
-    def __init__(
-        self,
-        run: Run,
-        messenger: Messenger,
-        world: World,
-        events: Events,
-        *,
-        peer_id: PeerId,
-        seal: Sealer,
-        reach: Callable[[PeerId], Awaitable[None]],
-        describe: Callable[[], Heartbeat],
-        granted: Callable[[Envelope], None],
-    ) -> None:
-        """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
-        `granted` is told of every new admission."""
-        self._run = run
-        self._messenger = messenger
-        self._world = world
-        self._events = events
-        self._peer_id = peer_id
-        self._seal = seal
-        self._reach = reach
-        self._describe = describe
-        self._granted = granted
-        self._full = ""
-        """Why there is no place yet."""
-        self.admission: Envelope | None = None
-
-    async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be admitted (then `started`), and renew until cancelled.
-
-        Raises `NotAdmitted` with the reason when a trusted peer refuses for good.
-        """
-        started = False
-        pause = RETRY_SECONDS_MIN
-        while True:
-            admission = await self._ask_in_rank()
-            if admission is None:
-                if self.admission and check_admission(
-                    self.admission, self._run, self._peer_id, self._world.wall_time()
-                ):
-                    self.admission = None
-                    self._events.emit("membership.lease_lost")
-                await trio.sleep(pause)
-                pause = min(2 * pause, RETRY_SECONDS_MAX)
-                continue
-            pause = RETRY_SECONDS_MIN
-            if self.admission is None:
-                self._events.emit("membership.admitted", by=admission.sender)
-            self.admission = admission
-            self._granted(admission)
-            if not started:
-                started = True
-                task_status.started()
-            await trio.sleep(defaults.HEARTBEAT_SECONDS)
-
-    async def _ask_in_rank(self) -> Envelope | None:
-        """An admission from the first trusted peer in rank that answers; None if none does."""
-        full = ""
-        for trusted in rendezvous(self._run.manifest.trusted_ids(), self._peer_id.encode()):
-            if trusted == self._peer_id:
-                continue
-            peer = PeerId(trusted)
-            try:
-                await self._reach(peer)
-                heartbeat = self._describe()
-                message: Message = heartbeat
-                if self.admission is None:
-                    message = AdmissionRequest(roles=heartbeat.roles)
-                request = await self._seal(message, defaults.ENVELOPE_LIFETIME_SECONDS)
-                reply = await self._messenger.request(peer, request)
-            except PeerError as error:
-                self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))
-                continue
-            admission = first(reply, Admission)
-            if admission is not None:
-                problem = check_admission(
-                    admission, self._run, self._peer_id, self._world.wall_time()
-                )
-                if problem is None:
-                    return admission
-                self._events.emit("membership.bad_admission", remote=peer, reason=problem)
-            refusal = first(reply, AdmissionRefused)
-            if refusal is not None and refusal.sender == trusted:
-                assert isinstance(refusal.message, AdmissionRefused)
-                if not refusal.message.later:
-                    raise NotAdmitted(refusal.message.reason)
-                full = refusal.message.reason
-        if full and full != self._full:
-            self._events.emit("membership.waiting_for_place", reason=full)
-        self._full = full
-        return None
 
 
 @dataclass

@@ -32,8 +32,8 @@ from swarm.ledger.entries import (
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.ledger.wire import LedgerClient, open_ledger, serving_ledger
-from swarm.membership import Registrar
 from swarm.messages import Eviction, LogHead, Present, Reinstatement, Verdict
+from swarm.run.registrar import Registrar
 from swarm.watch import Watched
 
 if TYPE_CHECKING:

@@ -1,0 +1,59 @@
+"""Who may take part in a run: admissions, and what makes one valid."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import SwarmError
+from swarm.identity import PeerId
+from swarm.messages import (
+    Admission,
+    Message,
+)
+from swarm.run.run import Run
+
+ROLES = ("bootstrap", "inference", "observer", "relay")
+"""Roles that every run admits. Trainers and validators are named in the manifest, and not admitted;
+further ones are an owner's to allow, so that what a stranger calls itself is never news."""
+
+
+class NotAdmitted(SwarmError):
+    """A trusted peer refuses this peer; the message is its reason."""
+
+
+class Sealer(Protocol):
+    """Signs a message as this peer (`swarm.node.run_node.RunNode.seal`)."""
+
+    async def __call__(self, message: Message, lifetime_seconds: float) -> Envelope: ...
+
+
+def check_admission(envelope: Envelope, run: Run, peer: str, wall_time: float) -> str | None:
+    """Why an admission does not let `peer` in now, or None."""
+    message = envelope.message
+    if not isinstance(message, Admission):
+        return "not an admission"
+    if envelope.body.run != run.id:
+        return "it is for another run"
+    if envelope.sender not in run.manifest.trusted_ids():
+        return "it is not signed by a trusted peer of this run"
+    if message.peer != peer:
+        return "it admits another peer"
+    if envelope.body.expires_ms / 1000 + run.clock_off(envelope.sender) <= wall_time:
+        return "it has expired"
+    if run.evicted(peer) is not None:
+        return "the peer is evicted"
+    return None
+
+
+def admits(run: Run, peer: PeerId | None, credential: bytes, wall_time: float) -> bool:
+    """Whether a client of the bulk plane may use it: a trusted peer, or one with a live lease."""
+    if peer is None:
+        return False
+    if peer in run.manifest.trusted_ids():
+        return True
+    try:
+        envelope = open_envelope(credential)
+    except Dropped:
+        return False
+    return check_admission(envelope, run, peer, wall_time) is None

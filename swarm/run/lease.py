@@ -1,0 +1,126 @@
+"""The member's side of admission: being admitted, and staying so."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.events import Events
+from swarm.identity import PeerId
+from swarm.messages import (
+    Admission,
+    AdmissionRefused,
+    AdmissionRequest,
+    Heartbeat,
+    Message,
+)
+from swarm.messenger import Messenger, first
+from swarm.rollouts.seeds import rendezvous
+from swarm.run.admission import NotAdmitted, Sealer, check_admission
+from swarm.run.run import Run
+from swarm.world import World
+
+RETRY_SECONDS_MIN = 0.5
+
+RETRY_SECONDS_MAX = defaults.HEARTBEAT_SECONDS
+
+
+class Lease:
+    """The member's side: get admitted, and stay so."""
+
+    def __init__(
+        self,
+        run: Run,
+        messenger: Messenger,
+        world: World,
+        events: Events,
+        *,
+        peer_id: PeerId,
+        seal: Sealer,
+        reach: Callable[[PeerId], Awaitable[None]],
+        describe: Callable[[], Heartbeat],
+        granted: Callable[[Envelope], None],
+    ) -> None:
+        """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
+        `granted` is told of every new admission."""
+        self._run = run
+        self._messenger = messenger
+        self._world = world
+        self._events = events
+        self._peer_id = peer_id
+        self._seal = seal
+        self._reach = reach
+        self._describe = describe
+        self._granted = granted
+        self._full = ""
+        """Why there is no place yet."""
+        self.admission: Envelope | None = None
+
+    async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be admitted (then `started`), and renew until cancelled.
+
+        Raises `NotAdmitted` with the reason when a trusted peer refuses for good.
+        """
+        started = False
+        pause = RETRY_SECONDS_MIN
+        while True:
+            admission = await self._ask_in_rank()
+            if admission is None:
+                if self.admission and check_admission(
+                    self.admission, self._run, self._peer_id, self._world.wall_time()
+                ):
+                    self.admission = None
+                    self._events.emit("membership.lease_lost")
+                await trio.sleep(pause)
+                pause = min(2 * pause, RETRY_SECONDS_MAX)
+                continue
+            pause = RETRY_SECONDS_MIN
+            if self.admission is None:
+                self._events.emit("membership.admitted", by=admission.sender)
+            self.admission = admission
+            self._granted(admission)
+            if not started:
+                started = True
+                task_status.started()
+            await trio.sleep(defaults.HEARTBEAT_SECONDS)
+
+    async def _ask_in_rank(self) -> Envelope | None:
+        """An admission from the first trusted peer in rank that answers; None if none does."""
+        full = ""
+        for trusted in rendezvous(self._run.manifest.trusted_ids(), self._peer_id.encode()):
+            if trusted == self._peer_id:
+                continue
+            peer = PeerId(trusted)
+            try:
+                await self._reach(peer)
+                heartbeat = self._describe()
+                message: Message = heartbeat
+                if self.admission is None:
+                    message = AdmissionRequest(roles=heartbeat.roles)
+                request = await self._seal(message, defaults.ENVELOPE_LIFETIME_SECONDS)
+                reply = await self._messenger.request(peer, request)
+            except PeerError as error:
+                self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))
+                continue
+            admission = first(reply, Admission)
+            if admission is not None:
+                problem = check_admission(
+                    admission, self._run, self._peer_id, self._world.wall_time()
+                )
+                if problem is None:
+                    return admission
+                self._events.emit("membership.bad_admission", remote=peer, reason=problem)
+            refusal = first(reply, AdmissionRefused)
+            if refusal is not None and refusal.sender == trusted:
+                assert isinstance(refusal.message, AdmissionRefused)
+                if not refusal.message.later:
+                    raise NotAdmitted(refusal.message.reason)
+                full = refusal.message.reason
+        if full and full != self._full:
+            self._events.emit("membership.waiting_for_place", reason=full)
+        self._full = full
+        return None

@@ -1,0 +1,57 @@
+"""Signed run manifests: their names, digests and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import blake3
+
+from swarm import PROTOCOL_VERSION
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import UserError
+from swarm.messages import (
+    RunManifest,
+)
+
+
+def run_id(manifest: Envelope) -> str:
+    """`<owner peer id>/<name>`."""
+    message = manifest.message
+    assert isinstance(message, RunManifest)
+    return f"{manifest.sender}/{message.name}"
+
+
+def manifest_in(envelope: Envelope) -> RunManifest:
+    """The run manifest that an envelope carries."""
+    assert isinstance(envelope.message, RunManifest)
+    return envelope.message
+
+
+def content_digest(manifest: Envelope) -> bytes:
+    """BLAKE3-256 of a run manifest's payload: names what it says, whenever it was signed."""
+    return blake3.blake3(manifest.body.payload).digest()
+
+
+def load_manifest(path: Path) -> Envelope:
+    """A signed manifest from a file written by `swarm run create`; raises `UserError`."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"run manifest {path} cannot be read ({error.strerror})") from error
+    return check_manifest(raw, str(path))
+
+
+def check_manifest(raw: bytes, where: str) -> Envelope:
+    """Bytes as a signed manifest; raises `UserError` saying what is wrong and `where`."""
+    try:
+        envelope = open_envelope(raw)
+    except Dropped as dropped:
+        hint = (
+            f"; it needs another version of Swarm (this one speaks {PROTOCOL_VERSION})"
+            if dropped.cause == "unknown_version"
+            else ""
+        )
+        raise UserError(f"{where} is not a valid run manifest ({dropped}){hint}") from dropped
+    if not isinstance(envelope.message, RunManifest) or envelope.body.run != run_id(envelope):
+        raise UserError(f"{where} holds a {envelope.body.kind}, not a run manifest")
+    return envelope

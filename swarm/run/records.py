@@ -1,0 +1,73 @@
+"""What the DHT holds of runs: keys, and the validators of its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.kademlia.providers import provider_key
+from swarm.kademlia.records import InvalidRecord, RecordInfo
+from swarm.messages import (
+    Message,
+    PeerRecord,
+    RunManifest,
+)
+from swarm.run.manifest import run_id
+
+RUN_NAMESPACE = "swarm-run"
+
+PEER_NAMESPACE = "swarm-peer"
+
+
+def run_key(run: str) -> bytes:
+    """DHT key of a run's manifest."""
+    return f"/{RUN_NAMESPACE}/{run}".encode()
+
+
+def peer_key(peer: str) -> bytes:
+    """DHT key of a peer's record."""
+    return f"/{PEER_NAMESPACE}/{peer}".encode()
+
+
+def checkpoint_key(manifest_digest: bytes) -> bytes:
+    """DHT key under which holders of a checkpoint provide it: the multihash of its manifest."""
+    return provider_key(manifest_digest)
+
+
+class EnvelopeValidator:
+    """Checks records of one namespace: a signed envelope of the right kind under its own key."""
+
+    def __init__(
+        self,
+        message_type: type[Message],
+        key_of: Callable[[Envelope], bytes],
+        wall_time: Callable[[], float],
+    ) -> None:
+        self._message_type = message_type
+        self._key_of = key_of
+        self._wall_time = wall_time
+
+    def validate(self, key: bytes, value: bytes) -> RecordInfo:
+        """Version (manifest version, then sequence) and expiry; raises `InvalidRecord`."""
+        try:
+            envelope = open_envelope(value)
+        except Dropped as dropped:
+            raise InvalidRecord(str(dropped)) from dropped
+        if not isinstance(envelope.message, self._message_type):
+            raise InvalidRecord(f"a {envelope.body.kind} does not belong here")
+        if self._key_of(envelope) != key:
+            raise InvalidRecord("the envelope belongs under another key")
+        body = envelope.body
+        if body.issued_ms > (self._wall_time() + defaults.ENVELOPE_FUTURE_SECONDS_MAX) * 1000:
+            raise InvalidRecord("issued in the future")
+        major = envelope.message.version if isinstance(envelope.message, RunManifest) else 0
+        return RecordInfo(version=(major << 64) | body.sequence, expires_wall_ms=body.expires_ms)
+
+
+def record_validators(wall_time: Callable[[], float]) -> dict[str, EnvelopeValidator]:
+    """The namespace validators of Swarm's DHT."""
+    return {
+        RUN_NAMESPACE: EnvelopeValidator(RunManifest, lambda e: run_key(run_id(e)), wall_time),
+        PEER_NAMESPACE: EnvelopeValidator(PeerRecord, lambda e: peer_key(e.sender), wall_time),
+    }
