@@ -132,9 +132,6 @@ GOSSIP_NEIGHBOURS_WANTED = 8
 
 # --- roles -----------------------------------------------------------------------------------
 
-STARVED_SECONDS = 30.0
-"""A role with nothing to work on for so long says why, and again after each further time."""
-
 # --- membership ------------------------------------------------------------------------------
 
 HEARTBEAT_SECONDS = 10.0

@@ -23,9 +23,9 @@ from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
+from swarm.observable import complain
 from swarm.rollouts.seeds import rendezvous
 from swarm.transport import BlobReference, Source
-from swarm.watch import complain
 from swarm.world import Child
 from swarm.world.restarts import Restarts
 

@@ -30,10 +30,10 @@ from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.ledger.wire import open_ledger
 from swarm.messages import Acknowledgement, Checkpoint, RunManifest, StepOrder, Verdict
 from swarm.node.run_node import RunNode
+from swarm.observable import STARVED_SECONDS, Observable
 from swarm.run.bounds import check_batch
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.transport import BlobReference, FetchError, Source
-from swarm.watch import Watched
 from swarm.world import Child, ChildDied
 from swarm.world.restarts import Restarts
 
@@ -183,7 +183,7 @@ class TrainerRole:
         """Manifest digest and size by policy."""
         self._logged_policies: set[int] = set()
         """Policies that stand in the log as published."""
-        self._policy = Watched(-1)
+        self._policy = Observable(-1)
         """Newest policy published."""
         self._pool = Pool(lambda accepted: accepted.counted)
         self._followed: dict[int, Envelope] = {}
@@ -229,14 +229,14 @@ class TrainerRole:
         """Submissions since then that serve no batch: their workers' quota is spent."""
         self._left_out: Counter[str] = Counter()
         """Accepted groups that were not trained on in this life, by reason."""
-        self._changed = Watched(0)
+        self._changed = Observable(0)
         self._order: StepOrder | None = None
         self._ordering = trio.Lock()
         """Held while an order is issued, and while the lineage changes."""
         self._send_verdict, self._verdicts = trio.open_memory_channel[Envelope](
             defaults.VERDICTS_HELD_MAX
         )
-        self._missed: Watched[dict[tuple[str, str], int]] = Watched({})
+        self._missed: Observable[dict[tuple[str, str], int]] = Observable({})
         """Accepted work that there was no room to hear of while this trainer loaded: by validator
         and worker, from where in the validator's log."""
         peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
@@ -963,7 +963,7 @@ class TrainerRole:
         began = self._node.world.now()
         unjudged = self._coming()
         cause = "checks" if unjudged >= missing else "rollouts"
-        patience = min(defaults.STARVED_SECONDS, self._options.starved_seconds)
+        patience = min(STARVED_SECONDS, self._options.starved_seconds)
         try:
             with trio.move_on_at(max(self._fed, self._said) + patience) as waited:
                 await self._changed.wait_change()

@@ -37,10 +37,10 @@ from swarm.messages import (
 )
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
+from swarm.observable import Observable, complain
 from swarm.rollouts.seeds import submission_seed
 from swarm.run.admission import check_admission
 from swarm.run.manifest import manifest_in
-from swarm.watch import Watched, complain
 from swarm.world import Child, ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
@@ -154,7 +154,7 @@ class ValidatorRole:
         """Verdicts of other validators, which are as good as an own one: the trainer takes the
         first. (A refusal or quarantine may have a reason that does not hold here.)"""
         self._judged_places: set[Place] = set()
-        self._progress = Watched(None)
+        self._progress = Observable(None)
         """Changes with `_orders`, `_judged_places` and `_accepted_elsewhere`."""
         self._records: dict[str, WorkerRecord] = {}
         self._paces: dict[str, Pace] = {}

@@ -31,6 +31,7 @@ from swarm.messenger import Messenger
 from swarm.node.node import Node
 from swarm.node.pushes import Pushes
 from swarm.node.status import Status
+from swarm.observable import Observable
 from swarm.run.admission import NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests
@@ -50,7 +51,6 @@ from swarm.transport import (
     Reachability,
     Source,
 )
-from swarm.watch import Watched
 
 SOURCES_MAX = 64
 """Peers considered as sources of one checkpoint."""
@@ -119,11 +119,11 @@ class RunNode:
             compare_clock=self._clock.compare,
         )
         self.messenger: Messenger = Messenger(node.transport, self.gate, node.events)
-        self.checkpoint: Watched[Envelope | None] = Watched(None)
+        self.checkpoint: Observable[Envelope | None] = Observable(None)
         """Newest checkpoint announced by a trainer of the run."""
-        self.order: Watched[Envelope | None] = Watched(None)
+        self.order: Observable[Envelope | None] = Observable(None)
         """Newest step order."""
-        self.versions = Watched(0)
+        self.versions = Observable(0)
         """Changes when a version of the run's manifest is taken."""
         self._stored: list[Envelope] = []
         self._asking_for_version = trio.Lock()
@@ -166,7 +166,7 @@ class RunNode:
         self._providers: dict[bytes, list[Source]] = {}
         self._lot = b""
         """Secret, drawn when first needed: decides which of many peers are sources."""
-        self._evicted: Watched[Eviction | None] = Watched(None)
+        self._evicted: Observable[Eviction | None] = Observable(None)
         self._heard_eviction, self._evictions = trio.open_memory_channel[tuple[PeerId, float]](
             math.inf  # as many as trusted peers sign
         )
@@ -290,7 +290,7 @@ class RunNode:
     # --- the trainer's word ------------------------------------------------------------------
 
     @staticmethod
-    def _newest(watched: Watched[Envelope | None], envelope: Envelope) -> None:
+    def _newest(watched: Observable[Envelope | None], envelope: Envelope) -> None:
         held = watched.value
         if held is None or held.message.order() < envelope.message.order():
             watched.set(envelope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.watch import Watched
+from swarm.observable import Observable
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Status:
     step: int = -1
     doing: str = "starting"
     tokens_per_second: float = 0.0
-    changed: Watched[None] = field(default_factory=lambda: Watched(None))
+    changed: Observable[None] = field(default_factory=lambda: Observable(None))
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)

@@ -33,8 +33,8 @@ from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.ledger.wire import LedgerClient, open_ledger, serving_ledger
 from swarm.messages import Eviction, LogHead, Present, Reinstatement, Verdict
+from swarm.observable import Observable
 from swarm.run.registrar import Registrar
-from swarm.watch import Watched
 
 if TYPE_CHECKING:
     from swarm.node.run_node import RunNode
@@ -59,12 +59,12 @@ class TrustedPart:
         self._appending = trio.Lock()
         self._restored = trio.Event()
         """Set once no other peer is known to have more of this log than this disk."""
-        self._grown = Watched(0)
+        self._grown = Observable(0)
         """Size of the own log, as far as this process has seen it grow."""
         self._signed_head: Envelope | None = None
         self._told: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
         """The last status, and when it was made."""
-        self._others: dict[str, Watched[Envelope]] = {}
+        self._others: dict[str, Observable[Envelope]] = {}
         """The newest head heard of each other trusted peer's log."""
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
             REINSTATEMENTS_WAITING_MAX
@@ -362,7 +362,7 @@ class TrustedPart:
         if owner in self._others:
             self._others[owner].set(envelope)
         else:
-            self._others[owner] = Watched(envelope)
+            self._others[owner] = Observable(envelope)
             self._heard_owner.send_nowait(owner)
 
     async def _follow_others(self) -> None:

@@ -26,7 +26,7 @@ from swarm.demo.command import demo_manifest, free_ports, probe, sign_manifest, 
 from swarm.demo.processes import lines_of
 from swarm.identity import Identity, load_or_create
 from swarm.messages import Limits, RunManifest, TrustedKey
-from swarm.watch import Watched
+from swarm.observable import Observable
 from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 
@@ -95,9 +95,9 @@ class Person:
     """Lines of standard output, of all its lives."""
     complaints: list[str] = field(default_factory=list)
     """Lines of standard error, of all its lives."""
-    status: Watched[int | None] = field(default_factory=lambda: Watched(None))
+    status: Observable[int | None] = field(default_factory=lambda: Observable(None))
     """Exit status of the last life, once it has ended and all its words are in."""
-    said: Watched[int] = field(default_factory=lambda: Watched(0))
+    said: Observable[int] = field(default_factory=lambda: Observable(0))
     pid: int = 0
 
     def start(self, nursery: trio.Nursery, *arguments: str) -> None:

@@ -7,13 +7,11 @@ from typing import Generic, TypeVar
 
 import trio
 
-from swarm import defaults
-
 T = TypeVar("T")
 
 
-class Watched(Generic[T]):
-    """Holds a value; wakes everyone who waits when it changes. Never polls."""
+class Observable(Generic[T]):
+    """Holds a value and wakes all waiting tasks when it changes. Never polls."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -28,7 +26,7 @@ class Watched(Generic[T]):
         self.touch()
 
     def touch(self) -> None:
-        """Wake waiters although the same object stands here: it changed inside."""
+        """Wake waiting tasks after a change inside the held object."""
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -44,9 +42,13 @@ class Watched(Generic[T]):
         return self._value
 
 
+STARVED_SECONDS = 30.0
+"""Seconds without work after which a role says why, and between repetitions."""
+
+
 async def complain(say: Callable[[float], None]) -> None:
-    """Beside a wait, in its nursery: call `say` with the seconds so far, again and again."""
+    """Call `say` with the seconds waited so far, every `STARVED_SECONDS`, until cancelled."""
     began = trio.current_time()
     while True:
-        await trio.sleep(defaults.STARVED_SECONDS)
+        await trio.sleep(STARVED_SECONDS)
         say(trio.current_time() - began)
