@@ -28,7 +28,7 @@ class Completions:
 
 @dataclass
 class Prefill:
-    """The same quantities, recomputed from given tokens in one pass."""
+    """The same quantities, recomputed from given tokens in one pass; n = sampled tokens."""
 
     hidden: list[Tensor]
     states: list[Tensor]
@@ -43,7 +43,7 @@ class Engine(Protocol):
     vocabulary_size: int
     hidden_size: int
     length_max: int
-    """Positions the model is made for: prompt and completion together."""
+    """Positions the model is made for: all tokens of an episode together."""
 
     def generate(
         self,
@@ -53,20 +53,27 @@ class Engine(Protocol):
         temperature: float,
         stop_ids: Sequence[int],
         max_new_tokens: int,
+        starts: Sequence[int] | None = None,
     ) -> Completions:
-        """One completion per prompt, ending at its first stop id or after `max_new_tokens`.
+        """One completion per prompt, ending at its first stop id or at the token limit.
 
         `rows[i]` is the row of prompt i in its submission (group · G + sample): it and `noise_key`
         fix the noise (see `peers.policy.sampling`); a key of None takes the likeliest token.
+        A prompt may be an episode so far: `starts[i]` is then the position of the next sampled
+        token (by default 0), and `max_new_tokens` limits the tokens sampled in the whole episode.
         Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit below 1, or
         more positions than the model is made for.
         """
         ...
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+        self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
-        """Teacher-forced hidden states of given completions; `ValueError` as above."""
+        """Teacher-forced hidden states from which tokens of given sequences were sampled.
+
+        `sampled[i]` are the ascending indices of these tokens in sequence i; index 0 is not among
+        them, the last index is. Raises `ValueError` as above.
+        """
         ...
 
     def logits(self, states: Tensor) -> Tensor:

@@ -111,52 +111,57 @@ class NativeEngine:
         temperature: float,
         stop_ids: Sequence[int],
         max_new_tokens: int,
+        starts: Sequence[int] | None = None,
     ) -> Completions:
         """See `Engine.generate`."""
-        if len(rows) != len(prompts):
-            raise ValueError(f"{len(rows)} rows for {len(prompts)} prompts")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}, must be at least 1")
+        starts = [0] * len(prompts) if starts is None else starts
+        if not len(rows) == len(starts) == len(prompts):
+            raise ValueError(f"{len(rows)} rows, {len(starts)} starts, {len(prompts)} prompts")
         if stop_ids:
             self._check_tokens(stop_ids, length=0)
-        for prompt in prompts:
-            self._check_tokens(prompt, len(prompt) + max_new_tokens)
+        for prompt, start in zip(prompts, starts, strict=True):
+            if not 0 <= start < max_new_tokens:
+                raise ValueError(f"no position from {start} is below the limit {max_new_tokens}")
+            self._check_tokens(prompt, len(prompt) + max_new_tokens - start)
         if not prompts:
             return Completions([], [], [], [])
+        steps = max_new_tokens - min(starts)
 
         # A group's samples share their prompt: prefill each distinct prompt once.
         order = {tuple(prompt): None for prompt in prompts}
         distinct = {prompt: index for index, prompt in enumerate(order)}
         source = [distinct[tuple(prompt)] for prompt in prompts]
-        slots = max(len(prompt) for prompt in distinct) + max_new_tokens
+        slots = max(len(prompt) for prompt in distinct) + steps
         keys, values, prompt_hidden = self._prefill_prompts(list(distinct), source, slots)
         positions = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
         hidden = torch.stack([prompt_hidden[index][-1] for index in source])
 
         count = len(prompts)
-        tokens = torch.zeros(count, max_new_tokens, dtype=torch.long, device=self._device)
-        log_mu = torch.zeros(count, max_new_tokens, device=self._device)
+        tokens = torch.zeros(count, steps, dtype=torch.long, device=self._device)
+        log_mu = torch.zeros(count, steps, device=self._device)
         states: list[tuple[Tensor, Tensor]] = []  # (rows of the batch then alive, their states)
-        lengths = torch.full((count,), max_new_tokens)
+        lengths = torch.zeros(count, dtype=torch.long)
         stops = torch.zeros(self.vocabulary_size, dtype=torch.bool, device=self._device)
         stops[list(stop_ids)] = True
         live = torch.arange(count, device=self._device)  # batch row of each cache row
         done = torch.zeros(count, dtype=torch.bool, device=self._device)  # per cache row
         submission_rows = torch.tensor(list(rows), device=self._device)
+        first_positions = torch.tensor(list(starts), device=self._device)
         noise_block: Tensor | None = None
         block_start = block_end = 0
 
-        for step in range(max_new_tokens):
+        for step in range(steps):
             logits = self.logits(hidden)  # [live, vocabulary]
             noise = None
             if noise_key is not None:
                 if noise_block is None or step >= block_end:
                     ahead = max(1, NOISE_ENTRIES_MAX // (len(live) * self.vocabulary_size))
-                    block_start, block_end = step, min(step + ahead, max_new_tokens)
+                    block_start, block_end = step, min(step + ahead, steps)
                     noise_block = gumbel_noise(
                         noise_key,
                         submission_rows[live, None],
-                        torch.arange(block_start, block_end, device=self._device),
+                        first_positions[live, None]
+                        + torch.arange(block_start, block_end, device=self._device),
                         self.vocabulary_size,
                     )  # [live, positions ahead, vocabulary]
                 noise = noise_block[:, step - block_start]
@@ -166,7 +171,8 @@ class NativeEngine:
                 -1, chosen[:, None]
             )[:, 0]
             states.append((live, hidden.to(torch.bfloat16)))
-            ended = stops[chosen] & ~done
+            full = first_positions[live] + step + 1 == max_new_tokens
+            ended = (stops[chosen] | full) & ~done
             if bool(ended.any()):
                 lengths[live[ended].cpu()] = step + 1
                 done = done | ended
@@ -185,9 +191,8 @@ class NativeEngine:
                     )
                     if noise_block is not None:
                         noise_block = noise_block[keep]
-            if step + 1 < max_new_tokens:
-                hidden = self._decode(chosen, positions, keys, values)
-                positions = positions + 1
+            hidden = self._decode(chosen, positions, keys, values)
+            positions = positions + 1
 
         all_states = torch.zeros(
             count, len(states), self.hidden_size, dtype=torch.bfloat16, device=self._device
@@ -206,28 +211,29 @@ class NativeEngine:
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
+        self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
         """See `Engine.prefill`."""
-        if len(completions) != len(prompts):
-            raise ValueError(f"{len(completions)} completions for {len(prompts)} prompts")
+        if len(sampled) != len(sequences):
+            raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
         result = Prefill([], [], [])
-        sequences = []
-        for prompt, completion in zip(prompts, completions, strict=True):
-            if not completion:
-                raise ValueError("a completion has no token")
-            self._check_tokens(prompt, len(prompt))
-            self._check_tokens(completion, len(prompt) + len(completion))
-            sequences.append([*prompt, *completion[:-1]])  # the last token predicts nothing
+        inputs = []
+        for tokens, indices in zip(sequences, sampled, strict=True):
+            self._check_tokens(tokens, len(tokens))
+            if not indices or indices[0] < 1 or indices[-1] != len(tokens) - 1:
+                raise ValueError("sampled tokens begin behind a prompt and end with the sequence")
+            inputs.append(list(tokens[:-1]))  # the last token predicts nothing
         start = 0
-        while start < len(sequences):
-            end = _batch_end(sequences, start)
-            hidden = self._causal(sequences[start:end])
+        while start < len(inputs):
+            end = _batch_end(inputs, start)
+            hidden = self._causal(inputs[start:end])
             for index in range(start, end):
-                first = len(prompts[index]) - 1
-                rows = hidden[index - start, first : len(sequences[index])]
+                # Token i was sampled from the hidden state of token i − 1.
+                predictors = torch.tensor(list(sampled[index]), device=self._device) - 1
+                rows = hidden[index - start, predictors]
                 result.states.append(rows)
                 result.hidden.append(rows.to(torch.bfloat16))
+                first = sampled[index][0] - 1
                 before = hidden[index - start, max(0, first - PROMPT_ROWS_MAX) : first]
                 result.prompt_hidden.append(before.to(torch.bfloat16))
             start = end

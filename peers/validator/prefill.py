@@ -88,7 +88,12 @@ class PrefillService:
         chosen = range(len(rollouts)) if rows is None else rows
         completions = [rollouts.completion(row) for row in chosen]
         engine = self._engines[policy]
-        prefill = engine.prefill([rollouts.prompt(row) for row in chosen], completions)
+        prompts = [rollouts.prompt(row) for row in chosen]
+        pairs = list(zip(prompts, completions, strict=True))
+        prefill = engine.prefill(
+            [[*prompt, *completion] for prompt, completion in pairs],
+            [range(len(prompt), len(prompt) + len(completion)) for prompt, completion in pairs],
+        )
         proofs = _judge_proofs(prefill, [rollouts.proof(row) for row in chosen], thresholds)
         sampling = judge_sampling(engine, prefill, completions, chosen, seed, temperature)
         checks = [

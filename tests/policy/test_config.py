@@ -17,6 +17,7 @@ from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService
 from swarm.errors import UserError
 from swarm.messages import Objective
+from tests.policy.harness import prefill_completions
 from tests.policy.test_native import save_random
 
 SIZES: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_it_is_exact_or_refused_by_name(name: str, tmp_path: Path) -> None:
             scored[rows.index] = Scorer(model)(rows)[0].detach()
         torch.testing.assert_close(scored, torch.cat(expected), atol=1e-4, rtol=0)
     engine = make_engine("native", tmp_path)
-    prefill = engine.prefill(*map(list, zip(*sequences, strict=True)))
+    prefill = prefill_completions(engine, *map(list, zip(*sequences, strict=True)))
     for states, theirs in zip(prefill.states, logits, strict=True):
         torch.testing.assert_close(engine.logits(states), theirs, atol=2e-4, rtol=0)
 

@@ -13,6 +13,7 @@ from peers.policy.engine import Completions, Prefill
 from peers.policy.native import NativeEngine
 from peers.policy.sampling import Judgement, gumbel_noise, judge_margins
 from peers.proofs import toploc
+from tests.policy.harness import prefill_completions
 
 KEY = (11, 12)
 ROWS = range(24)
@@ -43,7 +44,7 @@ def work(folder: Path, key: tuple[int, int] = KEY) -> tuple[Completions, list[li
 
 def judge(folder: Path, tokens: list[list[int]]) -> tuple[Prefill, Judgement]:
     engine = NativeEngine(folder)
-    recomputed = engine.prefill(prompts_of(folder), tokens)
+    recomputed = prefill_completions(engine, prompts_of(folder), tokens)
     noise = torch.cat(
         [
             gumbel_noise(KEY, torch.full((len(row),), index), torch.arange(len(row)), 64)

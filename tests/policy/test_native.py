@@ -14,6 +14,7 @@ from peers.policy import demo, model, native
 from peers.policy.engine import make_engine
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
+from tests.policy.harness import prefill_completions
 
 SMALL = {
     "vocab_size": 50,
@@ -69,14 +70,16 @@ def reference_logits(reference: Any, prompt: list[int], completion: list[int]) -
 
 def first_logits(engine: Any, prompts: list[list[int]]) -> Tensor:
     """Of a completion of the first prompt."""
-    logits: Tensor = engine.logits(engine.prefill(prompts, [[1, 2]] * len(prompts)).states[0])
+    logits: Tensor = engine.logits(
+        prefill_completions(engine, prompts, [[1, 2]] * len(prompts)).states[0]
+    )
     return logits
 
 
 def test_prefill_equals_transformers(pair: Any) -> None:
     reference, engine = pair
     completions = [[4, 4, 4], [2, 9, 9, 1, 30, 31], [8], [20, 21], [6]]
-    result = engine.prefill(PROMPTS, completions)
+    result = prefill_completions(engine, PROMPTS, completions)
     for prompt, completion, states in zip(PROMPTS, completions, result.states, strict=True):
         expected = reference_logits(reference, prompt, completion)
         assert torch.allclose(engine.logits(states), expected, atol=2e-4)
@@ -94,7 +97,7 @@ def test_greedy_generation_equals_transformers(pair: Any) -> None:
 def test_decoding_equals_prefill(pair: Any) -> None:
     _, engine = pair
     made = engine.generate(PROMPTS, [4, 0, 9, 5, 2], (1, 2), 0.8, [0, 3], 12)
-    again = engine.prefill(PROMPTS, made.tokens)
+    again = prefill_completions(engine, PROMPTS, made.tokens)
     for row, tokens in enumerate(made.tokens):
         log_mu = torch.log_softmax(engine.logits(again.states[row]) / 0.8, -1)[
             range(len(tokens)), tokens
@@ -166,7 +169,7 @@ def test_hot_swap_equals_a_fresh_engine_and_refuses_another_model(tmp_path: Path
         ([[]], 3, "no token"),
         ([[50]], 3, "outside the vocabulary"),
         ([[-1]], 3, "outside the vocabulary"),
-        ([[1]], 0, "at least 1"),
+        ([[1]], 0, "no position from 0 is below the limit 0"),
         ([[1]], 64, "65 positions"),
     ],
 )
@@ -182,17 +185,53 @@ def test_cutting_work_into_pieces_changes_nothing(
 ) -> None:
     _, engine = pair
     made = engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6)
-    whole = engine.prefill(PROMPTS, made.tokens)
+    whole = prefill_completions(engine, PROMPTS, made.tokens)
     monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 1)
     monkeypatch.setattr(native, "PREFILL_TOKENS_MAX", 20)
     assert engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
-    for one, other in zip(engine.prefill(PROMPTS, made.tokens).states, whole.states, strict=True):
+    for one, other in zip(
+        prefill_completions(engine, PROMPTS, made.tokens).states, whole.states, strict=True
+    ):
         assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_a_further_turn_goes_on_counting_positions(pair: Any) -> None:
+    """Generating from an episode so far equals generating it in one go, noise and all."""
+    _, engine = pair
+    rows, key = [4, 0, 9, 5, 2], (3, 4)
+    whole = engine.generate(PROMPTS, rows, key, 1.0, [0], 12)
+    wanted = (1, 5, 3, 2, 7)
+    cuts = [min(cut, len(made) - 1) for cut, made in zip(wanted, whole.tokens, strict=True)]
+    parts = [tokens[:cut] for cut, tokens in zip(cuts, whole.tokens, strict=True)]
+    episodes = [[*prompt, *part] for prompt, part in zip(PROMPTS, parts, strict=True)]
+    further = engine.generate(episodes, rows, key, 1.0, [0], 12, starts=cuts)
+    for row, cut in enumerate(cuts):
+        assert further.tokens[row] == whole.tokens[row][cut:]
+        torch.testing.assert_close(
+            further.log_probabilities[row],
+            whole.log_probabilities[row][cut:],
+            atol=1e-4,
+            rtol=0,
+        )
+    with pytest.raises(ValueError, match="no position from 12 is below the limit 12"):
+        engine.generate([[1]], [0], key, 1.0, [0], 12, starts=[12])
+
+
+def test_prefill_gives_the_states_of_the_marked_tokens(pair: Any) -> None:
+    _, engine = pair
+    sequence, sampled = [5, 1, 7, 7, 2, 30, 4, 9], [2, 3, 6, 7]
+    found = engine.prefill([sequence], [sampled])
+    every = engine.prefill([sequence], [range(1, len(sequence))])
+    assert torch.equal(found.states[0], every.states[0][[index - 1 for index in sampled]])
+    assert torch.equal(found.prompt_hidden[0], every.hidden[0][:1])
+    for wrong in ([], [0, 7], [2, 6]):
+        with pytest.raises(ValueError, match="begin behind a prompt"):
+            engine.prefill([sequence], [wrong])
 
 
 def test_an_empty_batch_is_empty(pair: Any) -> None:
     assert pair[1].generate([], [], (1, 2), 1.0, [0], 3).tokens == []
-    assert pair[1].prefill([], []).states == []
+    assert prefill_completions(pair[1], [], []).states == []
 
 
 def test_the_demo_policy_loads_with_transformers(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from peers.trainer.learning.learner import Learner, LearnerSettings
 from peers.trainer.learning.packing import Scorer, lay_out
 from swarm.errors import UserError
 from swarm.messages import Objective, Optimiser, Schedule
+from tests.policy.harness import prefill_completions
 
 SETTINGS = LearnerSettings(
     objective=Objective(
@@ -222,7 +223,7 @@ def test_engine_log_probabilities_are_compared_and_nothing_else(base: Path) -> N
     groups = random_groups(1, policy=0)
     rows = [(g.prompt, c) for g in groups for c in g.completions]
     engine = NativeEngine(base)
-    states = engine.prefill([p for p, _ in rows], [c for _, c in rows]).states
+    states = prefill_completions(engine, [p for p, _ in rows], [c for _, c in rows]).states
     reported = iter(
         torch.log_softmax(engine.logits(each), -1)[
             range(len(completion)), list(completion)

@@ -30,6 +30,7 @@ from peers.trainer.learning.packing import (
     why_not,
 )
 from swarm.messages import Objective
+from tests.policy.harness import prefill_completions
 
 TEMPERATURE = 0.7
 
@@ -210,7 +211,7 @@ def test_equals_the_engine(model: Any, base: Path) -> None:
         prompts.append(tokens[:prompt].tolist())
         completions.append(tokens[prompt:].tolist())
     engine = NativeEngine(base)
-    states = engine.prefill(prompts, completions).states
+    states = prefill_completions(engine, prompts, completions).states
     log_all = [torch.log_softmax(engine.logits(each) / TEMPERATURE, -1) for each in states]
     log_pi, entropy, _, _ = scores(model, batch, lay_out(batch, "packed"))
     expected = [

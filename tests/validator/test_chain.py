@@ -21,6 +21,7 @@ from peers.validator.statistics import binomial_tail
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
 from swarm.rollouts.submission_file import Header
+from tests.policy.harness import prefill_completions
 from tests.validator.conftest import STOP_IDS, THRESHOLDS, Stage
 
 Choose = Callable[[Tensor, Tensor], int]
@@ -36,10 +37,12 @@ def forge(stage: Stage, rollouts: Rollouts, choose: Callable[[int], Choose]) -> 
     for row in range(len(rollouts)):
         prompt, tokens = rollouts.prompt(row), list[int]()
         while len(tokens) < 8 and not (tokens and tokens[-1] in STOP_IDS):
-            logits = engine.logits(engine.prefill([prompt], [[*tokens, 0]]).states[0])[-1]
+            logits = engine.logits(prefill_completions(engine, [prompt], [[*tokens, 0]]).states[0])[
+                -1
+            ]
             noise = gumbel_noise(key, all_rows, torch.tensor(len(tokens)), engine.vocabulary_size)
             tokens.append(choose(row)(logits, noise))
-        prefill = engine.prefill([prompt], [tokens])
+        prefill = prefill_completions(engine, [prompt], [tokens])
         chunks = toploc.chunk_rows(prefill.prompt_hidden[0], prefill.hidden[0])
         completions.append(tokens)
         proofs.append(b"".join(toploc.build(chunks)))
@@ -229,7 +232,7 @@ def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
     rows = range(len(rollouts))
     completions = [rollouts.completion(row) for row in rows]
     engine = NativeEngine(stage.policy)
-    prefill = engine.prefill([rollouts.prompt(row) for row in rows], completions)
+    prefill = prefill_completions(engine, [rollouts.prompt(row) for row in rows], completions)
     given = (engine, prefill, completions, rows, stage.seed(number=7), 1.0)  # another's noise
     whole = judge_sampling(*given)
     assert whole["mismatches"] > 10
@@ -255,7 +258,7 @@ def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> No
     prompts, completions = [[1, 2, 3]] * 8, [[4] * 32] * 8
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     before = resident_bytes("VmRSS")
-    prefill = engine.prefill(prompts, completions)
+    prefill = prefill_completions(engine, prompts, completions)
     judged = judge_sampling(engine, prefill, completions, range(8), bytes(32), 1.0)
     assert judged["tokens"] == 256
     assert resident_bytes("VmHWM") - before < 420e6
