@@ -45,9 +45,10 @@ from benchmarks.trainer import (
 from peers.policy.model import count_parameters
 from peers.trainer import metrics
 from peers.trainer.learning.batch import Group
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import ATTENTIONS, why_not
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import Sharding, local
 from swarm.messages import Schedule
 from swarm.output import print_json

@@ -22,7 +22,8 @@ from peers.environments import load as load_environment
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
 from swarm.messages import Objective, Optimiser, Schedule
 from swarm.output import print_json

@@ -20,7 +20,8 @@ from peers.environments import load as load_environment
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed

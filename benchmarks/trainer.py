@@ -37,7 +37,8 @@ from torch import Tensor
 from benchmarks.spread import spread
 from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.learning.batch import Group
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.settings import LearnerSettings
 from swarm.messages import Objective, Optimiser, Schedule
 from swarm.output import print_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ from peers.policy.native import NativeEngine
 from peers.trainer import metrics
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import why_not
 from peers.trainer.learning.ranks import Ranks, lead
+from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import Sharding
 from peers.trainer.warmup import warm_up
 from swarm.errors import UserError
@@ -107,11 +109,15 @@ class TrainerService:
         """Learn by another version of the run from the next step on."""
         self._sampling = Sampling(**sampling)
         self._schedule = Schedule(**schedule)
-        self._held().follow(
-            Objective(**objective),
-            Optimiser(**optimiser),
-            self._schedule,
-            self._sampling.max_new_tokens,
+        learner = self._held()
+        learner.follow(
+            dataclasses.replace(
+                learner.settings,
+                objective=Objective(**objective),
+                optimiser=Optimiser(**optimiser),
+                schedule=self._schedule,
+                completion_tokens_max=self._sampling.max_new_tokens,
+            )
         )
         return {}
 

@@ -11,7 +11,8 @@ import trio
 
 from peers.policy.demo import make_policy
 from peers.policy.tokenizer import BYTES_MAX, copy_tokenizer
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.supervised import SftService, SftSettings
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule

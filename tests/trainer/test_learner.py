@@ -19,8 +19,10 @@ from peers.policy.model import read_weights
 from peers.policy.native import NativeEngine
 from peers.trainer.learning import packing
 from peers.trainer.learning.batch import Batch, Group, informative, make_batch
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import Scorer, lay_out
+from peers.trainer.learning.scoring import score
+from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.messages import Objective, Optimiser, Schedule
 from tests.policy.harness import prefill_completions
@@ -157,11 +159,12 @@ def test_mixed_policies_in_one_batch_each_get_their_own_log_mu(base: Path) -> No
     learner = Learner(base, SETTINGS)
     learner.train_step(random_groups(1, policy=0), 0)
     groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
-    mixed = learner._prepare(groups, first=False).log_mu
-    one = [
-        learner._prepare(random_groups(seed, policy=p), first=False) for seed, p in ((2, 0), (3, 1))
-    ]
-    expected = torch.cat([prepared.log_mu for prepared in one])
+
+    def log_mu(groups: list[Group]) -> torch.Tensor:
+        return score(groups, learner.policy, learner.past, SETTINGS).generator.log_mu
+
+    mixed = log_mu(groups)
+    expected = torch.cat([log_mu(random_groups(seed, policy=p)) for seed, p in ((2, 0), (3, 1))])
     torch.testing.assert_close(mixed, expected, atol=2e-6, rtol=0)
 
 
@@ -264,8 +267,8 @@ def test_wrong_turn_wrong_age_and_unknown_policy_are_refused(base: Path) -> None
     assert learner.policies == [1, 2, 3, 4]
 
 
-def test_learning_rate_warms_up_and_decays_linearly(base: Path) -> None:
-    rates = [Learner(base, SETTINGS).learning_rate(step) for step in range(9)]
+def test_learning_rate_warms_up_and_decays_linearly() -> None:
+    rates = [SETTINGS.learning_rate(step) for step in range(9)]
     expected = [1 / 3, 2 / 3, 1, 1, 0.82, 0.64, 0.46, 0.28, 0.1]
     assert [rate / 1e-3 for rate in rates] == pytest.approx(expected)
     constant = Learner(base, settings(final_learning_rate_share=1.0))
@@ -345,7 +348,7 @@ def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path
     learner.export(tmp_path / "policy")
     published = read_weights(tmp_path / "policy")
     assert {value.dtype for value in published.values()} == {torch.bfloat16}
-    assert same(learner._policies[1], published)
+    assert same(learner.past[1], published)
     assert {value.dtype for value in weights_of(learner).values()} == {torch.float32}
     assert load_model(tmp_path / "policy").dtype == torch.bfloat16
 
@@ -402,7 +405,7 @@ def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Pat
     going_on = Learner(base, SETTINGS)
     going_on.train_step(random_groups(0, policy=0), 0)
     going_on.save(tmp_path / "state")
-    going_on.follow(other.objective, other.optimiser, other.schedule, other.completion_tokens_max)
+    going_on.follow(other)
 
     resumed = Learner(base, other)
     resumed.load(tmp_path / "state", {0: base})
@@ -418,5 +421,5 @@ def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Pat
 def test_numbers_that_contradict_each_other_are_not_followed(base: Path) -> None:
     learner = Learner(base, SETTINGS)
     with pytest.raises(UserError, match="step_start"):
-        learner.follow(Objective(name="icepop"), SETTINGS.optimiser, SETTINGS.schedule, 8)
+        learner.follow(dataclasses.replace(SETTINGS, objective=Objective(name="icepop")))
     assert learner.settings == SETTINGS

@@ -14,8 +14,9 @@ from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
 from peers.policy.native import NativeEngine
 from peers.trainer.learning import packing
-from peers.trainer.learning.learner import Learner, LearnerSettings
+from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import Sharding, whole
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings

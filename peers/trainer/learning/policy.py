@@ -1,0 +1,156 @@
+"""The policy that learns: its fp32 weights over the ranks, and the AdamW that steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.policy import model as policy_model
+from peers.trainer.learning.batch import Batch
+from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.packing import (
+    Rows,
+    Scorer,
+    empty_rows,
+    fastest_attention,
+    lay_out,
+    lay_out_flat,
+)
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.learning.sharding import local, part_of, shard, whole
+from swarm.errors import UserError
+from swarm.messages import Optimiser
+
+Weights = dict[str, Tensor]
+"""Of a policy, by parameter: this rank's part of each."""
+
+
+def load_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
+    """The Hugging Face folder `base` as a model to train, not yet spread over the ranks."""
+    # eval: dropout would make the ratio between two passes over the same weights differ from 1.
+    model: Any = policy_model.load(base).eval()
+    model.set_attn_implementation(
+        settings.attention or fastest_attention(ranks.device, settings.sharding.mixed_precision)
+    )
+    return model
+
+
+class TrainedPolicy:
+    """A model with fp32 master weights, its scorer and its optimiser."""
+
+    def __init__(self, model: Any, base: Path, settings: LearnerSettings, ranks: Ranks) -> None:
+        """Spread `model` over the ranks. `base` is the Hugging Face folder that it comes from."""
+        self.ranks = ranks
+        self.published_dtype: torch.dtype = model.dtype
+        """In which policies are exported."""
+        self.model = model
+        self.scorer = Scorer(model)
+        shard(self.scorer, model.model.layers, ranks, settings.sharding)
+        numbers = settings.optimiser
+        self.optimiser = torch.optim.AdamW(
+            model.parameters(),
+            lr=numbers.learning_rate,
+            betas=(numbers.beta1, numbers.beta2),
+            weight_decay=numbers.weight_decay,
+            fused=True,
+        )
+        self._base = base
+        self._flat = ranks.device.type == "cuda" or settings.flat
+
+    def follow(self, numbers: Optimiser) -> None:
+        """Step by another version of the run's optimiser from now on."""
+        self.optimiser.param_groups[0].update(
+            betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay
+        )
+
+    def passes(self, batch: Batch) -> list[Rows]:
+        """The forward passes over a batch, on this rank's device.
+
+        Every rank makes equally many, since each pass is a collective: ranks with fewer rows
+        compute empty ones.
+        """
+        passes: list[Rows] = []
+        if len(batch):
+            passes = lay_out_flat(batch) if self._flat else lay_out(batch)
+        (most,) = self.ranks.max([len(passes)])
+        passes += [empty_rows()] * (int(most) - len(passes))
+        return [rows.to(self.ranks.device) for rows in passes]
+
+    # --- weights -----------------------------------------------------------------------------
+
+    def weights(self) -> Weights:
+        """The fp32 weights themselves, not a copy."""
+        return {name: local(value) for name, value in self.model.named_parameters()}
+
+    def published(self) -> Weights:
+        """A copy of the weights as `export` writes them, which is what inference peers load."""
+        return {
+            name: local(parameter).detach().to(self.published_dtype, copy=True)
+            for name, parameter in self.model.named_parameters()
+        }
+
+    def read_weights(self, folder: Path) -> Weights:
+        """This rank's part of a published policy; raises `UserError` if it does not fit."""
+        found = policy_model.read_weights(folder)
+        self.check_fit({name: tuple(value.shape) for name, value in found.items()}, folder)
+        return {
+            name: part_of(found[name], parameter)
+            for name, parameter in self.model.named_parameters()
+        }
+
+    def read_base(self) -> Weights:
+        """This rank's part of the base policy."""
+        return self.read_weights(self._base)
+
+    def check_fit(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+        """Raise `UserError` unless the tensors of `folder` have this policy's names and shapes."""
+        for name, parameter in self.model.named_parameters():
+            found = shapes.get(name)
+            if found != tuple(parameter.shape):
+                raise UserError(
+                    f"{folder} holds another model than {self._base}: {name} has shape {found}, "
+                    f"not {tuple(parameter.shape)}"
+                )
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably.
+
+        With several ranks each gathers all parameters and writes its share of them.
+        """
+        mine: Weights = {}
+        owners: dict[str, int] = {}
+        loads = [0] * self.ranks.world
+        for name, parameter in self.model.named_parameters():
+            owners[name] = loads.index(min(loads))
+            loads[owners[name]] += parameter.numel()
+            full = whole(parameter.detach().to(self.published_dtype))
+            if owners[name] == self.ranks.rank:
+                mine[name] = full.cpu()
+        with whole_folder(folder, self.ranks) as aside:
+            policy_model.save_share(
+                mine, aside, self.model.config, self._base, self.ranks.rank, owners
+            )
+
+    # --- training state ----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimiser by their names in a training state; a load fills them in place."""
+        state = {f"model.{name}": value for name, value in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimiser.state[parameter].items():
+                state[f"optimiser.{name}.{key}"] = value
+        return state
+
+    def make_optimiser_state(self) -> None:
+        """Create the tensors that AdamW creates in its first step, for a load to fill."""
+        for parameter in self.model.parameters():
+            self.optimiser.state[parameter] = {
+                "step": torch.zeros((), device=local(parameter).device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }

@@ -1,0 +1,190 @@
+"""What fixed policies say of a batch: the generating policy, the step's start, the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peers.trainer.learning import objective as objectives
+from peers.trainer.learning.batch import Batch, Group, make_batch
+from peers.trainer.learning.objective import Tokens, Totals
+from peers.trainer.learning.packing import Rows
+from peers.trainer.learning.past import PastPolicies
+from peers.trainer.learning.policy import TrainedPolicy
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.settings import LearnerSettings
+
+ENGINE_DIFFERENCE_MAX = 0.1
+"""Nats between an engine's log-probability and the trainer's beyond which a token is counted."""
+
+
+@dataclass(frozen=True)
+class GeneratorScores:
+    """log μ: each token's log-probability under the policy that generated it.
+
+    The trainer computes it with its own copies of those policies, since a worker's word is worth
+    nothing. Tokens of *on-policy* rollouts need no pass of their own: where the generating policy
+    is the learner, bit for bit, the training pass computes the same numbers, and `at` takes them
+    from there, which saves a forward pass.
+    """
+
+    log_mu: Tensor
+    """fp32 [n]; undefined where `on_policy` until `at` was called."""
+    on_policy: Tensor
+    """bool [n]."""
+
+    def at(self, index: Tensor, log_pi: Tensor) -> Tensor:
+        """log μ of the tokens `index`, of which the training pass says `log_pi`."""
+        own = self.on_policy[index]
+        self.log_mu[index[own]] = log_pi.detach()[own]
+        return self.log_mu[index]
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """One optimiser step's batch, with all that stays fixed while the optimiser steps.
+
+    n completion tokens of B completions on this rank.
+    """
+
+    batch: Batch
+    """This rank's sequences."""
+    totals: Totals
+    """Of all ranks'."""
+    passes: list[Rows]
+    generator: GeneratorScores
+    old_is_generator: bool
+    """The ratio's denominator is μ, as in `schedule.old = "generation"`."""
+    log_start: Tensor | None
+    """fp32 [n]: of the weights at the start of the rollout step, where they are the denominator;
+    None: μ is, or the weights have not moved since, so that the training pass says it too."""
+    log_reference: Tensor | None
+    """fp32 [n]: for the KL term."""
+    reported: Tensor
+    """fp32 [n]: what the engines said, NaN where they said nothing; never trained on."""
+    advantage: Tensor
+    """fp32 [n]."""
+    completion: Tensor
+    """int64 [n]: which of the B completions a token belongs to."""
+
+    def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
+        """The tokens of one pass, as the objective sees them."""
+        here = rows.index
+        log_mu = self.generator.at(here, log_pi)
+        if self.old_is_generator:
+            log_old = log_mu
+        else:
+            log_old = log_pi.detach() if self.log_start is None else self.log_start[here]
+        return Tokens(
+            log_pi=log_pi,
+            log_old=log_old,
+            log_mu=log_mu,
+            advantage=self.advantage[here],
+            entropy=entropy,
+            completion=self.completion[here],
+            log_reference=None if self.log_reference is None else self.log_reference[here],
+        )
+
+
+def score(
+    groups: list[Group],
+    policy: TrainedPolicy,
+    past: PastPolicies,
+    settings: LearnerSettings,
+    *,
+    current: int | None = None,
+) -> ScoredBatch:
+    """Make the batch of `groups` and compute what fixed policies say of it.
+
+    `current`: the learner's number, if no weights move before this batch is trained on. Whatever
+    the learner itself would say is then left to the training pass.
+    """
+    ranks = policy.ranks
+    everything = make_batch(groups, settings.objective)
+    mine = ranks.share(everything.lengths())
+    batch = everything.rows(mine)
+    passes = policy.passes(batch)
+    log_start = None
+    generator = _score_generators(groups, batch, policy, past, current)
+    if settings.schedule.old == "step_start" and current is None:
+        log_start = past.score(policy.weights(), passes)  # not as published: that may be rounded
+    log_reference = None
+    if past.reference and settings.objective.kl_coefficient:
+        log_reference = past.score(past.reference, passes)
+    taken = torch.zeros(len(everything), dtype=torch.bool)
+    taken[mine] = True
+    tokens, completions = ranks.sum([batch.token_count(), len(batch)])
+    return ScoredBatch(
+        batch=batch,
+        totals=Totals(int(tokens), int(completions), settings.completion_tokens_max),
+        passes=passes,
+        generator=generator,
+        old_is_generator=settings.schedule.old == "generation",
+        log_start=log_start,
+        log_reference=log_reference,
+        reported=_reported(groups)[everything.per_token(taken)],
+        advantage=batch.per_token(batch.advantage).to(ranks.device),
+        completion=batch.per_token(torch.arange(len(batch))).to(ranks.device),
+    )
+
+
+def _score_generators(
+    groups: list[Group],
+    batch: Batch,
+    policy: TrainedPolicy,
+    past: PastPolicies,
+    current: int | None,
+) -> GeneratorScores:
+    """Have each generating policy score its own tokens, but for the learner's."""
+    device = policy.ranks.device
+    exact = policy.published_dtype == torch.float32  # published policies are the learner, unrounded
+    learner = current if current is not None and exact else -1
+    policy_of_token = batch.per_token(batch.policy).to(device)
+    log_mu = torch.zeros(batch.token_count(), device=device)
+    for number in sorted({group.policy for group in groups} - {learner}):
+        part = batch.rows(batch.policy == number)
+        log_mu[policy_of_token == number] = past.score(past[number], policy.passes(part))
+    return GeneratorScores(log_mu, on_policy=policy_of_token == learner)
+
+
+def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, float]:
+    """How far the engines' own log-probabilities are from log μ, recomputed: figures, no more.
+
+    `engine_log_probability_difference`: the largest, in nats. `engine_kl`: KL(engine ‖
+    trainer) per token. `engine_outside_share`: tokens further off than
+    `ENGINE_DIFFERENCE_MAX`. Empty where none were reported.
+    """
+    if not batches:
+        return {}
+    ours = torch.cat([batch.generator.log_mu.cpu() for batch in batches])
+    theirs = torch.cat([batch.reported for batch in batches])
+    ours, theirs = ours[~theirs.isnan()], theirs[~theirs.isnan()]
+    difference = (ours - theirs).abs()
+    kl = float(objectives.k3(ours, theirs).sum())
+    outside = float((difference > ENGINE_DIFFERENCE_MAX).sum())
+    count, kl, outside = ranks.sum([len(ours), kl, outside])
+    (largest,) = ranks.max([float(difference.max()) if len(difference) else 0.0])
+    if not count:
+        return {}
+    return {
+        "engine_log_probability_difference": largest,
+        "engine_kl": kl / count,
+        "engine_outside_share": outside / count,
+    }
+
+
+def _reported(groups: Sequence[Group]) -> Tensor:
+    """fp32 [n]: the engines' own log-probabilities; NaN for the groups that have none."""
+    values: list[float] = []
+    for group in groups:
+        count = sum(map(len, group.completions))
+        reported = group.log_probabilities
+        found = [math.nan] * count if reported is None else [v for row in reported for v in row]
+        if len(found) != count:
+            raise ValueError(f"{len(found)} log-probabilities for {count} tokens")
+        values += found
+    return torch.tensor(values)

@@ -1,0 +1,84 @@
+"""The GRPO step: score under the generating policies, then loss, backward, clip, step.
+
+One rollout step takes one or more optimiser steps, each on its part of the groups. What fixed
+policies say of all parts (`scoring.py`) is computed before the first weights move. The loss of an
+objective is in `objective.py`, the layout of a batch in `packing.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peers.trainer.learning import objective as objectives
+from peers.trainer.learning.batch import Group
+from peers.trainer.learning.past import PastPolicies
+from peers.trainer.learning.policy import TrainedPolicy
+from peers.trainer.learning.scoring import ScoredBatch, compare_engines, score
+from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.learning.sharding import whole
+
+
+@dataclass(frozen=True)
+class GrpoStep:
+    """One rollout step of a policy under these settings."""
+
+    policy: TrainedPolicy
+    past: PastPolicies
+    settings: LearnerSettings
+    step: int
+    """The rollout step, and the number of the policy before it."""
+
+    def take(self, parts: list[list[Group]]) -> tuple[dict[str, float], int]:
+        """Take one optimiser step per part; mean metrics, and how many steps were skipped."""
+        first = self.step * self.settings.optimiser.optimiser_steps
+        batches = [
+            score(part, self.policy, self.past, self.settings, current=None if index else self.step)
+            for index, part in enumerate(parts)
+        ]
+        figures = [self._optimise(batch, first + index) for index, batch in enumerate(batches)]
+        metrics = {
+            name: sum(each[name] / len(figures) for each in figures)
+            for name in (figures[0] if figures else ())
+        }
+        skipped = sum(each["skipped"] > 0 for each in figures)
+        shown = objectives.describe(metrics) if metrics else {}
+        return {**shown, **compare_engines(batches, self.policy.ranks)}, skipped
+
+    def _optimise(self, batch: ScoredBatch, optimiser_step: int) -> dict[str, float]:
+        """One optimiser step on one batch; it is skipped where loss or gradient is not finite."""
+        goal, ranks = self.settings.objective, self.policy.ranks
+        optimiser = self.policy.optimiser
+        sums: dict[str, Tensor] = {}
+        optimiser.zero_grad()
+        for rows in batch.passes:  # k completion tokens each
+            log_pi, entropy = self.policy.scorer(  # fp32 [k] each
+                rows, entropy_gradient=bool(goal.entropy_coefficient)
+            )
+            tokens = batch.tokens(rows, log_pi, entropy)
+            loss, metrics = objectives.loss(goal, tokens, batch.totals)
+            # Each rank's loss is its share of the batch's; FSDP takes the mean of the gradients.
+            (loss * ranks.world).backward()  # type: ignore[no-untyped-call]
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, torch.zeros(())) + value
+
+        norm_max = self.settings.optimiser.gradient_norm_max
+        parameters = self.policy.model.parameters()
+        norm = whole(torch.nn.utils.clip_grad_norm_(parameters, norm_max))
+        rate = self.settings.learning_rate(optimiser_step)
+        names = sorted(sums)
+        added = ranks.sum([float(sums[name]) for name in names])
+        figures = dict(zip(names, added, strict=True))
+        finite = bool(torch.isfinite(norm)) and math.isfinite(figures["loss"])
+        if finite:
+            optimiser.param_groups[0]["lr"] = rate
+            optimiser.step()
+        return {
+            **figures,
+            "gradient_norm": float(norm),
+            "learning_rate": rate,
+            "skipped": float(not finite),
+        }
