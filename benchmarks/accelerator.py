@@ -50,8 +50,8 @@ from peers.trainer.learning.packing import ATTENTIONS, why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import Sharding, local
+from swarm.app.output import print_json
 from swarm.messages import Schedule
-from swarm.output import print_json
 
 MODELS: dict[str, dict[str, int]] = {
     "0.5b": {

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.study import Variant, learn, summary
 from peers.trainer.service import TrainerService
-from swarm.output import print_json
+from swarm.app.output import print_json
 
 STALENESS = (0, 1, 2, 4, 8)
 

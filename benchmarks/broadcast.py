@@ -44,7 +44,7 @@ from simnet.large_pages import use_large_pages
 from simnet.seeded import source
 from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
 from simnet.timeline import Timeline
-from swarm.output import print_json
+from swarm.app.output import print_json
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from benchmarks.recipe import OBJECTIVE, OPTIMISER
 from benchmarks.study import TAIL, Curve, Variant, learn, summary
 from peers.trainer.service import TrainerService
-from swarm.output import print_json
+from swarm.app.output import print_json
 
 ONE_SIDED = 1e9
 """A δ that no ratio reaches: log-ratios are clamped at 20."""

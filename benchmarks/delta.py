@@ -34,7 +34,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.arguments import at_least
 from benchmarks.spread import load_average, spread
-from swarm.output import print_json
+from swarm.app.output import print_json
 from swarm.shardcast.delta import Chain, PieceToMake, encode
 from swarm.shardcast.manifest import piece_size_for
 

@@ -27,7 +27,7 @@ from peers.environments import load as load_environment
 from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
-from swarm.output import print_json
+from swarm.app.output import print_json
 
 ATTEMPTS = 8
 KEEP = (0.125, 0.5)

@@ -24,7 +24,7 @@ from peers.environments.length import LengthTargets
 from peers.policy.demo import make_policy
 from peers.trainer.service import DEMO_SAMPLING
 from peers.trainer.warmup import Warmup, warm_up
-from swarm.output import print_json
+from swarm.app.output import print_json
 
 TARGETS = (2, 4, 6, 8, 10)
 LONGEST = 12

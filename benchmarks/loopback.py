@@ -30,10 +30,10 @@ import trio
 
 from benchmarks.arguments import at_least, number_where, several
 from benchmarks.transfer import FILE, Process, cpu_seconds, say, started
+from swarm.app.output import print_json
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
-from swarm.output import print_json
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService

@@ -25,8 +25,8 @@ from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
+from swarm.app.output import print_json
 from swarm.messages import Objective, Optimiser, Schedule
-from swarm.output import print_json
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 OBJECTIVE = Objective(

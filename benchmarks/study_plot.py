@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from swarm.app.output import check_writable
 from swarm.errors import UserError
-from swarm.output import check_writable
 
 PICTURES = (".png", ".svg", ".pdf")
 

@@ -40,7 +40,6 @@ from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.messages import Objective, Optimiser, Schedule
-from swarm.output import print_json
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 16

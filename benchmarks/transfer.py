@@ -45,10 +45,10 @@ from blake3 import blake3
 
 from benchmarks.arguments import at_least
 from benchmarks.spread import load_average, spread
+from swarm.app.output import print_json
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
-from swarm.output import print_json
 from swarm.shardcast.fetch import Fetcher
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore

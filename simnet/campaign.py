@@ -19,7 +19,7 @@ from rich.console import Console
 
 from simnet.faults import AnyFault, Lasting, Schedule, parse, to_toml
 from simnet.simulate import simulate
-from swarm.demo.view import readable_seconds
+from swarm.app.figures import readable_seconds
 from swarm.errors import leaf_errors
 
 LINE_SECONDS = 10.0

@@ -25,8 +25,8 @@ from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.report import print_report
 from simnet.simulate import simulate
 from simnet.watch import Watch
+from swarm.app.output import STANDARD_OUTPUT, check_writable, write_json
 from swarm.errors import SwarmError, UserError
-from swarm.output import STANDARD_OUTPUT, check_writable, write_json
 
 Json = Annotated[
     Path | None,

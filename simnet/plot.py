@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simnet.observations import PROGRESS_PARTS, Broadcast, Observations
-from swarm.demo.view import readable_bytes, readable_seconds
+from swarm.app.figures import readable_bytes, readable_seconds
 from swarm.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TextIO
 
-from swarm import defaults, output
+from swarm import defaults
+from swarm.strict_json import to_json as encode
 from swarm.untrusted import shown
 from swarm.world import World
 
@@ -87,7 +88,7 @@ def _plain(value: Any) -> Any:
 
 def to_json(event: Event) -> str:
     """One line of JSON: event, time, peer, then the fields."""
-    return output.to_json(
+    return encode(
         {"event": event.name, "time": round(event.wall_time, 3), "peer": event.peer}
         | {name: _plain(value) for name, value in event.fields.items()}
     )

@@ -6,10 +6,8 @@ well want, but most often does not, is a warning instead.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,20 +25,6 @@ TOKEN_BYTES = 8
 """A completion token and its log-probability in a submission's file."""
 PROOF_BYTES, PROOF_TOKENS = 258, 32
 """Of a proof, and the completion tokens it covers."""
-
-
-def check_run(manifest: RunManifest, model: Path, where: str) -> list[str]:
-    """Probe a run whose policy 0 lies in the folder `model`; gives warnings.
-
-    Raises `UserError` where nothing could come of the run: numbers out of bounds, a model that is
-    not supported, prompts longer than it, stop ids that it lacks, an environment that raises.
-    `where` begins the sentences about the manifest: the file it is described in.
-    """
-    check_manifest_numbers(manifest, where)
-    probe: Callable[[RunManifest, Path, str], list[str]] = importlib.import_module(
-        "peers.run_probe"
-    ).probe_run
-    return probe(manifest, model, where)
 
 
 def check_manifest_numbers(manifest: RunManifest, where: str) -> None:

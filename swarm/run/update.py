@@ -1,18 +1,31 @@
-"""Signing another version of a run, and handing it to the network."""
+"""Signing a version of a run, and handing it to the network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.envelope import Envelope
+from swarm import defaults
+from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
-from swarm.identity import PeerId
+from swarm.identity import Identity, PeerId
 from swarm.messages import RunManifest
 from swarm.node.node import Node
 from swarm.run.changes import NEVER, Change, changes
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import content_digest, load_manifest, manifest_in
+
+
+def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> Envelope:
+    """A run manifest signed by its owner."""
+    return seal(
+        owner,
+        manifest,
+        run=f"{owner.peer_id}/{manifest.name}",
+        sequence=int(wall_time * 1000),
+        wall_time=wall_time,
+        lifetime_seconds=defaults.MANIFEST_LIFETIME_SECONDS,
+    )
 
 
 def signed_before(path: Path, owner: str, name: str) -> Envelope | None:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peers.policy.demo import EOS_ID, save_tokenizer
-from swarm.cli import app
+from swarm.app.main import app
 from swarm.errors import UserError
 from swarm.messages import RunManifest
 from swarm.run.manifest import load_manifest

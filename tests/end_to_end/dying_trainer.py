@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from peers.trainer.role import TrainerRole
-from swarm.peer import peer
+from swarm.app.commands.peer import peer
 from swarm.run.trusted import TrustedPart
 from swarm.shardcast.store import CheckpointStore
 

@@ -22,16 +22,18 @@ from typing import Any
 import msgspec
 import trio
 
-from swarm.demo.command import demo_manifest, free_ports, probe, sign_manifest, write_config
-from swarm.demo.processes import lines_of
+from swarm.app.demo.processes import lines_of
+from swarm.app.demo.recipe import ENVIRONMENT, demo_manifest
+from swarm.app.local_peers import free_ports, write_config
+from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create
 from swarm.messages import Limits, RunManifest, TrustedKey
 from swarm.observable import Observable
+from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 
 REPOSITORY = Path(__file__).parents[2]
-ENVIRONMENT = ("sort-digits", "1")
 START_SECONDS = 60.0
 """For a peer to say its first words while all others start as well."""
 STEP_SECONDS = 60.0
@@ -298,13 +300,10 @@ def tiny_manifest(
     limits: Limits,
 ) -> RunManifest:
     """The demo's run made small: 8 groups of 4 a step, 2 groups a submission."""
-    from peers.policy.demo import EOS_ID
-
     manifest = demo_manifest(
         name="tiny",
         steps=steps,
-        stop_ids=[EOS_ID],
-        hashes=probe(base, *ENVIRONMENT),
+        hashes=probe_hashes(base, *ENVIRONMENT),
         trainer=trainer,
         validator=validators[0],
     )

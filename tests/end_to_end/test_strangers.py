@@ -12,7 +12,7 @@ import trio
 
 from swarm import defaults
 from swarm.identity import Identity
-from tests.cli.harness import bootstrap_peer
+from tests.app.harness import bootstrap_peer
 from tests.end_to_end.harness import (
     START_SECONDS,
     STEP_SECONDS,

@@ -30,7 +30,7 @@ from swarm.transport import Transport
 from swarm.transport.libp2p import open_libp2p
 from swarm.world import Disk
 from swarm.world.machine import Machine
-from tests.cli.harness import bootstrap_peer, signed_manifest
+from tests.app.harness import bootstrap_peer, signed_manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol" / "kademlia.md"
 PROGRAM = Path(__file__).with_name("javascript_node.mjs")

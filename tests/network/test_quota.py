@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from swarm.app.local_node import open_node
 from swarm.errors import DiskFullError
 from swarm.gossip import RUN, WORK
 from swarm.node.run_node import RunNode
-from swarm.peer import open_node
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import Source

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from peers.trainer.learning import ranks as ranks_module
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.ranks import Place, RankError, Ranks, follow, lead
-from swarm.demo.command import free_ports
+from swarm.app.local_peers import free_ports
 from swarm.errors import UserError
 from tests.trainer.ranks_harness import run_ranks
 

@@ -14,7 +14,7 @@ from peers.policy.demo import EOS_ID
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
 from peers.trainer.supervised import SftService, SftSettings, stop_id
-from swarm.cli import app
+from swarm.app.main import app
 from swarm.errors import UserError
 
 

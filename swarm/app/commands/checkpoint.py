@@ -1,0 +1,306 @@
+"""The commands `swarm checkpoint …`: checkpoints as files, on mirrors, and from a run's peers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.app.exit import finish
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.output import print_json
+from swarm.errors import UserError
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.shardcast.mirror import Progress
+    from swarm.shardcast.store import Held
+
+app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", help="Run id in a new manifest; a folder of a peer has its own."),
+]
+Lineage = Annotated[
+    int | None, typer.Option(min=0, max=10**9, help="Lineage in a new manifest (0).")
+]
+Step = Annotated[int | None, typer.Option(min=0, max=10**9, help="Step in a new manifest (0).")]
+Mirrors = Annotated[
+    list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    """A progress bar on a terminal, silence elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@app.command("export")
+def export_command(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Where the mirror's files go.")],
+    run: RunName = None,
+    lineage: Lineage = None,
+    step: Step = None,
+    mirror: Mirrors = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as plain files that any web server or bucket serves.
+
+    Copy them anywhere; `swarm checkpoint fetch http://…` gets them back, every piece checked. An
+    interrupted export goes on where it was.
+    """
+
+    def work() -> None:
+        import msgspec
+
+        from swarm.shardcast import mirror as mirrors
+
+        async def export() -> None:
+            with _bar("exporting") as progress:
+                index = await mirrors.export(
+                    folder,
+                    out,
+                    run=run,
+                    lineage=lineage,
+                    step=step,
+                    mirrors=mirror or (),
+                    progress=progress,
+                )
+            if as_json:
+                print(msgspec.json.encode(index).decode())
+                return
+            print(f"{index.total_bytes:,} bytes in {out}, manifest {index.manifest}")
+            print("serve that folder with any web server, then:")
+            print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
+
+        run_until_interrupted(export)
+
+    finish(work)
+
+
+@app.command("publish")
+def publish_command(
+    folder: Folder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: any.")] = 8080,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(min=0.001, max=1e6, help="Most to send, in megabits a second.")
+    ] = None,
+    run: RunName = None,
+    lineage: Lineage = None,
+    step: Step = None,
+) -> None:
+    """Be a mirror of a checkpoint, for everybody, until Ctrl-C. Nothing is copied."""
+
+    def work() -> None:
+        from swarm.shardcast.mirror import Index, serve
+
+        bar = ExitStack()
+
+        def ready(bound: int, index: Index) -> None:
+            bar.close()
+            shown = "localhost" if host in ("0.0.0.0", "::") else host
+            shown = f"[{shown}]" if ":" in shown else shown
+            print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
+            print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
+
+        async def publish() -> None:
+            await serve(
+                folder,
+                host=host,
+                port=port,
+                run=run,
+                lineage=lineage,
+                step=step,
+                uplink_bytes_per_second=uplink_mbps and uplink_mbps * 1e6 / 8,
+                ready=ready,
+            )
+
+        with bar:
+            bar.enter_context(_bar("reading"))
+            run_until_interrupted(publish)
+
+    finish(work)
+
+
+@app.command("fetch")
+def fetch_command(
+    out: Annotated[Path, typer.Option(help="Folder to be made: a Hugging Face checkpoint.")],
+    source: Annotated[
+        str | None, typer.Argument(help="A mirror's address, or a file with a manifest.")
+    ] = None,
+    mirror: Mirrors = None,
+    manifest: Annotated[
+        str | None, typer.Option(help="Digest that the manifest must have, in hexadecimal.")
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer: fetch from a run's peers.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Which run, if there are several.")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=1, max=1e9, help="Seconds to give up after.")
+    ] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
+
+    Every piece is checked. What is interrupted goes on when the same command is given again.
+    """
+
+    def work() -> None:
+        from swarm.app.newest_policy import from_peers
+
+        digest = _digest(manifest)
+        if bool(source) == bool(bootstrap):
+            raise UserError("give either a mirror's address or manifest file, or --bootstrap")
+        if not source and mirror:
+            raise UserError(
+                "--mirror goes with a mirror's address or a manifest file; leave it out with "
+                "--bootstrap: a run's manifests name their mirrors"
+            )
+        if source and run is not None:
+            raise UserError(
+                f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
+                "checkpoint of one run"
+            )
+        with _bar("fetching") as progress:
+            if not source:
+                held = run_until_interrupted(
+                    partial(
+                        from_peers,
+                        out,
+                        bootstrap,
+                        run=run,
+                        digest=digest,
+                        deadline=deadline,
+                        progress=progress,
+                    )
+                )
+            else:
+                held = run_until_interrupted(
+                    _from_mirrors, out, source, mirror or [], digest, deadline, progress
+                )
+        told = {
+            "folder": str(out),
+            "run": held.manifest.run,
+            "lineage": held.manifest.lineage,
+            "step": held.manifest.step,
+            "bytes": held.manifest.total_bytes,
+            "manifest": held.digest.hex(),
+        }
+        if as_json:
+            print_json(told)
+        else:
+            print(
+                f"{out}: policy {told['step']} of {printable(held.manifest.run)}, "
+                f"{told['bytes']:,} bytes, every piece checked against manifest {told['manifest']}"
+            )
+
+    finish(work)
+
+
+def _digest(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise UserError(f"--manifest {text!r} is not 64 hexadecimal digits")
+    return digest
+
+
+async def _from_mirrors(
+    out: Path,
+    source: str,
+    mirrors: Sequence[str],
+    digest: bytes | None,
+    deadline: float,
+    progress: Progress,
+) -> Held:
+    from swarm.shardcast.mirror import fetch
+
+    is_address = "://" in source
+    return await fetch(
+        out,
+        mirrors=[source, *mirrors] if is_address else mirrors,
+        manifest_file=None if is_address else Path(source),
+        manifest_digest=digest,
+        deadline_seconds=deadline,
+        progress=progress,
+    )
+
+
+@app.command("verify")
+def verify_command(
+    folder: Folder,
+    manifest: Annotated[
+        Path | None, typer.Option(help="File with the manifest; the folder's own, if it has one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a folder against its manifest, byte by byte; status 1 when something differs."""
+
+    def work() -> int:
+        from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
+        from swarm.shardcast.mirror import read_bounded, verify
+
+        if not folder.is_dir():
+            raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
+        path = manifest or folder / MANIFEST_NAME
+        try:
+            blob = read_bounded(path)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}); give --manifest FILE"
+            ) from error
+        try:
+            with _bar("verifying") as progress:
+                problems = run_until_interrupted(verify, folder, blob, progress)
+        except BadManifest as error:
+            raise UserError(f"{path}: {error}") from error
+        if as_json:
+            print_json({"manifest": digest_of(blob).hex(), "problems": problems})
+        elif problems:
+            for problem in problems:
+                print(printable(problem), file=sys.stderr)
+        else:
+            print(f"{folder} is what manifest {digest_of(blob).hex()} says")
+        return 1 if problems else 0
+
+    finish(work)

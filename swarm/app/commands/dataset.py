@@ -1,0 +1,65 @@
+"""`swarm dataset`: choose the tasks of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import finish
+from swarm.app.interrupt import run_until_interrupted
+from swarm.errors import UserError
+
+app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
+
+
+@app.command("filter")
+def filter_command(
+    policy: Annotated[Path, typer.Option(help="Hugging Face folder of the base policy.")],
+    environment: Annotated[str, typer.Option(help="Where tasks come from, as in a run manifest.")],
+    environment_version: Annotated[str, typer.Option(help="Of the environment.")] = "1",
+    pass_at: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 8,
+    keep: Annotated[str, typer.Option(help="Shares of right attempts to keep.")] = "0.125:0.5",
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
+    seed: Annotated[int, typer.Option(min=0, help="Which tasks, and the sampling's noise.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Of the sampling.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
+    out: Annotated[
+        Path, typer.Option(help="JSON lines; a file that is there is gone on with.")
+    ] = Path("filtered.jsonl"),
+) -> None:
+    """Try tasks with a policy and keep those that it solves neither never nor always.
+
+    Interrupt it at will: the same command goes on where it stopped.
+    """
+
+    def work() -> None:
+        from swarm.app.dataset import Filtering, Progress, filter_tasks, parse_bounds
+
+        low, high = parse_bounds(keep)
+        if not temperature > 0:
+            raise UserError(f"--temperature is {temperature:g}; it must be above 0")
+        wanted = Filtering(
+            policy=policy,
+            environment=environment,
+            version=environment_version,
+            attempts=pass_at,
+            low=low,
+            high=high,
+            tasks=tasks,
+            seed=seed,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+        )
+
+        def show(progress: Progress) -> None:
+            text = f"{progress.tried} of {progress.total} tasks tried, {progress.kept} kept"
+            end = "\n" if progress.tried == progress.total or not sys.stderr.isatty() else ""
+            print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
+
+        done = run_until_interrupted(filter_tasks, wanted, out, show)
+        print(f"{done.kept} of {done.tried} tasks are kept; they stand in {out}")
+
+    finish(work)

@@ -1,0 +1,71 @@
+"""`swarm demo`: a whole swarm on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+
+from swarm.app.exit import finish
+from swarm.errors import UserError
+
+
+def demo(
+    steps: Annotated[int, typer.Option(help="Rollout steps; 250 take about two minutes.")] = 250,
+    peers: Annotated[int, typer.Option(help="Inference peers.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the base policy and the trainer.")] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Folder for everything: results, logs, keys and state of the peers."),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write the summary here; - prints it."),
+    ] = None,
+    cheat: Annotated[
+        str | None,
+        typer.Option(help="wrong-weights: one inference peer runs altered weights."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="A line per step instead of the live view.")
+    ] = False,
+) -> None:
+    """Run a whole swarm on this machine: it learns to sort six digits.
+
+    One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
+    processes. Results come to ./demo-output (or --keep): the trained policy as a Hugging Face
+    folder, the reward curve, a summary. Ctrl-C ends everything.
+    """
+
+    def work() -> int:
+        if cheat not in (None, "wrong-weights"):
+            raise UserError(f"--cheat is {cheat!r}; there is: wrong-weights")
+        from swarm.app.demo.command import run_demo
+        from swarm.app.demo.options import DemoOptions
+
+        options = DemoOptions(
+            age_seconds=_seconds_since_start(),
+            steps=steps,
+            peers=peers,
+            seed=seed,
+            keep=keep,
+            json_file=json_file,
+            cheat=cheat is not None,
+            plain=plain,
+        )
+        return trio.run(run_demo, options)  # heeds signals itself
+
+    finish(work)
+
+
+def _seconds_since_start() -> float:
+    """How long this process has run (0 where the system does not say)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))

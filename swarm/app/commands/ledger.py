@@ -1,0 +1,149 @@
+"""`swarm ledger`: what one peer earned in a run, proven."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarm.app.exit import finish
+from swarm.app.figures import figure
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import AsJson, Bootstrap, WhichRun
+from swarm.app.output import print_json
+from swarm.errors import UserError
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.app.onlooker import Record
+
+
+def ledger(
+    peer: Annotated[
+        str | None,
+        typer.Option(help="Id of the peer whose record is wanted; without it, one's own."),
+    ] = None,
+    home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    last: Annotated[int, typer.Option(min=0, help="Receipts to list, newest last.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Credits and receipts of one peer, each proven to be in its validator's signed log."""
+
+    def work() -> int:
+        from swarm.app.visit import last_bootstrap
+
+        who = peer or _own_id(home)
+        through = bootstrap or last_bootstrap(home)
+        return _show(who, through, run, last=last, as_json=as_json)
+
+    finish(work)
+
+
+def _own_id(home: Path) -> str:
+    """The id of the peer whose home this is; raises `UserError` if there is none yet."""
+    from swarm.identity import load_or_create
+
+    key = home.expanduser() / "identity.key"
+    if not key.exists():
+        raise UserError(f"whose record? no peer has used {home} yet; give --peer ID or its --home")
+    return load_or_create(key).peer_id
+
+
+def _show(
+    peer: str, bootstrap: Sequence[str] | None, run: str | None, *, last: int, as_json: bool
+) -> int:
+    """Print what a run's trusted peers hold about one peer; the exit status."""
+    from swarm.app.onlooker import record_of
+    from swarm.app.visit import visit
+    from swarm.identity import InvalidPeerId, public_key_of
+
+    try:
+        public_key_of(peer)
+    except InvalidPeerId as error:
+        raise UserError(f"--peer: {error}") from error
+
+    async def ask() -> Record:
+        async with visit(bootstrap, run, looks_on=True) as (node, found):
+            return await record_of(node, found, peer)
+
+    record = run_until_interrupted(ask)
+    told = record_object(peer, record)
+    if as_json:
+        print_json(told)
+    else:
+        print("\n".join(record_lines(told, last)))
+    for problem in record.problems:
+        print(f"not complete: {printable(problem)}", file=sys.stderr)
+    return 1 if record.problems else 0
+
+
+def record_object(peer: str, record: Record) -> dict[str, Any]:
+    """A record as plain data. Credit is the completions of accepted and quarantined submissions,
+    each counted once."""
+    credited: dict[bytes, tuple[int, int]] = {}
+    outcomes: dict[str, int] = {}
+    rows = []
+    for receipt in record.receipts:
+        verdict = receipt.verdict
+        outcomes[verdict.outcome] = outcomes.get(verdict.outcome, 0) + 1
+        if verdict.outcome in ("accepted", "quarantined"):
+            completions = sum(len(group) for group in verdict.rewards)
+            credited[verdict.submission] = (len(verdict.rewards), completions)
+        failed = next((check for check in verdict.checks if not check.passed), None)
+        rows.append(
+            {
+                "index": receipt.index,
+                "step": verdict.step,
+                "policy": verdict.policy,
+                "number": verdict.number,
+                "outcome": verdict.outcome,
+                "failed": verdict.failed,
+                "figure": failed.figure if failed else None,
+                "threshold": failed.threshold if failed else None,
+                "credit": credited.get(verdict.submission, (0, 0))[1],
+                "submission": verdict.submission.hex(),
+                "by": receipt.envelope.sender,
+                "proven_under_size": receipt.log_size,
+            }
+        )
+    return {
+        "peer": peer,
+        "groups": sum(groups for groups, _ in credited.values()),
+        "credit": sum(completions for _, completions in credited.values()),
+        "outcomes": outcomes,
+        "evicted": record.eviction.reason if record.eviction is not None else None,
+        "receipts": rows,
+    }
+
+
+def record_lines(told: dict[str, Any], last: int) -> list[str]:
+    """A record for the screen."""
+    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
+    lines = [
+        f"peer    {told['peer']}",
+        f"credit  {told['credit']:,} completions in {told['groups']:,} groups "
+        f"({outcomes or 'nothing judged yet'})",
+    ]
+    if told["evicted"] is not None:
+        lines.append(f"evicted {printable(told['evicted'])}")
+    rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
+    if rows:
+        lines.append(f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'credit':>7}  outcome")
+    for row in rows:
+        failed = ""
+        if row["failed"]:
+            failed = f"  {printable(row['failed'])}"
+            if row["figure"] is not None:
+                failed += f" {figure(row['figure'])} against {figure(row['threshold'])}"
+        lines.append(
+            f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
+            f"{row['credit']:>7}  {row['outcome']}{failed}"
+        )
+    if rows:
+        lines.append(f"\n{len(told['receipts']):,} receipts, every inclusion proof verified")
+    return lines

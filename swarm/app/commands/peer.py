@@ -1,0 +1,68 @@
+"""`swarm peer`, also `python -m swarm.peer`: start one peer of the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import exit_with
+from swarm.app.options import Version
+from swarm.errors import UserError
+
+
+def peer(
+    role: Annotated[list[str] | None, typer.Option(help="What this peer does; repeatable.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
+    ] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
+    bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(help="Most that pieces may be sent at, in megabits a second.")
+    ] = None,
+    home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    run: Annotated[str | None, typer.Option(help="Which run, if there are several.")] = None,
+    manifest: Annotated[
+        list[str] | None, typer.Option(help="File with a signed run manifest.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="native or vllm.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Trainer: go on where it was.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
+    version: Version = False,
+) -> None:
+    """Start one peer of the network; Ctrl-C leaves it cleanly."""
+    from swarm.app.peer import start
+    from swarm.settings import load_settings
+
+    try:
+        settings = load_settings(
+            config,
+            {
+                "role": role,
+                "bootstrap": bootstrap,
+                "listen": listen,
+                "bulk_port": bulk_port,
+                "uplink_mbps": uplink_mbps,
+                "home": home,
+                "run": run,
+                "manifest": manifest,
+                "engine": engine,
+                "resume": resume,
+                "verbose": verbose,
+                "json_logs": json_logs,
+            },
+        )
+    except UserError as error:
+        raise typer.Exit(exit_with(error)) from error
+    raise typer.Exit(start(settings))
+
+
+def main() -> None:
+    """Run `python -m swarm.peer`."""
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command()(peer)
+    command()

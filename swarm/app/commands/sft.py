@@ -1,0 +1,69 @@
+"""`swarm sft`: fine-tune a policy on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm.app.exit import finish
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import AsJson
+from swarm.strict_json import to_json
+
+
+def sft(
+    model: Annotated[Path, typer.Option(help="Hugging Face folder of the policy to begin with.")],
+    out: Annotated[Path, typer.Option(help="Folder for the result; must not exist.")],
+    data: Annotated[
+        Path | None, typer.Option(help='JSON lines, each {"prompt": text, "answer": text}.')
+    ] = None,
+    environment: Annotated[
+        str | None, typer.Option(help="NAME@VERSION: learn the answers to its training tasks.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 100,
+    batch: Annotated[int, typer.Option(help="Examples a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 1e-5,
+    warmup_steps: Annotated[int, typer.Option(help="Then it falls by a cosine to a tenth.")] = 10,
+    validation_share: Annotated[float, typer.Option(help="Of the examples, held back.")] = 0.05,
+    tokens_max: Annotated[int, typer.Option(help="Longer examples are left out.")] = 8192,
+    seed: Annotated[int, typer.Option(help="Of the order of the examples.")] = 0,
+    report_every: Annotated[int, typer.Option(min=1, help="Steps between two lines.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""
+
+    def say(told: dict[str, Any]) -> None:
+        if as_json:
+            print(to_json(told), flush=True)
+            return
+        words = " ".join(
+            f"{name.replace('_', ' ')} {value:.4g}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')} {value}"
+            for name, value in told.items()
+            if name != "event"
+        )
+        print(f"{told['event']:<10} {words}", flush=True)
+
+    def work() -> None:
+        from swarm.app.sft import SftOptions, run_sft
+
+        options = SftOptions(
+            model=model,
+            out=out,
+            data=data,
+            environment=environment,
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            validation_share=validation_share,
+            tokens_max=tokens_max,
+            seed=seed,
+            report_every=report_every,
+        )
+        run_until_interrupted(run_sft, options, say)
+
+    finish(work)

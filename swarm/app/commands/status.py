@@ -1,0 +1,115 @@
+"""`swarm status`: who takes part in a run, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from swarm.app.exit import finish
+from swarm.app.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import AsJson, Bootstrap, WhichRun
+from swarm.app.output import plain, print_json
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from swarm.app.onlooker import RunStatus
+    from swarm.messages import Present, StepOrder
+
+WIDTH = 80
+"""Columns of what `status` prints: a whole id, of 52, leaves room for roles and standing."""
+
+
+def status(
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who takes part in a run, and how far it is. ✓ marks the peers that the owner trusts."""
+    finish(lambda: _show(bootstrap, run, as_json=as_json))
+
+
+def _show(bootstrap: Sequence[str] | None, run: str | None, *, as_json: bool) -> None:
+    """Ask a run's trusted peers how it is, and print it."""
+    from swarm.app.onlooker import status_of
+    from swarm.app.visit import visit
+
+    async def ask() -> RunStatus:
+        async with visit(bootstrap, run, looks_on=True) as (node, found):
+            return await status_of(node, found)
+
+    status = run_until_interrupted(ask)
+    if as_json:
+        print_json(status_object(status))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for line in status_lines(status):
+        console.print(line, soft_wrap=True)
+
+
+def status_object(status: RunStatus) -> dict[str, Any]:
+    """The status as plain data."""
+    order, checkpoint = status.order, status.checkpoint
+    return {
+        "run": status.run.id,
+        "step": order.step if order else None,
+        "steps": status.run.manifest.schedule.steps,
+        "policy": checkpoint.step if checkpoint else None,
+        "reward": checkpoint.reward if checkpoint else None,
+        "state": _state(order),
+        "peers": {
+            peer: {"standing": entry.standing, "age_seconds": round(entry.age_seconds, 1)}
+            | plain(entry.heartbeat)
+            for peer, entry in sorted(status.present.items())
+        },
+    }
+
+
+def _state(order: StepOrder | None) -> str:
+    if order is None:
+        return "not begun"
+    if order.final:
+        return "over"
+    return f"wants {order.groups_wanted} groups" if order.groups_wanted else "step closed"
+
+
+def status_lines(status: RunStatus) -> list[Text]:
+    """The status for the screen: the run, then two lines a peer. Ids are whole, to be copied."""
+    from rich.text import Text
+
+    told = status_object(status)
+    step = "–" if told["step"] is None else f"{told['step']} of {told['steps']}"
+    progress = f"step {step} · {told['state']}"
+    if told["policy"] is not None:
+        progress += f" · newest policy {told['policy']} · reward {told['reward']:.3f}"
+    lines = [Text(f"run {status.run.id}", style="bold"), Text(progress), Text()]
+    trusted = status.run.manifest.trusted_ids()
+    for peer, entry in sorted(
+        status.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
+    ):
+        lines += _peer_lines(peer, entry, trusted=peer in trusted)
+    return lines
+
+
+def _peer_lines(peer: str, entry: Present, *, trusted: bool) -> list[Text]:
+    from rich.text import Text
+
+    beat = entry.heartbeat
+    roles = printable(", ".join(beat.roles), 14)
+    first = Text(f"{printable(peer, 52):<52} ")
+    first.append(roles, style=ROLE_STYLES.get(beat.roles[0] if beat.roles else "", ""))
+    first.append(" ✓" if trusted else "")
+    first.append(f" {entry.standing}", style=STATE_STYLES.get(entry.standing, ""))
+    figures = [
+        f"policy {beat.policy}" if beat.policy >= 0 else "",
+        f"step {beat.step}" if beat.step >= 0 else "",
+        f"sent {readable_bytes(beat.bytes_sent)}" if beat.bytes_sent else "",
+        f"received {readable_bytes(beat.bytes_received)}" if beat.bytes_received else "",
+        printable(beat.doing),
+    ]
+    second = printable("  " + " · ".join(figure for figure in figures if figure), WIDTH)
+    return [first, Text(second, style=DIM)]

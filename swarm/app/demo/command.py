@@ -1,0 +1,70 @@
+"""Running a demo in a terminal: what it shows, how it is interrupted, what it leaves."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from swarm.app.demo import summary as summaries
+from swarm.app.demo.options import DemoOptions, check_options
+from swarm.app.demo.plain import print_lines
+from swarm.app.demo.play import OUTPUT, Demo
+from swarm.app.demo.view import draw
+from swarm.app.output import STANDARD_OUTPUT
+
+
+async def run_demo(options: DemoOptions) -> int:
+    """Run a demo; the exit status: 0, or 130 after Ctrl-C.
+
+    Raises `UserError` for wrong options and `SwarmError` when the demo cannot go on.
+    """
+    check_options(options)
+    console = Console(stderr=options.json_file == STANDARD_OUTPUT)
+    folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
+    lines = options.plain or not console.is_terminal
+    summary: dict[str, Any] | None = None
+    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as socket_folder:
+        demo = Demo(options, folder, Path(socket_folder), console)
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            try:
+                async with trio.open_nursery() as nursery:
+
+                    async def listen() -> None:
+                        async for _ in signals:
+                            nursery.cancel_scope.cancel()
+                            return
+
+                    nursery.start_soon(listen)
+                    if lines:
+                        nursery.start_soon(print_lines, demo.state, console.file)
+                    else:
+                        nursery.start_soon(draw, demo.state, console)
+                    summary = await demo.run(nursery)
+                    nursery.cancel_scope.cancel()
+            except BaseException:
+                print(f"what the peers said is in {folder / 'logs'}", file=sys.stderr)
+                raise
+    if options.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    if summary is None:
+        print("stopped", file=sys.stderr)
+        return 130
+    output = options.keep or OUTPUT
+    files = {
+        "trained policy": output / "policy",
+        "reward curve": output / "reward.png",
+        "summary": output / "summary.json",
+    }
+    if options.json_file not in (None, STANDARD_OUTPUT):
+        files["summary"] = options.json_file
+    if options.keep is not None:
+        files["peers and logs"] = options.keep
+    console.print(summaries.page(summary, files))
+    return 0

@@ -1,0 +1,49 @@
+"""What `swarm demo` may be asked for, and its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.app.output import check_writable
+from swarm.errors import UserError
+
+PEERS_MAX = 64
+STEPS_MAX = 100_000
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line says."""
+
+    age_seconds: float = 0.0
+    """How long ago the command began: its imports count as well."""
+    steps: int = 250
+    peers: int = 3
+    seed: int = 0
+    keep: Path | None = None
+    json_file: Path | None = None
+    cheat: bool = False
+    """The last inference peer generates with altered weights."""
+    plain: bool = False
+
+
+def check_options(options: DemoOptions) -> None:
+    if not 1 <= options.steps <= STEPS_MAX:
+        raise UserError(f"--steps is {options.steps}; give 1 to {STEPS_MAX}")
+    if not 1 <= options.peers <= PEERS_MAX:
+        raise UserError(f"--peers is {options.peers}; give 1 to {PEERS_MAX}")
+    if options.cheat and options.peers < 2:
+        raise UserError("--cheat needs an honest peer beside the cheater; give --peers 2 or more")
+    if options.keep is not None and (options.keep / "peers").exists():
+        raise UserError(
+            f"--keep {options.keep} holds the peers of an earlier demo; "
+            "choose another folder, or remove it"
+        )
+    for path in (options.keep, options.json_file and options.json_file.parent):
+        if path is not None:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"{path} cannot be made ({error.strerror})") from error
+    check_writable("--json", options.json_file)

@@ -1,0 +1,242 @@
+"""One demo from beginning to end: prepare a run, start its peers, watch them, sum up.
+
+The demo is an owner like any other: it makes a key, signs a run manifest, and starts peers with
+the command line that anyone uses.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from peers.policy.demo import save_tokenizer
+from swarm.app.demo import summary as summaries
+from swarm.app.demo.cast import make_peers
+from swarm.app.demo.options import DemoOptions
+from swarm.app.demo.processes import Process, keep_alive
+from swarm.app.demo.recipe import ENVIRONMENT, PRELOAD, demo_manifest
+from swarm.app.demo.state import SwarmState
+from swarm.app.local_peers import LocalPeer, write_config
+from swarm.app.output import write_json
+from swarm.app.run_probe import probe_hashes
+from swarm.errors import SwarmError
+from swarm.identity import load_or_create
+from swarm.run.update import sign_manifest
+from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
+from swarm.world.machine import Machine
+
+OUTPUT = Path("demo-output")
+ALTERED_WEIGHTS = 0.1
+"""Noise of the cheater's weights, relative to each tensor's own spread."""
+
+START_SECONDS_MAX = 120.0
+"""For the bootstrap peer to listen, and for the fork server to import torch."""
+STALL_SECONDS_MAX = 180.0
+"""Without a trained step for this long (and no evaluation going on) the demo gives up."""
+FAREWELL_SECONDS = 1.0
+"""After the run is over, for the last figures of the peers to come in."""
+
+
+class Demo:
+    """One demo from beginning to end. Also the `Watcher` of its processes."""
+
+    def __init__(
+        self, options: DemoOptions, folder: Path, socket_folder: Path, console: Console
+    ) -> None:
+        """`folder` holds everything that lasts; `socket_folder` has a short path, since that of
+        a Unix socket may have 107 bytes."""
+        self.options = options
+        self.folder = folder
+        self.console = console
+        self.state = SwarmState(
+            steps_wanted=options.steps, started=trio.current_time() - options.age_seconds
+        )
+        self.state.enter("preparing", self.state.started)
+        self.peers = make_peers(folder, options.peers)
+        self.processes: dict[str, Process] = {}
+        self.environment = {FORK_SERVER: str(socket_folder / "fork-server")}
+        """Added to that of every process."""
+        self.listening = {peer.name: trio.Event() for peer in self.peers}
+        self.complete = trio.Event()
+        self.ending = False
+        for peer in self.peers:
+            self.state.add_peer(peer.name, peer.role, peer.identity.peer_id)
+
+    # --- what the processes say --------------------------------------------------------------
+
+    def said(self, name: str, event: Mapping[str, Any]) -> None:
+        self.state.apply(event, trio.current_time())
+        if event.get("event") == "peer.listening" and name in self.listening:
+            self.listening[name].set()
+        if self.state.finished_folder is not None:
+            self.complete.set()
+
+    def died(self, name: str, status: int) -> None:
+        self.state.process_died(name, status, trio.current_time())
+
+    def finished(self, name: str) -> None:
+        self.state.process_finished(name)
+
+    def restart_wanted(self, name: str) -> bool:
+        return not self.ending and name not in self.state.evicted
+
+    # --- phases ------------------------------------------------------------------------------
+
+    async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
+        """The whole demo; its processes live in `nursery` and end with it."""
+        base = self.folder / "base"
+        (self.folder / "logs").mkdir(parents=True)
+        self._start_fork_server(nursery)
+        manifest = self._sign_manifest(base)
+        bootstrap = self._peer("bootstrap")
+        bootstrap.arguments = ["--manifest", str(manifest)]
+        self._configure(bootstrap.multiaddr)
+        nursery.start_soon(self._start_in_turn, nursery)
+        await self._watch_progress()
+        await trio.sleep(FAREWELL_SECONDS)
+        return self._sum_up()
+
+    async def _start_in_turn(self, nursery: trio.Nursery) -> None:
+        """Start the peers one after the other, each when the last has done its imports.
+
+        All at once they would keep the fork server from its own, for which trainer, validator and
+        inference peers wait: what the first step needs comes first.
+        """
+        urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
+        for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
+            self._start(nursery, peer)
+            await self._wait_for(self.listening[peer.name], peer.name, "listen")
+            if peer.role == "bootstrap":
+                self.state.join_line = join_line(peer.multiaddr)
+
+    def _peer(self, name: str) -> LocalPeer:
+        return next(peer for peer in self.peers if peer.name == name)
+
+    def _sign_manifest(self, base: Path) -> Path:
+        """Write the signed run manifest. The name is new each time, since a guest's home pins the
+        owner's key to it."""
+        save_tokenizer(base)
+        manifest = demo_manifest(
+            name=f"demo-{secrets.token_hex(3)}",
+            steps=self.options.steps,
+            hashes=probe_hashes(base, *ENVIRONMENT),
+            trainer=self._peer("trainer").identity.peer_id,
+            validator=self._peer("validator").identity.peer_id,
+        )
+        owner = load_or_create(self.folder / "owner.key")
+        path = self.folder / "run.manifest"
+        path.write_bytes(sign_manifest(owner, manifest, Machine().wall_time()).raw)
+        return path
+
+    def _start_fork_server(self, nursery: trio.Nursery) -> None:
+        """The process that has torch imported already: the peers' compute children fork off it."""
+        path = self.environment[FORK_SERVER]
+
+        command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
+        command += ["--preload", ",".join(PRELOAD)]
+        process = Process(
+            "fork-server",
+            lambda restart: command,
+            log=self.folder / "logs" / "fork-server.log",
+        )
+        self.processes[process.name] = process
+        nursery.start_soon(keep_alive, process, self)
+
+    async def _wait_for(self, event: trio.Event, name: str, what: str) -> None:
+        with trio.move_on_after(START_SECONDS_MAX):
+            await event.wait()
+        if not event.is_set():
+            said = "; ".join(self.processes[name].last_lines) or "nothing"
+            raise SwarmError(
+                f"{name} did not {what} within {START_SECONDS_MAX:g} s; it said: {said}"
+            )
+
+    def _configure(self, bootstrap: str) -> None:
+        """Every other peer's arguments."""
+        cheater = self.peers[-1] if self.options.cheat else None
+        for peer in self.peers:
+            if peer.role == "bootstrap":
+                continue
+            peer.arguments = ["--bootstrap", bootstrap]
+            settings: dict[str, str | int | float | bool] = {}
+            if peer.role == "trainer":
+                settings = {
+                    "trainer.model": str(self.folder / "base"),
+                    "trainer.prepare_base": True,
+                    "trainer.seed": self.options.seed,
+                    "trainer.evaluate": True,
+                    "trainer.starved_seconds": 30.0,
+                }
+            elif peer is cheater:
+                settings = {"inference.alter_weights": ALTERED_WEIGHTS}
+            if settings:
+                config = peer.home / "settings.toml"
+                write_config(config, settings)
+                peer.arguments += ["--config", str(config)]
+
+    def _start(self, nursery: trio.Nursery, peer: LocalPeer) -> None:
+        process = Process(
+            peer.name,
+            peer.command,
+            log=self.folder / "logs" / f"{peer.name}.jsonl",
+            environment=self.environment,
+        )
+        self.processes[peer.name] = process
+        nursery.start_soon(keep_alive, process, self)
+
+    async def _watch_progress(self) -> None:
+        """Until the run is complete; raises `SwarmError` when nothing is trained for long."""
+        while not self.complete.is_set():
+            trained = self.state.step
+            with trio.move_on_after(STALL_SECONDS_MAX):
+                await self.complete.wait()
+            if not self.complete.is_set() and self.state.step == trained:
+                doing = "; ".join(
+                    f"{peer.name} is {peer.state}{f' ({peer.doing})' if peer.doing else ''}"
+                    for peer in self.state.peers.values()
+                )
+                raise SwarmError(
+                    f"no step was trained for {STALL_SECONDS_MAX:g} s (step {trained} of "
+                    f"{self.options.steps}): {doing}"
+                )
+        self.ending = True
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _sum_up(self) -> dict[str, Any]:
+        output = self.options.keep or OUTPUT
+        output.mkdir(parents=True, exist_ok=True)
+        policy = output / "policy"
+        if self.state.finished_folder:
+            shutil.rmtree(policy, ignore_errors=True)
+            shutil.copytree(self.state.finished_folder, policy)
+        summary = summaries.summarise(
+            self.state,
+            trio.current_time(),
+            seed=self.options.seed,
+            policy_folder=str(policy) if policy.exists() else None,
+        )
+        summaries.draw_rewards(summary, output / "reward.png")
+        summary["seconds"] = round(trio.current_time() - self.state.started, 2)
+        summary["seconds_by_phase"] = summaries.seconds_by_phase(self.state, trio.current_time())
+        write_json("--keep", summary, output / "summary.json")
+        if self.options.json_file is not None:
+            write_json("--json", summary, self.options.json_file)
+        return summary
+
+
+def join_line(bootstrap: str) -> str:
+    """The exact command that joins from another terminal, wherever that terminal is."""
+    python = sys.executable
+    found = shutil.which("python")
+    if found is not None and Path(found).absolute() == Path(python).absolute():
+        python = "python"
+    return f"{shlex.quote(python)} -m swarm.peer --role inference --bootstrap {bootstrap}"

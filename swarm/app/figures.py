@@ -1,0 +1,47 @@
+"""How figures, roles and states look on the screen."""
+
+from __future__ import annotations
+
+DIM = "bright_black"
+ROLE_STYLES = {
+    "bootstrap": "blue",
+    "relay": "blue",
+    "trainer": "magenta",
+    "validator": "yellow",
+    "inference": "cyan",
+}
+STATE_STYLES = {
+    "live": "green",
+    "finished": "green",
+    "starting": DIM,
+    "joining": "yellow",
+    "suspected": "yellow",
+    "restarting": "bold yellow",
+    "gone": "red",
+    "evicted": "bold red",
+}
+
+
+def readable_bytes(count: int) -> str:
+    """`843 B`, `1.2 MB`: at most six characters, powers of ten."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+
+
+def readable_seconds(seconds: float) -> str:
+    """`48 s`, `3:07`, `2:14:09`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def figure(value: float) -> str:
+    """A figure of a check, short: `0.034`, `12`, `1.2e-10`."""
+    return f"{value:.3g}"

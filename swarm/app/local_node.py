@@ -1,0 +1,85 @@
+"""A node on the real network, opened from a peer's settings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.events import Events, JsonLines, Lines
+from swarm.identity import load_or_create
+from swarm.node.assemble import assemble
+from swarm.node.node import Node
+from swarm.roles import BOOTSTRAP
+from swarm.run.manifest import load_manifest, run_id
+from swarm.settings import PeerSettings
+from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
+from swarm.world.compute import LocalCompute
+from swarm.world.disk import LocalDisk
+from swarm.world.home import make_home, sole_user
+from swarm.world.machine import Machine
+
+
+@asynccontextmanager
+async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
+    """A node on the real network, from settings; raises `UserError` before anything is started
+    where a setting is wrong."""
+    for address in settings.bootstrap:
+        require_peer(address)
+    for address in settings.listen:
+        parse_multiaddr(address)
+    home = settings.home_path
+    with _used_home(home, settings.role):
+        async with _node_at(home, settings, events_sink) as node:
+            yield node
+
+
+@asynccontextmanager
+async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> AsyncIterator[Node]:
+    identity = load_or_create(home / "identity.key")
+    world = Machine()
+    events = Events(world, identity.peer_id)
+    events.add_sink(
+        events_sink or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
+    )
+    disk = LocalDisk(home, settings.quota_bytes)
+    manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
+    async with (
+        open_libp2p(
+            identity,
+            listen=settings.listen,
+            bulk_port=settings.bulk_port,
+            uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
+            world=world,
+            disk=disk,
+            events=events,
+            relay="relay" in settings.role or BOOTSTRAP in settings.role,
+        ) as transport,
+        assemble(
+            identity,
+            world=world,
+            disk=disk,
+            compute=LocalCompute(events=events),
+            transport=transport,
+            events=events,
+            settings=settings,
+            manifests=manifests,
+        ) as node,
+    ):
+        yield node
+
+
+@contextmanager
+def _used_home(home: Path, roles: Sequence[str]) -> Iterator[None]:
+    """The home made and locked; raises `UserError`."""
+    with ExitStack() as stack:
+        try:
+            make_home(home)
+            stack.enter_context(sole_user(home, ", ".join(roles)))
+        except OSError as error:
+            raise UserError(
+                f"--home {home} cannot be used ({error.strerror}); choose another folder"
+            ) from error
+        yield

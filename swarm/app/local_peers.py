@@ -1,0 +1,63 @@
+"""Peers as processes of this machine: ports, settings files and command lines."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarm.identity import Identity
+
+
+@dataclass
+class LocalPeer:
+    """One peer on loopback: who it is and where it listens, the same after every restart."""
+
+    name: str
+    role: str
+    identity: Identity
+    home: Path
+    port: int
+    bulk_port: int
+    arguments: list[str] = field(default_factory=list)
+    """Beyond role, home and ports."""
+
+    @property
+    def multiaddr(self) -> str:
+        return f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self.identity.peer_id}"
+
+    def command(self, restart: bool) -> list[str]:
+        resume = ["--resume"] if restart and self.role == "trainer" else []
+        return [
+            sys.executable,
+            "-m",
+            "swarm.peer",
+            *("--role", self.role),
+            *("--home", str(self.home)),
+            *("--listen", f"/ip4/127.0.0.1/tcp/{self.port}"),
+            *("--bulk-port", str(self.bulk_port)),
+            *self.arguments,
+            *resume,
+            "--json-logs",
+        ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct TCP ports of loopback that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def write_config(path: Path, options: Mapping[str, str | int | float | bool]) -> None:
+    """A peer's TOML settings with `[options]`. JSON's scalars are valid TOML."""
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in options.items()]
+    path.write_text("[options]\n" + "\n".join(lines) + "\n", encoding="utf-8")

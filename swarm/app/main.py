@@ -1,0 +1,49 @@
+"""The `swarm` command: the table of its subcommands."""
+
+from __future__ import annotations
+
+import typer
+
+from swarm.app.commands import (
+    checkpoint,
+    dataset,
+    demo,
+    id,
+    ledger,
+    peer,
+    rollouts,
+    run,
+    sft,
+    status,
+)
+from swarm.app.options import Version
+
+app = typer.Typer(
+    name="swarm",
+    help="Reinforcement learning of language models across machines that do not trust each other.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _swarm(version: Version = False) -> None:
+    pass  # for `swarm --version`
+
+
+app.command("demo")(demo.demo)
+app.command("status")(status.status)
+app.command("ledger")(ledger.ledger)
+app.command("sft")(sft.sft)
+app.command("id")(id.show_id)
+app.command("peer")(peer.peer)
+app.add_typer(run.app, name="run")
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(dataset.app, name="dataset")
+
+
+def main() -> None:
+    """The console script `swarm`."""
+    app()

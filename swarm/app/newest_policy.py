@@ -1,0 +1,80 @@
+"""A run's newest policy, fetched from its peers into a folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from swarm.app.visit import visit
+from swarm.errors import DeadlineError, UserError
+from swarm.node.run_node import RunNode
+from swarm.shardcast.mirror import Progress, check_out, move_out, partial_of, watcher, writing
+from swarm.shardcast.store import Held
+
+
+async def from_peers(
+    out: Path,
+    bootstrap: Sequence[str] | None,
+    *,
+    run: str | None = None,
+    digest: bytes | None = None,
+    deadline: float,
+    progress: Progress = lambda done, total: None,
+) -> Held:
+    """Fetch the newest policy of a run into the folder `out`, as one of the run's observers; none
+    but that of manifest `digest`, if given.
+
+    `deadline` is in seconds. Raises `UserError` and what `RunNode.fetch_policy` raises.
+    """
+    check_out(out)
+    with writing(out) as disk:
+        held = await _newest_policy(partial_of(out), bootstrap, run, digest, deadline, progress)
+        # Out of the deadline: all is here, however long the disk takes.
+        await move_out(disk, held, out)
+        return held
+
+
+async def _newest_policy(
+    home: Path,
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    digest: bytes | None,
+    deadline: float,
+    progress: Progress,
+) -> Held:
+    """The newest policy of a run, complete in the store of a peer at `home`."""
+    held: Held | None = None
+    with trio.move_on_after(deadline) as scope:
+        async with visit(bootstrap, run, home=home) as (node, found):
+            peer = RunNode(node, found)
+            peer.store.watch(watcher(progress))
+            async with peer.joined():
+                await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
+                checkpoint = peer.newest_checkpoint()
+                assert checkpoint is not None
+                if digest is not None and checkpoint.manifest_digest != digest:
+                    raise UserError(
+                        f"the newest policy of {found.id} is {checkpoint.step} with manifest "
+                        f"{checkpoint.manifest_digest.hex()[:12]}…, not --manifest "
+                        f"{digest.hex()[:12]}…; leave --manifest out to take that one, or fetch "
+                        "the other from a mirror"
+                    )
+                # From here the fetch keeps the deadline: it says whom it waited for.
+                left = math.ceil(scope.deadline - trio.current_time())
+                scope.deadline = math.inf
+                await peer.fetch_policy(
+                    checkpoint.lineage,
+                    checkpoint.step,
+                    checkpoint.manifest_digest,
+                    checkpoint.manifest_bytes,
+                    deadline_seconds=max(1, left),
+                )
+                held = peer.store.held((checkpoint.lineage, checkpoint.step))
+    if held is None:
+        raise DeadlineError(
+            f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
+        )
+    return held

@@ -1,0 +1,56 @@
+"""What commands print for programs: JSON, on standard output or in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.errors import UserError
+from swarm.strict_json import to_json
+
+STANDARD_OUTPUT = Path("-")
+"""As the file of an option: print it, and say everything else on standard error."""
+
+
+def plain(value: Any) -> Any:
+    """Convert structures to dictionaries and bytes to hexadecimal, throughout `value`."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def print_json(told: Any) -> None:
+    """Print an object for a program to read."""
+    print(to_json(told, indent=2), flush=True)
+
+
+def write_json(option: str, told: Any, path: Path) -> None:
+    """Write an object to the file of an option, or print it; raises `UserError`."""
+    if path == STANDARD_OUTPUT:
+        print_json(told)
+        return
+    try:
+        path.write_text(to_json(told, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written ({error.strerror})") from error
+
+
+def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise `UserError` if a file could not be written at the end: before any work is done."""
+    if path is None or (path == STANDARD_OUTPUT and not suffixes):
+        return
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise UserError(f"{option} {path} must end with {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{option} {path} cannot be written: no permission")

@@ -1,0 +1,99 @@
+"""One peer of the network from start to end.
+
+It makes its key on first use, joins the network through the bootstrap peer, finds the run, is
+admitted, and works until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from swarm.app.exit import exit_with
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.local_node import open_node
+from swarm.errors import SwarmError, UserError
+from swarm.events import Event
+from swarm.node.joining import NO_WAY_IN
+from swarm.roles import BOOTSTRAP, load_role, take_part
+from swarm.settings import PeerSettings
+from swarm.untrusted import PrintableFormatter
+
+
+class Earned:
+    """A sink that adds up what the receipts of this process say."""
+
+    def __init__(self) -> None:
+        self.submissions = Counter[str]()
+        self._groups = 0
+        self._completions = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.name == "inference.receipt":
+            self.submissions[event.fields["outcome"]] += 1
+            self._groups += event.fields["groups"]
+            self._completions += event.fields["completions"]
+
+    def told(self) -> dict[str, int]:
+        """Submissions by outcome; groups and completions that are credited."""
+        outcomes = {name: self.submissions[name] for name in ("accepted", "refused", "quarantined")}
+        return {**outcomes, "groups": self._groups, "completions": self._completions}
+
+
+async def run_peer(settings: PeerSettings) -> None:
+    """Be a peer until cancelled, or until every role's work is over."""
+    roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
+    if not settings.role:
+        raise UserError("no role given; use --role inference, for example")
+    if roles and not settings.bootstrap and not settings.manifest:
+        raise UserError(NO_WAY_IN)
+    async with open_node(settings) as node:
+        earned = Earned()
+        node.events.add_sink(earned)
+        try:
+            await take_part(node, roles)
+        finally:
+            if earned.submissions:
+                node.events.emit("peer.earned", **earned.told())
+
+
+def become_rank(names: Sequence[str]) -> None:
+    """Under `torchrun`, ranks above 0 are no peers: one becomes its role's `rank_module`, which
+    takes its orders from rank 0, and never returns from here. Raises `UserError`.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return
+    modules = [module for name in names if (module := _rank_module(name))]
+    if len(names) != 1 or len(modules) != 1:
+        raise UserError(
+            f"the environment's RANK is {rank}, but role {', '.join(names)} is one process; start "
+            "torchrun with --role trainer alone, and other roles without torchrun"
+        )
+    os.execv(sys.executable, [sys.executable, "-m", modules[0]])
+
+
+def _rank_module(name: str) -> str | None:
+    return None if name == BOOTSTRAP else getattr(load_role(name), "rank_module", None)
+
+
+def start(settings: PeerSettings) -> int:
+    """Run a peer to its end; returns the exit status."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    try:
+        become_rank(settings.role)
+        run_until_interrupted(
+            run_peer,
+            settings,
+            on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        return 0
+    except (SwarmError, OSError, BaseExceptionGroup) as error:
+        return exit_with(error)
+    return 0

@@ -1,0 +1,137 @@
+"""Trial of a run's model and environment before its manifest is signed. Imports no torch.
+
+Nothing here says that a run will learn; only that its first submission can be generated and graded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peers.environments import Environment, Renderer, Task, grade, load, task_of_step
+from peers.environments.base import PROBE_TASKS, probe_hash, probe_seed
+from peers.policy.config import read_supported_config
+from swarm.errors import UserError
+from swarm.messages import RunManifest, Thresholds
+
+GRADED_TASKS = 8
+"""Probe tasks of each step looked at whose grades are tried; a grade may be costly."""
+
+ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
+"""What no environment likes and any policy may write."""
+
+DEEP_LAYERS = 12
+"""From so many layers on, honest 16-bit engines may differ by more than the default thresholds:
+random models of 12 had proofs with 118 exponents that agreed (docs/training.md, Thresholds)."""
+
+
+CALIBRATED = ("proof_exponents_min", "margin_mean_max", "margin_max", "honest_mismatch_rate")
+"""Thresholds of which any other value than the default says that somebody has measured."""
+
+
+def probe_hashes(folder: Path, environment: str, version: str) -> tuple[bytes, bytes]:
+    """(hash of the tokenizer in `folder`, probe hash of the environment with it).
+
+    Raises `UserError` when the folder has no tokenizer or the environment is not installed.
+    """
+    renderer = Renderer(folder)
+    return renderer.tokenizer_hash, probe_hash(load(environment, version), renderer)
+
+
+def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
+    """Try the run's environment with the tokenizer and the model config in `folder`.
+
+    Gives warnings; raises `UserError`. `where` begins the sentences about the manifest.
+    """
+    environment = load(manifest.environment.name, manifest.environment.version)
+    longest, largest = _probe_environment(environment, Renderer(folder), manifest.schedule.steps)
+    if not (folder / "config.json").exists():
+        return [
+            f"{folder} has no config.json, so stop ids, lengths and the model's family were not "
+            "checked; give --tokenizer the folder of the model"
+        ]
+    config = read_supported_config(folder)
+    _check_tokens(manifest, config, longest, largest, where)
+    return _warnings(manifest, config, where)
+
+
+def _check_tokens(
+    manifest: RunManifest, config: dict[str, Any], longest: int, largest: int, where: str
+) -> None:
+    """Raises `UserError` when the model lacks a token or a position that the run needs: for
+    prompts of up to `longest` tokens, with ids of up to `largest`."""
+    vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
+    outside = [token for token in manifest.sampling.stop_ids if token >= vocabulary]
+    if outside:
+        raise UserError(
+            f"{where}: sampling.stop_ids has {outside[0]}, but the model's vocabulary has "
+            f"{vocabulary} tokens, so no completion would ever end there; give the id of a token "
+            "that it has (eos_token_id in its config.json)"
+        )
+    if largest >= vocabulary:
+        raise UserError(
+            f"the tokenizer makes token {largest} of a prompt, but the model's vocabulary "
+            f"has {vocabulary} tokens; use the tokenizer that belongs to the model"
+        )
+    wanted = longest + manifest.sampling.max_new_tokens
+    if wanted > positions:
+        raise UserError(
+            f"{where}: sampling.max_new_tokens is {manifest.sampling.max_new_tokens}; with a "
+            f"prompt of {longest} tokens that makes {wanted}, but the model has {positions} "
+            "positions (max_position_embeddings); make it smaller"
+        )
+
+
+def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list[str]:
+    dtype = str(config.get("dtype") or config.get("torch_dtype"))
+    layers, thresholds = config["num_hidden_layers"], manifest.thresholds
+    calibrated = any(
+        getattr(thresholds, name) != getattr(Thresholds(), name) for name in CALIBRATED
+    )
+    found = []
+    if layers >= DEEP_LAYERS and dtype.endswith("float16") and not calibrated:
+        found.append(
+            f"{where}: the default [thresholds] may refuse honest work: this model has {layers} "
+            f"layers in {dtype}, and they were measured on shallow ones; measure what honest "
+            f"peers differ by, and set {', '.join(CALIBRATED)}"
+        )
+    return found
+
+
+# --- the environment ---------------------------------------------------------------------------
+
+
+def _probe_environment(environment: Environment, renderer: Renderer, steps: int) -> tuple[int, int]:
+    """Draw, render and grade probe tasks of the first and the last step: (tokens of the longest
+    prompt, largest token id). Raises `UserError` for whatever would stop every submission."""
+    longest = largest = 0
+    for step in dict.fromkeys((0, steps - 1)):
+        for index in range(PROBE_TASKS):
+            task = task_of_step(environment, probe_seed(index), step)
+            if task != task_of_step(environment, probe_seed(index), step):
+                raise UserError(
+                    f"environment {environment.name!r} draws different tasks from one seed, so no "
+                    "validator could check a prompt; derive everything random from the seed"
+                )
+            tokens = renderer.encode_prompt(task.prompt)
+            if not tokens:
+                raise UserError(
+                    f"environment {environment.name!r} makes the prompt {task.prompt[:100]!r}, "
+                    "which has no tokens; a prompt needs at least one"
+                )
+            longest, largest = max(longest, len(tokens)), max(largest, *tokens)
+            if index < GRADED_TASKS:
+                _try_grades(environment, task)
+    return longest, largest
+
+
+def _try_grades(environment: Environment, task: Task) -> None:
+    """Grade a task's answer and odd texts, each twice; raises `UserError`."""
+    for text in (task.answer, *ODD_TEXTS):
+        for finished in (True, False):
+            first, second = (grade(environment, task, text, finished) for _ in range(2))
+            if first != second:
+                raise UserError(
+                    f"environment {environment.name!r} gives the completion {text[:40]!r} first "
+                    f"the reward {first:g}, then {second:g}; equal texts must get equal rewards"
+                )

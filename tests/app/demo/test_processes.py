@@ -1,0 +1,182 @@
+"""Processes of the demo: real, tiny ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarm.app.demo.processes import DEATHS_IN_A_ROW_MAX, Process, ProcessFailed, keep_alive
+
+DEADLINE_SECONDS = 30.0
+
+
+class Recorder:
+    """A watcher that writes down what it is told and wakes whoever waits for a count."""
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        self.events: list[Mapping[str, Any]] = []
+        self.deaths: list[tuple[str, int]] = []
+        self.ended: list[str] = []
+        self.heard = trio.Event()
+        self._wanted = wanted
+
+    def said(self, name: str, event: Mapping[str, Any]) -> None:
+        self.events.append(event)
+        self.heard.set()
+        self.heard = trio.Event()
+
+    def died(self, name: str, status: int) -> None:
+        self.deaths.append((name, status))
+
+    def finished(self, name: str) -> None:
+        self.ended.append(name)
+
+    def restart_wanted(self, name: str) -> bool:
+        return self._wanted()
+
+    async def wait_events(self, count: int) -> None:
+        while len(self.events) < count:
+            await self.heard.wait()
+
+
+def python(code: str, **more: Any) -> Process:
+    return Process("worker", lambda restart: [sys.executable, "-c", code, str(restart)], **more)
+
+
+def run(main: Callable[[], Any]) -> None:
+    async def with_deadline() -> None:
+        with trio.fail_after(DEADLINE_SECONDS):
+            await main()
+
+    trio.run(with_deadline)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie whose parent is gone waits for init to reap it: it runs no more.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_process_that_ends_well_is_not_restarted(tmp_path: Path) -> None:
+    recorder_holder: list[Recorder] = []
+    log = tmp_path / "log"
+
+    async def main() -> None:
+        recorder = Recorder()
+        recorder_holder.append(recorder)
+        code = (
+            "import sys; print('{\"event\": \"one\"}'); print('plain'); "
+            "print('no', file=sys.stderr)"
+        )
+        process = python(code, log=log)
+        await keep_alive(process, recorder)
+        assert sorted(process.last_lines) == ["no", "plain"]
+        assert process.pid is None
+
+    run(main)
+    (recorder,) = recorder_holder
+    assert recorder.events == [{"event": "one"}]
+    assert recorder.deaths == [] and recorder.ended == ["worker"]
+    assert sorted(log.read_text().splitlines()) == ["no", "plain", '{"event": "one"}']
+
+
+def test_a_killed_process_is_restarted_and_told_so() -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        code = (
+            "import json, os, sys\n"
+            "print(json.dumps({'restart': sys.argv[1], 'pid': os.getpid()}), flush=True)\n"
+            "import time; time.sleep(0 if sys.argv[1] == 'True' else 600)"
+        )
+        process = python(code)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_alive, process, recorder)
+            await recorder.wait_events(1)
+            assert process.pid == recorder.events[0]["pid"]
+            os.kill(recorder.events[0]["pid"], signal.SIGKILL)
+        assert [event["restart"] for event in recorder.events] == ["False", "True"]
+        assert recorder.deaths == [("worker", -signal.SIGKILL)]
+        assert recorder.ended == ["worker"]
+
+    run(main)
+
+
+def test_a_process_that_dies_again_and_again_ends_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm.app.demo.processes.BACKOFF_SECONDS", 0.0)
+
+    async def main() -> None:
+        recorder = Recorder()
+        with pytest.raises(ProcessFailed, match=r"worker died 5 times.*status 3(.|\n)*out of luck"):
+            await keep_alive(python("print('out of luck'); raise SystemExit(3)"), recorder)
+        assert recorder.deaths == [("worker", 3)] * (DEATHS_IN_A_ROW_MAX - 1)
+
+    run(main)
+
+
+def test_a_process_that_is_not_needed_any_more_stays_dead() -> None:
+    async def main() -> None:
+        recorder = Recorder(wanted=lambda: False)
+        await keep_alive(python("raise SystemExit(2)"), recorder)
+        assert recorder.deaths == [] and recorder.ended == ["worker"]
+
+    run(main)
+
+
+def test_a_missing_program_is_one_sentence() -> None:
+    async def main() -> None:
+        process = Process("worker", lambda restart: ["/nowhere/python"])
+        with pytest.raises(ProcessFailed, match=r"worker cannot be started .*nowhere"):
+            await keep_alive(process, Recorder())
+
+    run(main)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_cancelling_leaves_no_process_behind(
+    stubborn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the process nor one that it started, even if they ignore SIGTERM."""
+    monkeypatch.setattr("swarm.app.demo.processes.TERMINATE_SECONDS", 0.2)
+
+    async def main() -> None:
+        recorder = Recorder()
+        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
+        code = (
+            f"import json, os, signal, subprocess, sys, time; {ignore}"
+            "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+            "print(json.dumps({'pids': [os.getpid(), inner.pid]}), flush=True); time.sleep(600)"
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_alive, python(code), recorder)
+            await recorder.wait_events(1)
+            pids = recorder.events[0]["pids"]
+            assert all(alive(pid) for pid in pids)
+            nursery.cancel_scope.cancel()
+        for pid in pids:
+            while alive(pid):  # killed; the kernel is about to take it away
+                await trio.lowlevel.checkpoint()
+
+    run(main)
+
+
+def test_long_and_broken_lines_are_bounded() -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        process = python("print('x' * 1_000_000); print('{broken'); print('[1]')")
+        await keep_alive(process, recorder)
+        assert recorder.events == []
+        assert [len(line) for line in process.last_lines] == [400, 7, 3]
+
+    run(main)

@@ -1,0 +1,151 @@
+"""The demo itself, with real processes: they are killed, or the whole of it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from swarm.identity import load_or_create
+from swarm.ledger.entries import Consumed, Judged, decode
+from swarm.ledger.log import Log
+from swarm.world.disk import LocalDisk
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_SECONDS = 400.0
+
+
+@contextmanager
+def a_demo(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A running demo; it is stopped if it still runs at the end."""
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from swarm.app.main import main; main()"),
+            *("demo", "--plain", "--keep", str(folder), *flags),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        try:
+            yield demo
+        finally:
+            demo.terminate()
+
+
+def lines_of(demo: subprocess.Popen[str]) -> Iterator[str]:
+    """What a demo prints; one that takes far too long is stopped."""
+    assert demo.stdout is not None
+    overdue = threading.Timer(DEADLINE_SECONDS, demo.terminate)
+    overdue.start()
+    try:
+        for line in demo.stdout:  # noqa: UP028 (`yield from` would close it with the generator)
+            yield line
+    finally:
+        overdue.cancel()
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Command lines of the live processes that work in `folder`, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if f"{folder}/" in command:
+                found[int(entry.name)] = command
+    return found
+
+
+def kill(folder: Path, name: str) -> None:
+    home = f"--home {folder / 'peers' / name} "
+    (pid,) = (pid for pid, command in processes_of(folder).items() if home in command)
+    os.kill(pid, signal.SIGKILL)
+
+
+def entries_of(home: Path) -> list[object]:
+    """Everything a trusted peer logged."""
+    database = LocalDisk(home).database("ledger.sqlite")
+    try:
+        log = Log(database, load_or_create(home / "identity.key").peer_id)
+        entries: list[object] = []
+        while len(entries) < log.size():
+            entries += [decode(raw) for raw in log.entries(len(entries), 256)]
+        return entries
+    finally:
+        database.close()
+
+
+def test_any_single_process_may_be_killed(tmp_path: Path) -> None:
+    """The run goes on to its end, trains on accepted submissions only, and on none twice."""
+    victims = {
+        5: "relay-1",
+        10: "inference-2",
+        15: "validator",
+        22: "trainer",
+    }
+    printed = []
+    with a_demo(tmp_path / "demo", "--steps", "40") as demo:
+        for line in lines_of(demo):
+            printed.append(line)
+            if line.startswith("step "):
+                victim = victims.pop(int(line.split()[1].partition("/")[0]), None)
+                if victim is not None:
+                    kill(tmp_path / "demo", victim)
+        assert demo.wait(timeout=10) == 0, "".join(printed)
+    assert victims == {}
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert summary["steps"] == 40
+    assert set(summary["restarts"]) >= {"relay-1", "inference-2", "validator", "trainer"}
+    assert summary["evicted"] == {}
+    assert processes_of(tmp_path / "demo") == {}
+
+    peers = tmp_path / "demo" / "peers"
+    accepted = Counter(
+        entry.submission
+        for entry in entries_of(peers / "validator")
+        if isinstance(entry, Judged) and entry.outcome == "accepted"
+    )
+    trained = [
+        (entry.step, entry.submission)
+        for entry in entries_of(peers / "trainer")
+        if isinstance(entry, Consumed) and not {"stale", "carried"} & set(entry.outcomes)
+    ]
+    assert {step for step, _ in trained} == set(range(40))
+    assert {submission for _, submission in trained} <= set(accepted)
+    steps_of: dict[bytes, set[int]] = {}
+    for step, submission in trained:
+        steps_of.setdefault(submission, set()).add(step)
+    assert all(len(steps) == 1 for steps in steps_of.values())
+
+
+@pytest.mark.parametrize("moment", ["at once", "while it trains"])
+def test_ctrl_c_leaves_nothing_behind_within_5_seconds(tmp_path: Path, moment: str) -> None:
+    sign = "to join" if moment == "at once" else "step 3/"
+    with a_demo(tmp_path / "demo", "--steps", "200") as demo:
+        for line in lines_of(demo):
+            if line.startswith(sign):
+                break
+        assert processes_of(tmp_path / "demo")
+        began = time.monotonic()
+        demo.send_signal(signal.SIGINT)
+        output, _ = demo.communicate(timeout=20)
+        seconds = time.monotonic() - began
+    assert demo.returncode == 130, output
+    assert seconds <= 5.0
+    assert output.rstrip().endswith("stopped")
+    assert "Traceback" not in output
+    assert processes_of(tmp_path / "demo") == {}

@@ -1,0 +1,143 @@
+"""What the demo makes of its peers' events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.app.demo.state import SwarmState
+from swarm.app.demo.view import compose
+from tests.app.demo.recorded import (
+    SECONDS_PER_STEP,
+    TRAINING_SINCE,
+    fresh,
+    identifier,
+    say,
+    trained,
+)
+
+HANDLED = sorted(
+    name.removeprefix("_on_").replace("_", ".", 1)
+    for name in dir(SwarmState)
+    if name.startswith("_on_")
+)
+
+
+def test_steps_rewards_and_time_left() -> None:
+    state = trained(fresh(steps=100), 40)
+    assert state.step == 40
+    assert [step for step, _ in state.rewards()] == list(range(40))
+    assert state.seconds_left() == pytest.approx(60 * SECONDS_PER_STEP)
+    assert state.tokens_per_second(TRAINING_SINCE + 40 * SECONDS_PER_STEP) == 3000.0
+    assert state.phase == "training"
+    assert state.marks == {"preparing": 0.0, "joining": 8.0, "training": TRAINING_SINCE}
+
+
+def test_a_step_trained_again_after_a_crash_counts_once() -> None:
+    state = trained(fresh(), 10)
+    say(state, "trainer", "trainer.step_trained", 99.0, step=9, reward=0.5)
+    assert state.step == 10
+    assert state.rewards()[-1] == (9, 0.5)
+
+
+def test_verdicts_are_counted_by_what_failed() -> None:
+    state = trained(fresh(), 10)
+    say(state, "validator", "validator.verdict", 1.0, outcome="quarantined", failed="speed")
+    say(state, "validator", "validator.verdict", 1.0, outcome="refused")
+    assert dict(state.counts) == {
+        "accepted": 20,
+        "proof_exponents": 1,
+        "quarantined": 1,
+        "refused": 1,
+    }
+    assert state.refusals[0].figure == 41.25 and state.refusals[0].worker == "inference-3"
+
+
+def test_an_eviction_is_remembered_once_and_outlasts_later_events() -> None:
+    state = trained(fresh(), 10)
+    for name in ("relay-1", "relay-2"):
+        say(
+            state,
+            name,
+            "membership.peer_evicted",
+            50.0,
+            remote=identifier("inference-3"),
+            reason="another word for it",
+        )
+    say(state, "inference-3", "membership.admitted", 51.0)
+    state.process_finished("inference-3")
+    assert state.evicted == {"inference-3": "pooled mismatch"}
+    assert state.peers[identifier("inference-3")].state == "evicted"
+    assert sum("evicted" in note.text for note in state.notes) == 1
+
+
+def test_bytes_add_up_over_the_lives_of_a_process() -> None:
+    state = fresh()
+    say(state, "relay-1", "peer.status", 1.0, bytes_sent=100, bytes_received=7)
+    state.process_died("relay-1", -9, 2.0)
+    relay = state.peers[identifier("relay-1")]
+    assert (relay.state, relay.restarts) == ("restarting", 1)
+    say(state, "relay-1", "peer.listening", 3.0)
+    say(state, "relay-1", "peer.status", 4.0, bytes_sent=20, bytes_received=1)
+    say(state, "relay-1", "peer.status", 5.0, bytes_sent=30, bytes_received=2)
+    assert (relay.sent, relay.received) == (130, 9)
+
+
+def test_a_guest_gets_a_row_of_its_own() -> None:
+    state = fresh()
+    guest = identifier("stranger")
+    for trusted in ("trainer", "validator"):
+        say(
+            state,
+            trusted,
+            "membership.peer_admitted",
+            3.0,
+            remote=guest,
+            roles=["inference"],
+        )
+    row = state.peers[guest]
+    assert (row.name, row.role, row.own, row.state) == ("guest-1", "inference", False, "live")
+    say(state, "validator", "validator.verdict", 4.0, worker=guest, outcome="accepted", step=7)
+    assert (row.step, row.doing) == (7, "judged accepted")
+    say(state, "trainer", "membership.peer_suspected", 5.0, remote=guest)
+    assert row.state == "suspected"
+    say(state, "trainer", "membership.peer_returned", 5.0, remote=guest)
+    assert row.state == "live"
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 300), st.floats(), st.text(max_size=5),
+    st.lists(st.integers(), max_size=2), st.sampled_from([identifier("relay-1"), "evicted"]),
+)  # fmt: skip
+FIELDS = (
+    "remote", "worker", "step", "policy", "reward", "outcome", "failed", "figure", "threshold",
+    "number", "roles", "doing", "bytes_sent", "tokens_per_second", "reason", "folder",
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*HANDLED, "no.such", ""]),
+            st.dictionaries(st.sampled_from(FIELDS), VALUES),
+        ),
+        max_size=12,
+    )
+)
+def test_no_event_however_odd_breaks_state_or_screen(
+    events: list[tuple[str, dict[str, Any]]],
+) -> None:
+    state = fresh()
+    for at, (name, fields) in enumerate(events):
+        say(state, "relay-1", name, float(at), **fields)
+    assert len(compose(state, 100.0, 80, 24)) == 24
+
+
+def test_a_step_outside_the_run_is_not_believed() -> None:
+    state = trained(fresh(steps=20), 10)
+    for step in (-1, 20, 10**12, float("nan")):
+        say(state, "trainer", "trainer.step_trained", 99.0, step=step, reward=0.5)
+    assert state.step == 10

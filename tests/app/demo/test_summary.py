@@ -1,0 +1,94 @@
+"""What a demo came to, from recorded events."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from swarm.app.demo.state import SwarmState
+from swarm.app.demo.summary import draw_rewards, page, summarise
+from swarm.app.output import write_json
+from tests.app.demo.recorded import TRAINING_SINCE, fresh, say, trained
+
+PROMISED = {
+    "reward_first",
+    "reward_last",
+    "sampled_accuracy_before",
+    "sampled_accuracy_after",
+    "greedy_accuracy_before",
+    "greedy_accuracy_after",
+    "steps",
+    "seconds",
+    "seconds_by_phase",
+    "bytes_by_peer",
+    "verdicts",
+    "seed",
+    "peers",
+    "restarts",
+    "evicted",
+    "policy_folder",
+}
+
+
+def finished() -> SwarmState:
+    state = trained(fresh(steps=20), 20)
+    say(state, "trainer", "trainer.evaluated", 22.0, moment="after", sampled=0.88, greedy=0.97)
+    say(state, "trainer", "trainer.run_complete", 23.0, steps=20, folder="/somewhere")
+    return state
+
+
+def test_the_summary_says_everything_promised() -> None:
+    state = finished()
+    summary = summarise(state, 25.0, seed=7, policy_folder="demo-output/policy")
+    assert summary.keys() >= PROMISED
+    assert summary["reward_first"] == state.trained[0].reward
+    assert summary["reward_last"] == state.trained[19].reward
+    assert summary["sampled_accuracy_before"] == 0.2 and summary["greedy_accuracy_before"] == 0.5
+    assert summary["sampled_accuracy_after"] == 0.88 and summary["greedy_accuracy_after"] == 0.97
+    assert (summary["steps"], summary["seconds"], summary["seed"]) == (20, 25.0, 7)
+    assert summary["verdicts"] == {"accepted": 40, "quarantined": 0, "proof_exponents": 1}
+    assert summary["bytes_by_peer"]["inference-1"] == {"sent": 19_000, "received": 190}
+    assert summary["restarts"] == {"relay-2": 1}
+    assert summary["evicted"] == {"inference-3": "pooled mismatch"}
+
+
+def test_phases_follow_each_other_and_add_up() -> None:
+    phases = summarise(finished(), 25.0, seed=0)["seconds_by_phase"]
+    assert phases == {
+        "preparing": 8.0,
+        "joining": TRAINING_SINCE - 8.0,
+        "training": 10.0,
+        "ending": 5.0,
+    }
+    assert sum(phases.values()) == 25.0
+
+
+def test_a_run_cut_short_says_what_it_does_not_know() -> None:
+    summary = summarise(fresh(), 3.0, seed=0)
+    assert summary["reward_first"] is None and summary["sampled_accuracy_after"] is None
+    assert summary["steps"] == 0 and summary["verdicts"] == {"accepted": 0, "quarantined": 0}
+    assert summary["policy_folder"] is None
+
+
+def test_it_is_written_as_json_and_drawn(tmp_path: Path) -> None:
+    summary = summarise(finished(), 25.0, seed=0)
+    write_json("--json", summary, tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    draw_rewards(summary, tmp_path / "reward.png")
+    picture = (tmp_path / "reward.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_the_page_names_accuracies_evictions_and_files(width: int) -> None:
+    summary = summarise(finished(), 25.0, seed=0)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(page(summary, {"reward curve": Path("demo-output/reward.png")}))
+    shown = console.export_text()
+    assert "0.200 → 0.880" in shown and "0.500 → 0.970" in shown
+    assert "inference-3: pooled mismatch" in shown
+    assert "demo-output/reward.png" in shown

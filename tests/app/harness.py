@@ -1,0 +1,89 @@
+"""Run the commands as a person would, and look at what is left on the screen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from peers.policy.demo import save_tokenizer
+from swarm.app.demo.recipe import demo_manifest
+from swarm.app.main import app
+from swarm.app.run_probe import probe_hashes
+from swarm.envelope import Envelope
+from swarm.identity import Identity
+from swarm.run.update import sign_manifest
+
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    output: str
+    errors: str
+
+
+def swarm(*arguments: str | Path) -> Outcome:
+    """Run the `swarm` command in this process."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise AssertionError("a person would see a traceback") from result.exception
+    return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+def complaint(*arguments: str | Path) -> str:
+    """The one sentence with which a command must fail."""
+    outcome = swarm(*arguments)
+    assert outcome.status != 0, outcome.output
+    assert outcome.output == ""
+    *events, last = outcome.errors.strip().splitlines()
+    assert all(" listening on /ip" in line or line.startswith("warning: ") for line in events), (
+        outcome.errors
+    )
+    assert last.startswith("error: ")
+    return last.removeprefix("error: ")
+
+
+def signed_manifest(folder: Path, owner: Identity, name: str = "test", seed: int = 1) -> Envelope:
+    """The demo's run, signed by `owner`; the tokenizer comes to `folder`."""
+    save_tokenizer(folder)
+    manifest = demo_manifest(
+        name=name,
+        steps=10,
+        hashes=probe_hashes(folder, "sort-digits", "1"),
+        trainer=Identity(bytes([seed]) * 32).peer_id,
+        validator=Identity(bytes([seed + 1]) * 32).peer_id,
+    )
+    return sign_manifest(owner, manifest, time.time())
+
+
+@contextmanager
+def bootstrap_peer(home: Path, *manifests: Path) -> Iterator[str]:
+    """A bootstrap peer in a process of its own; gives its multiaddr."""
+    command = [sys.executable, "-m", "swarm.peer", "--role", "bootstrap", "--home", str(home)]
+    command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--json-logs"]
+    for manifest in manifests:
+        command += ["--manifest", str(manifest)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "peer.listening":
+                    yield event["addresses"][0]
+                    break
+            else:
+                raise AssertionError(f"it did not start: {process.stderr.read()}")
+        finally:
+            process.terminate()
+            process.communicate(timeout=10)

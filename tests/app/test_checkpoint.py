@@ -1,0 +1,397 @@
+"""`swarm checkpoint`: to a mirror and back, interrupted, damaged, and with wrong arguments."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner, Result
+
+from swarm import defaults
+from swarm.app.main import app
+from swarm.shardcast.mirror import describe, export, fetch, serve
+from swarm.shardcast.store import delta_key
+from swarm.transport.memory import MemoryNetwork
+from tests.shardcast.harness import InPlace, delta_peer, real_peer
+from tests.shardcast.test_chain import fetch as fetch_from
+from tests.shardcast.test_chain import fetched, holds, policies, publish
+
+
+def swarm(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "sub/notes.txt").write_text("x")
+    (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(1_200_000))
+    return folder
+
+
+def same(one: Path, other: Path) -> bool:
+    names = ("config.json", "sub/notes.txt", "model.safetensors")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def static(folder: Path) -> Iterator[str]:
+    """Python's own static web server."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_exported_served_fetched_verified(model: Path, tmp_path: Path) -> None:
+    mirror, back = tmp_path / "www/mirror", tmp_path / "back"
+    made = swarm("export", model, "--out", mirror, "--run", "me/run", "--step", 3, "--json")
+    assert made.exit_code == 0, made.stderr
+    digest = json.loads(made.stdout)["manifest"]
+    assert sorted(path.name for path in mirror.iterdir()) == ["blob", "checkpoint.json"]
+    again = swarm("export", model, "--out", mirror, "--run", "me/run", "--step", 3, "--json")
+    assert json.loads(again.stdout) == json.loads(made.stdout)
+    with static(tmp_path / "www") as root:
+        got = swarm("fetch", f"{root}/mirror", "--out", back, "--manifest", digest, "--json")
+    assert got.exit_code == 0, got.stderr
+    assert json.loads(got.stdout)["step"] == 3
+    assert same(back, model) and not (tmp_path / "back.partial").exists()
+    checked = swarm("verify", back)
+    assert checked.exit_code == 0 and digest in checked.stdout
+    with (back / "model.safetensors").open("r+b") as file:
+        file.seek(700_000)
+        file.write(b"!!!")
+    (back / "config.json").unlink()
+    checked = swarm("verify", back)
+    assert checked.exit_code == 1
+    assert "config.json is missing" in checked.stderr
+    assert "differs in 1 of 5 pieces, first at byte 524,288" in checked.stderr
+    (back / "config.json").mkdir()
+    assert "config.json is no file\n" in swarm("verify", back).stderr
+
+
+def test_an_export_can_be_interrupted_and_mends_what_is_damaged(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mirror"
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            await export(
+                model,
+                out,
+                run="a/b",
+                lineage=0,
+                step=0,
+                progress=lambda done, total: scope.cancel(),
+            )
+        assert scope.cancelled_caught, "it goes on as if nobody had pressed Ctrl-C"
+
+    trio.run(main)
+    assert (out / "blob").is_dir() and not (out / "checkpoint.json").exists()
+    assert swarm("export", model, "--out", out).exit_code == 0
+    damaged = max((out / "blob").iterdir(), key=lambda path: path.stat().st_size)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(bytes(len(whole)))
+    assert swarm("export", model, "--out", out).exit_code == 0
+    assert damaged.read_bytes() == whole
+
+
+def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "SOURCE_CORRUPT_SECONDS", 0.1)
+    mirror, back = tmp_path / "mirror", tmp_path / "back"
+    digest = json.loads(swarm("export", model, "--out", mirror, "--json").stdout)["manifest"]
+    blobs = sorted(path for path in (mirror / "blob").iterdir() if path.name != digest)
+    damaged = max(blobs, key=lambda path: path.stat().st_size)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"?" * len(whole))
+    with static(mirror) as root:
+        got = swarm("fetch", root, "--out", back, "--deadline", 1.5)
+        assert got.exit_code == 1 and "sent wrong bytes" in got.stderr
+        assert not back.exists() and (tmp_path / "back.partial").is_dir()
+        for path in blobs:  # all that is left to fetch is the damaged one
+            path.unlink()
+        damaged.write_bytes(whole)
+        got = swarm("fetch", root, "--out", back)
+        assert got.exit_code == 0, got.stderr
+    assert same(back, model)
+
+
+def test_by_a_manifest_file_and_two_mirrors(model: Path, tmp_path: Path) -> None:
+    mirror, back = tmp_path / "mirror", tmp_path / "back"
+    digest = json.loads(swarm("export", model, "--out", mirror, "--json").stdout)["manifest"]
+    manifest = tmp_path / "the.manifest"
+    shutil.copy(mirror / "blob" / digest, manifest)
+    with static(mirror) as root, static(tmp_path) as empty:
+        got = swarm("fetch", manifest, "--mirror", empty, "--mirror", root, "--out", back)
+        assert got.exit_code == 0, got.stderr
+        assert same(back, model)
+        # What one mirror cannot tell, the next one does.
+        got = swarm("fetch", empty, "--mirror", root, "--out", tmp_path / "second")
+        assert got.exit_code == 0, got.stderr
+        # The digest pins a file as it pins a mirror, with and without mirrors.
+        for wrong in (["--mirror", root], []):
+            got = swarm("fetch", manifest, *wrong, "--manifest", "ab" * 32, "--out", tmp_path / "x")
+            assert got.exit_code == 2
+            assert f"{manifest} has the checkpoint with manifest {digest[:12]}…" in got.stderr
+            assert "not --manifest abababababab…" in got.stderr
+        # A manifest that names its mirrors needs no more than itself.
+        named = tmp_path / "named"
+        made = swarm("export", model, "--out", named, "--mirror", f"{root}/", "--json")
+        own = named / "blob" / json.loads(made.stdout)["manifest"]
+        got = swarm("fetch", own, "--out", tmp_path / "third")
+        assert got.exit_code == 0, got.stderr
+        assert same(tmp_path / "third", model)
+
+
+def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            ports: list[int] = []
+            started = trio.Event()
+
+            def ready(port: int, index: object) -> None:
+                ports.append(port)
+                started.set()
+
+            nursery.start_soon(
+                functools.partial(
+                    serve,
+                    model,
+                    host="127.0.0.1",
+                    port=0,
+                    run="a/b",
+                    lineage=0,
+                    step=1,
+                    ready=ready,
+                )
+            )
+            await started.wait()
+            held = await fetch(tmp_path / "back", mirrors=[f"http://127.0.0.1:{ports[0]}"])
+            assert held.key == (0, 1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert same(tmp_path / "back", model)
+
+
+def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    files = policies(2)
+
+    async def main() -> None:
+        async with delta_peer(MemoryNetwork(), 1, tmp_path / "peer") as peer:
+            for step in range(2):
+                await publish(peer, step, files[step])
+
+    trio.run(main)
+    made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "m", "--json")
+    told = json.loads(made.stdout)
+    assert (told["run"], told["step"]) == ("owner/run", 1)
+    delta = tmp_path / "peer/checkpoints/0-1.delta/delta"
+
+    def sizes(mirror: str) -> set[int]:
+        return {path.stat().st_size for path in (tmp_path / mirror / "blob").iterdir()}
+
+    assert delta.stat().st_size in sizes("m")
+    # Deltas that are still arriving are left out: one without a manifest, one not whole.
+    (tmp_path / "peer/checkpoints/0-2.delta").mkdir()
+    delta.write_bytes(bytes(delta.stat().st_size))
+    made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "n", "--json")
+    assert made.exit_code == 0, made.stderr
+    assert json.loads(made.stdout) == told and delta.stat().st_size not in sizes("n")
+
+
+def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_path: Path) -> None:
+    made = swarm("export", model, "--out", tmp_path / "m", "--run", "me/run", "--step", 3, "--json")
+    own = model / ".manifest"
+    shutil.copy(tmp_path / "m/blob" / json.loads(made.stdout)["manifest"], own)
+    for flag, value in (("run", "me/other"), ("lineage", 1), ("step", 0), ("mirror", "http://x")):
+        for command in ("export", "publish"):
+            if (flag, command) == ("mirror", "publish"):
+                continue  # has no such flag
+            out = ["--out", tmp_path / "n"] if command == "export" else []
+            refused = swarm(command, model, *out, f"--{flag}", value)
+            assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+            assert f"(policy 3 of me/run), which --{flag} cannot change" in refused.stderr
+    same_again = ["--run", "me/run", "--step", 3, "--lineage", 0]
+    assert swarm("export", model, "--out", tmp_path / "n", *same_again).exit_code == 0
+
+
+def test_a_mirror_has_the_delta_when_no_peer_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    monkeypatch.setattr(defaults, "DELTA_STALL_SECONDS", 5.0)
+    files = policies(2)
+    site = tmp_path / "site"
+    site.mkdir()
+
+    async def main(root: str) -> None:
+        async with (
+            real_peer(1, tmp_path / "1", compute=InPlace()) as trainer,
+            real_peer(2, tmp_path / "2", compute=InPlace()) as worker,
+        ):
+            checkpoints = [
+                await publish(trainer, step, files[step], mirrors=[root]) for step in range(2)
+            ]
+            await export(tmp_path / "1/checkpoints/0-1", site)
+            await trainer.store.withdraw(delta_key((0, 1)))
+            for checkpoint in checkpoints:
+                await fetch_from(worker, checkpoint, trainer)
+            assert holds(worker, tmp_path / "2", 1, files[1])
+            assert not worker.events.named("shardcast.delta_failed")
+            assert fetched(worker, 1) < checkpoints[1].total_bytes / 20
+
+    with static(site) as root:
+        trio.run(main, root)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["export", "{tmp}/none", "--out", "{tmp}/x"], "is no folder"),
+        (["export", "{tmp}/model", "--out", "{tmp}/x", "--mirror", "ftp://x"], "is no http:// or"),
+        (["export", "{tmp}/empty", "--out", "{tmp}/x"], "/empty holds no .safetensors file"),
+        (["export", "{tmp}/deep", "--out", "{tmp}/x"], "/deep/a/b is no file; take it away"),
+        (["export", "{tmp}/lacking", "--out", "{tmp}/x"], "names 'b.safetensors', which is not"),
+        (["export", "{tmp}/unindexed", "--out", "{tmp}/x"], "is no index of safetensors files"),
+        (["export", "{tmp}/cut", "--out", "{tmp}/x"], "config.json is not what its manifest says"),
+        (["publish", "{tmp}/cut"], "config.json is not what its manifest says"),
+        (
+            ["export", "{tmp}/known", "--out", "{tmp}/x", "--mirror", "http://a"],
+            "which --mirror cannot change; leave it out",
+        ),
+        (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", ""], "--run '' is no run's id"),
+        (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", "a\x1b[2J"], "is no run's id"),
+        (["export", "{tmp}/model/sub/..", "--out", "{tmp}/model/x"], "the checkpoint's own folder"),
+        (["export", "{tmp}/model", "--out", "{tmp}/file"], "/file cannot be written (Not a dir"),
+        (["publish", "{tmp}/model", "--host", "a..b"], "choose another --port or --host"),
+        (["fetch", "http://a..b", "--out", "{tmp}/x"], "cannot be reached: label empty or too"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/file/x"], "/x cannot be written (Not a"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/" + 250 * "x"], "File name too long"),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/empty"], "Connection refused; give the"),
+        (["fetch", "http://127.0.0.1:1", "--out", "."], "is in use as it is"),
+        (["fetch", "", "--out", "{tmp}/x"], "give either a mirror's address"),
+        (["fetch", "127.0.0.1:1", "--out", "{tmp}/x"], "begins with http:// or https://"),
+        (["verify", "{tmp}/none", "--manifest", "{tmp}/known/.manifest"], "/none is no folder"),
+        (["verify", "{tmp}/file", "--manifest", "{tmp}/known/.manifest"], "/file is no folder"),
+        (["verify", "{tmp}/model", "--manifest", "/dev/zero"], "more than the 8388608 allowed"),
+        (["publish", "{tmp}/none"], "is no folder"),
+        (["publish", "{tmp}/model", "--host", "203.0.113.9"], "choose another --port"),
+        (["fetch", "--out", "{tmp}/x"], "give either a mirror's address"),
+        (["fetch", "{tmp}/none", "--out", "{tmp}/x"], "cannot be read"),
+        (["fetch", "{tmp}/model/config.json", "--out", "{tmp}/x"], "cannot be decoded"),
+        (
+            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x"],
+            "reached: Connection refused",
+        ),
+        (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/model"], "not an empty folder"),
+        (["fetch", "gopher://x", "--out", "{tmp}/x"], "is no http:// or https://"),
+        (
+            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--manifest", "12"],
+            "is not 64 hexadecimal digits",
+        ),
+        (
+            ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--run", "a/b"],
+            "--run 'a/b' goes with --bootstrap",
+        ),
+        (["verify", "{tmp}/model"], "give --manifest FILE"),
+        (["verify", "{tmp}/model", "--manifest", "{tmp}/model/config.json"], "cannot be decoded"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "deep/a/b").mkdir(parents=True)
+    for name, index in (("lacking", '{"weight_map":{"w":"b.safetensors"}}'), ("unindexed", "[1]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.safetensors").touch()
+        (tmp_path / name / "model.safetensors.index.json").write_text(index)
+    for name in ("known", "cut"):
+        shutil.copytree(model, tmp_path / name)
+        (tmp_path / name / ".manifest").write_bytes(manifest_of(model))
+    (tmp_path / "cut/config.json").write_text("{")
+    result = swarm(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert result.exit_code in (1, 2)
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("*.partial")) and not (tmp_path / "none").exists()
+
+
+def manifest_of(folder: Path) -> bytes:
+    return trio.run(partial(describe, folder, run="a/b", lineage=0, step=0))[1]
+
+
+def test_a_full_disk_names_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert swarm("export", model, "--out", tmp_path / "mirror").exit_code == 0
+    usage = shutil.disk_usage(tmp_path)
+    with static(tmp_path / "mirror") as root:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+        result = swarm("fetch", root, "--out", tmp_path / "x")
+    assert result.exit_code == 2 and "move --out to a larger disk" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("index", "sentence"),
+    [
+        (b"<html>", "describes no checkpoint"),
+        (
+            b'{"run":"a\\u001b[2J","lineage":0,"step":0,"manifest":"'
+            + 64 * b"0"
+            + b'","manifest_bytes":1,"total_bytes":1}',
+            "names no run: 'a\\x1b[2J'",
+        ),
+        (
+            b'{"run":"a/b","lineage":0,"step":0,"manifest":"zz","manifest_bytes":1,"total_bytes":1}',
+            "names no manifest",
+        ),
+    ],
+)
+def test_a_mirror_that_talks_nonsense(tmp_path: Path, index: bytes, sentence: str) -> None:
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www/checkpoint.json").write_bytes(index)
+    with static(tmp_path / "www") as root:
+        result = swarm("fetch", root, "--out", tmp_path / "x")
+    assert result.exit_code == 2 and sentence in result.stderr

@@ -1,0 +1,205 @@
+"""What the commands do when nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peers.policy.demo import save_tokenizer
+from swarm.envelope import open_envelope
+from swarm.identity import Identity, load_or_create
+from swarm.messages import RunManifest
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import Header, write
+from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
+
+TRAINER = Identity(bytes([1]) * 32).peer_id
+VALIDATOR = Identity(bytes([2]) * 32).peer_id
+RUN = f"""
+name = "sorting"
+version = 3
+model = "demo/qwen2"
+broadcast_mode = "relay-only"
+trainers = ["{TRAINER}"]
+validators = ["{VALIDATOR}"]
+
+[environment]
+name = "sort-digits"
+version = "1"
+
+[sampling]
+temperature = 1.0
+max_new_tokens = 8
+stop_ids = [2]
+group_size = 8
+groups_per_submission = 4
+
+[schedule]
+steps = 100
+groups_per_step = 32
+
+[optimiser]
+learning_rate = 6e-4
+"""
+
+
+def create(folder: Path, text: str = RUN) -> list[str | Path]:
+    """Arguments of `swarm run create` with everything it needs in `folder`."""
+    save_tokenizer(folder)
+    (folder / "run.toml").write_text(text)
+    return [
+        *("run", "create", folder / "run.toml", "--out", folder / "run.manifest"),
+        *("--owner-key", folder / "owner.key", "--tokenizer", folder),
+    ]
+
+
+def test_create_signs_and_show_verifies(tmp_path: Path) -> None:
+    outcome = swarm(*create(tmp_path))
+    assert outcome.status == 0
+    assert stat.S_IMODE((tmp_path / "owner.key").stat().st_mode) == 0o600
+    owner = load_or_create(tmp_path / "owner.key")
+    envelope = open_envelope((tmp_path / "run.manifest").read_bytes())
+    assert envelope.sender == owner.peer_id and isinstance(envelope.message, RunManifest)
+    assert envelope.message.optimiser.learning_rate == 6e-4
+    assert f"run {owner.peer_id}/sorting, version 3" in outcome.output
+
+    shown = swarm("run", "show", tmp_path / "run.manifest")
+    assert shown.status == 0
+    assert f"{owner.peer_id} (signature verified)" in shown.output
+    assert f"{TRAINER} (from version 1)" in shown.output
+    assert 'broadcast_mode = "relay-only"\n' in shown.output
+    told = json.loads(swarm("run", "show", tmp_path / "run.manifest", "--json").output)
+    assert told["run"] == f"{owner.peer_id}/sorting"
+    assert told["schedule"]["steps"] == 100
+    assert told["tokenizer_hash"] == envelope.message.tokenizer_hash.hex()
+
+
+def test_create_again_keeps_the_owner(tmp_path: Path) -> None:
+    swarm(*create(tmp_path))
+    first = open_envelope((tmp_path / "run.manifest").read_bytes())
+    swarm(*create(tmp_path, RUN.replace("version = 3", "version = 4")))
+    second = open_envelope((tmp_path / "run.manifest").read_bytes())
+    assert first.sender == second.sender
+    assert first.body.run == second.body.run and first.digest != second.digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("steps = 100", "stops = 100", "unknown key 'stops'"),
+        ("steps = 100", 'steps = "many"', "steps is 'many'"),
+        ("steps = 100", "", "schedule: steps is missing"),
+        ('version = "1"', 'version = "9"', "installed in version '1', but the run wants '9'"),
+        ('"sort-digits"', '"chess"', "environment 'chess' is not installed here"),
+        ('name = "sort-digits"', "", "environment.name is None; it must be text"),
+        (f'["{TRAINER}"]', '["nobody"]', "trainers: "),
+        (
+            "[optimiser]",
+            "[objective]\ndelta = 1.1\n[optimiser]",
+            "must be greater than 1 + epsilon",
+        ),
+        ("[optimiser]", "[objective]", "objective.learning_rate is called optimiser.learning_rate"),
+        ("[schedule]", "[schedule", "is not valid TOML"),
+        ('"relay-only"', '"closed"', "broadcast_mode is 'closed'"),
+        ('"sorting"', '"So rting"', "name is 'So rting'"),
+    ],
+)
+def test_create_refuses(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    assert old in RUN
+    assert sentence in complaint(*create(tmp_path, RUN.replace(old, new)))
+    assert not (tmp_path / "run.manifest").exists()
+
+
+def test_create_needs_a_tokenizer(tmp_path: Path) -> None:
+    arguments = create(tmp_path)[:-1]
+    assert "tokenizer.json cannot be read" in complaint(*arguments, tmp_path / "nowhere")
+
+
+def test_show_asks_a_bootstrap_peer(tmp_path: Path) -> None:
+    envelope = signed_manifest(tmp_path, Identity(bytes(32)), "asked-for")
+    (tmp_path / "run.manifest").write_bytes(envelope.raw)
+    with bootstrap_peer(tmp_path / "home", tmp_path / "run.manifest") as multiaddr:
+        shown = swarm("run", "show", "--bootstrap", multiaddr)
+    assert shown.status == 0
+    assert f"run      {envelope.body.run}\n" in shown.output
+
+
+def a_submission(path: Path, engine: str = "native") -> Path:
+    write(
+        path,
+        Rollouts.from_lists(
+            group=[0, 0],
+            sample=[0, 1],
+            target_length=[0, 0],
+            prompts=[[1, 6, 5, 14]] * 2,
+            completions=[[5, 6, 2], [6, 2]],
+            log_probabilities=[[-0.5, -0.25, -0.125], [-1.0, -2.0]],
+            proofs=[bytes(258)] * 2,
+        ),
+        Header(
+            run=f"{TRAINER}/sorting",
+            lineage=0,
+            step=5,
+            policy=3,
+            worker=VALIDATOR,
+            number=1,
+            environment="sort-digits",
+            environment_version="1",
+            temperature=1.0,
+            max_new_tokens=8,
+            stop_ids=[2],
+            engine=engine,
+        ),
+    )
+    return path
+
+
+def test_rollouts_are_shown_with_text(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    file = a_submission(tmp_path / "rollouts.parquet")
+    shown = swarm("rollouts", "show", file, "--tokenizer", tmp_path)
+    assert shown.status == 0
+    assert "group 0  <bos>21>" in shown.output
+    assert "12<eos>" in shown.output and "-0.875" in shown.output
+    told = json.loads(swarm("rollouts", "show", file, "--json").output)
+    assert told["header"]["policy"] == 3
+    assert [row["completion_tokens"] for row in told["rows"]] == [[5, 6, 2], [6, 2]]
+
+
+def test_a_workers_words_in_a_file_steer_no_terminal(tmp_path: Path) -> None:
+    file = a_submission(tmp_path / "rollouts.parquet", "\x1b[2J\x07\u202e")
+    shown = swarm("rollouts", "show", file)
+    assert r"\x1b[2J\x07\u202e" in shown.output and "\x1b" not in shown.output
+
+
+@pytest.mark.parametrize("command", [[], ["peer"], ["demo"], ["run"], ["status"], ["ledger"]])
+def test_help_says_what_it_does(command: list[str]) -> None:
+    outcome = swarm(*command, "--help")
+    assert outcome.status == 0 and "Usage" in outcome.output
+
+
+def test_both_ways_to_start_a_peer_know_the_same_flags() -> None:
+    """In processes of their own: the console script's function, and the module."""
+    asked = [
+        [sys.executable, "-m", "swarm.peer", "--help"],
+        [sys.executable, "-c", "from swarm.app.main import main; main()", "peer", "--help"],
+    ]
+    pages = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for command in asked
+    ]
+    flags = [{word for word in page.split() if word.startswith("--")} for page in pages]
+    assert flags[0] == flags[1]
+    assert {"--role", "--bootstrap", "--listen", "--home", "--config", "--run"} <= flags[0]
+
+
+def test_the_command_line_starts_without_torch_or_the_network_stack() -> None:
+    heavy = "{'torch', 'libp2p', 'pyarrow'}"
+    code = f"import sys, swarm.app.main; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,136 @@
+"""`swarm dataset filter`: what it keeps, how it goes on, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from peers.environments.listed import Listed
+from peers.environments.sort_digits import SortDigits
+from peers.policy.demo import make_policy
+from peers.trainer.dataset import DatasetService
+from swarm.app.dataset import parse_bounds
+from swarm.app.main import app
+from swarm.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    make_policy(folder, seed=1)
+    return folder
+
+
+def run(policy: Path, out: Path, *more: str) -> Any:
+    return CliRunner().invoke(
+        app,
+        [
+            "dataset", "filter", "--policy", str(policy), "--environment", "sort-digits",
+            "--pass-at", "2", "--max-new-tokens", "3", "--out", str(out), *more,
+        ],
+    )  # fmt: skip
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+
+
+@pytest.mark.slow
+def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> None:
+    """The same lines as without interruption, even if one was cut short."""
+    out = tmp_path / "out"
+    assert run(policy, out, "--tasks", "40", "--keep", "0:0.5").exit_code == 0
+    through = out.read_bytes()
+    lines = through.splitlines(keepends=True)
+    out.write_bytes(b"".join(lines[:8]) + lines[8][:20])
+    done = run(policy, out, "--tasks", "40", "--keep", "0:0.5")
+    assert done.exit_code == 0
+    assert "40 of 40 tasks are kept" in done.output  # random weights solve nothing: share 0
+    assert "7 of 40 tasks tried" in done.output
+    assert out.read_bytes() == through
+    assert [row["index"] for row in rows_of(out)] == list(range(40))
+
+
+@pytest.mark.slow
+def test_other_settings_do_not_mix_in_one_file(policy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(policy, out, "--tasks", "3").exit_code == 0
+    assert not any(row["kept"] for row in rows_of(out))
+    before = out.read_bytes()
+    refused = run(policy, out, "--tasks", "3", "--seed", "1")
+    assert refused.exit_code != 0
+    assert "results of another policy, environment or setting" in refused.output
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "0.5:0.1", "-1:1", "0:2", "a:b", "nan:1"])
+def test_bounds_out_of_order_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="two shares in order"):
+        parse_bounds(text)
+    assert parse_bounds("0.125:0.5") == (0.125, 0.5)
+
+
+def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> None:
+    """Checked against the environment's own answers, put into the engine's mouth."""
+    service = DatasetService(str(policy), "sort-digits", "1")
+    asked = {"seed": 0, "first": 2, "count": 3, "attempts": 2, "temperature": 1.0}
+    rest = {"max_new_tokens": 8, "stop_ids": [2]}
+    rows = service.measure(**asked, **rest)["rows"]  # type: ignore[arg-type]
+    assert [row["index"] for row in rows] == [2, 3, 4]
+    assert [row["passes"] for row in rows] == [0, 0, 0]
+    assert [SortDigits().task(bytes.fromhex(row["seed"])).prompt for row in rows] == [
+        row["prompt"] for row in rows
+    ]
+
+    class Right(type(service._engine)):  # type: ignore[misc]
+        def generate(self, prompts: Any, rows: Any, *more: Any) -> Any:
+            made = super().generate(prompts, rows, *more)
+            for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+                if row % 2:
+                    made.tokens[place] = [*sorted(prompt[1:7]), 2]
+            return made
+
+    service._engine.__class__ = Right
+    rows = service.measure(**asked, **rest)["rows"]  # type: ignore[arg-type]
+    assert [row["passes"] for row in rows] == [1, 1, 1]
+
+
+def test_an_environment_that_raises_is_named(policy: Path) -> None:
+    class Broken(SortDigits):
+        def reward(self, *_: Any) -> float:
+            return 1 / 0
+
+    service = DatasetService(str(policy), "sort-digits", "1")
+    service._environment = Broken()
+    with pytest.raises(UserError, match=r"'sort-digits' cannot grade .*ZeroDivisionError"):
+        service.measure(0, 0, 1, 1, 1.0, max_new_tokens=3, stop_ids=[2])
+    with pytest.raises(UserError, match="give a smaller --max-new-tokens"):
+        service.measure(0, 0, 1, 1, 1.0, max_new_tokens=1 << 20, stop_ids=[2])
+
+
+def test_an_environment_of_the_kept_tasks(tmp_path: Path) -> None:
+    out = tmp_path / "kept"
+    rows = [
+        {"seed": bytes([number]).hex(), "prompt": SortDigits().task(bytes([number])).prompt}
+        for number in range(6)
+    ]
+    lines = [json.dumps({**row, "kept": number > 1}) for number, row in enumerate(rows)]
+    out.write_text("\n".join(["{}", *lines, ""]))
+    listed = Listed(SortDigits(), out, "sort-kept")
+    kept = {row["prompt"] for row in rows[2:]}
+    drawn = {listed.task(bytes([number])).prompt for number in range(200)}
+    assert drawn == kept
+    assert listed.task(b"a", "held_out") == SortDigits().task(b"a", "held_out")
+    task = listed.task(b"a")
+    assert listed.reward(task, task.answer, True) == 1.0
+    out.write_text(out.read_text().replace('"kept": true', '"kept": false', 1))
+    assert Listed(SortDigits(), out, "sort-kept").version != listed.version
+    out.write_text("{}\n")
+    with pytest.raises(UserError, match="keeps no task"):
+        Listed(SortDigits(), out, "sort-kept")
+    with pytest.raises(UserError, match="is no file of"):
+        Listed(SortDigits(), tmp_path / "nothing", "sort-kept")

@@ -1,0 +1,160 @@
+"""A run of which nothing could come is refused before it is signed, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.harness import complaint, swarm
+from tests.app.test_commands import RUN, TRAINER, VALIDATOR, create
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 64,
+    "hidden_size": 96,
+    "intermediate_size": 288,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "dtype": "bfloat16",
+}
+
+
+def describe(folder: Path, text: str = RUN, **config: Any) -> list[str | Path]:
+    """Arguments of `swarm run create` for a model with this config in `folder`."""
+    arguments = create(folder, text)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    return arguments
+
+
+def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
+    outcome = swarm(*describe(tmp_path))
+    assert outcome.status == 0 and outcome.errors == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("stop_ids = [2]", "stop_ids = [2, 64]", "sampling.stop_ids has 64, but the model's vocab"),
+        ("stop_ids = [2]", "stop_ids = []", "sampling: stop_ids is []"),
+        ("max_new_tokens = 8", "max_new_tokens = 57", "tokens that makes 65, but the model has 64"),
+        ("temperature = 1.0", "temperature = 0", "sampling: temperature is 0"),
+        ("temperature = 1.0", "temperature = nan", "temperature is nan"),
+        ("learning_rate = 6e-4", "learning_rate = -6e-4", "learning_rate is -0.0006; it must be"),
+        (
+            "learning_rate = 6e-4",
+            "learning_rate = nan",
+            "learning_rate is nan; it must be a finite",
+        ),
+        ("learning_rate = 6e-4", "beta2 = 1.0", "optimiser.beta2 is 1; it must be 0 or more and"),
+        (
+            "[optimiser]",
+            "[objective]\nkl_coefficient = -1.0\n[optimiser]",
+            "kl_coefficient is -1; it must be 0 or",
+        ),
+        ("learning_rate = 6e-4", "warmup_steps = 101", "but the whole run has 100 optimiser steps"),
+        ("learning_rate = 6e-4", "gradient_norm_max = 0.0", "gradient_norm_max is 0; it must be"),
+        (f'["{TRAINER}"]', "[]", "trainers names nobody in version 3; list the id"),
+        (f'trainers = ["{TRAINER}"]', "", "trainers names nobody in version 3; list the id"),
+        (f'["{VALIDATOR}"]', "[]", "validators names nobody in version 3; list the id"),
+        (f'["{TRAINER}"]', '"all"', "trainers must be a list, not str"),
+        (f'["{TRAINER}"]', f'["{TRAINER}", "{TRAINER}"]', f"trainers names {TRAINER} twice"),
+        (f'["{TRAINER}"]', f'[{{peer = "{"x" * 50}"}}]', "trainers: "),
+        (
+            f'["{TRAINER}"]',
+            f'[{{peer = "{TRAINER}", from_version = 4}}]',
+            "names nobody in version",
+        ),
+        ("[schedule]", "[thresholds]\nprefill_share_new = 1.5\n[schedule]", "between 0 and 1"),
+        ("[schedule]", "[thresholds]\nmargin_max = inf\n[schedule]", "margin_max is inf; it must"),
+        ("[schedule]", "[filters]\naccuracy_max = 8.0\n[schedule]", "accuracy_max is 8; it must"),
+        ("[schedule]", "[limits]\nverdict_seconds = 0.0\n[schedule]", "verdict_seconds is 0; it"),
+        ("[schedule]", "[limits]\nsubmission_bytes_max = 9\n[schedule]", "32 completions of 8 tok"),
+        ("[schedule]", "[admissions]\nunproven_max = 0\n[schedule]", "nobody new could ever take"),
+        (
+            "[schedule]",
+            '[admissions]\npolicy = "allow-list"\n[schedule]',
+            "admissions.allowed is em",
+        ),
+        ('"sort-digits"', '"sort-digits?lengths=0"', "lengths are up to 64 whole numbers from 1"),
+    ],
+)
+def test_what_contradicts_itself_or_the_model(
+    old: str, new: str, sentence: str, tmp_path: Path
+) -> None:
+    assert old in RUN
+    assert sentence in complaint(*describe(tmp_path, RUN.replace(old, new)))
+    assert not (tmp_path / "run.manifest").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model_type": "gemma2"}, "model_type is 'gemma2'; the families supported are llama"),
+        ({"use_sliding_window": True}, "use_sliding_window = True is not supported"),
+        ({"vocab_size": 10}, "of a prompt, but the model's vocabulary has 10 tokens"),
+    ],
+)
+def test_models(config: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    assert sentence in complaint(*describe(tmp_path, **config))
+    assert not (tmp_path / "run.manifest").exists()
+
+
+def test_a_deep_model_in_16_bits_is_warned_of_until_thresholds_are_chosen(tmp_path: Path) -> None:
+    warned = swarm(*describe(tmp_path, num_hidden_layers=12))
+    assert warned.status == 0
+    assert "the default [thresholds] may refuse honest work: this model has 12" in warned.errors
+    chosen = RUN.replace("[schedule]", "[thresholds]\nmargin_mean_max = 0.05\n[schedule]")
+    for text, config in ((chosen, {}), (RUN, {"dtype": "float32"})):
+        (tmp_path / "run.manifest").unlink()  # the same version is not signed twice
+        assert swarm(*describe(tmp_path, text, num_hidden_layers=12, **config)).errors == ""
+
+
+def test_without_a_model_it_says_what_was_not_checked(tmp_path: Path) -> None:
+    assert "has no config.json, so stop ids, lengths" in swarm(*create(tmp_path)).errors
+
+
+ENVIRONMENT = """
+import random
+from peers.environments import Task
+from peers.environments.sort_digits import SortDigits
+
+class Broken(SortDigits):
+    name = "broken"
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("def reward(self, *_): return 1 / 0", "cannot grade the completion .*ZeroDivisionError"),
+        ("def reward(self, *_): return float('nan')", "the reward nan; it must be a number of"),
+        ("def reward(self, *_): return 'good'", "the reward 'good'; it must be a number of"),
+        ("def reward(self, *_): return random.random()", "equal texts must get equal rewards"),
+        ("def task(self, *_): raise OSError('gone')", "cannot draw a task .OSError: gone.; repair"),
+        ("def task(self, *_): return 'sort'", "draws 'sort'; it must be a Task"),
+        ("def task(self, *_): return Task(str(random.random()), '')", "different tasks from one"),
+        ("def __init__(self): import nowhere", "cannot be loaded .ModuleNotFoundError"),
+    ],
+)
+def test_environments(
+    code: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    (package / "broken-1.dist-info").mkdir(parents=True)
+    (package / "broken-1.dist-info/METADATA").write_text("Name: broken\nVersion: 1\n")
+    (package / "broken-1.dist-info/entry_points.txt").write_text(
+        "[swarm.environments]\nbroken = broken_environment:Broken\n"
+    )
+    (package / "broken_environment.py").write_text(f"{ENVIRONMENT}    {code}\n")
+    monkeypatch.syspath_prepend(package)
+    monkeypatch.delitem(sys.modules, "broken_environment", raising=False)
+    said = complaint(*describe(tmp_path, RUN.replace("sort-digits", "broken")))
+    assert "environment 'broken' " in said and re.search(sentence, said), said
+    assert not (tmp_path / "run.manifest").exists()

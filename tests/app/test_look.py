@@ -1,0 +1,223 @@
+"""`swarm status` and `swarm ledger`: asked over the wire in virtual time, and what they print."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import trio
+from hypothesis import given
+from rich.console import Console
+from rich.text import Text
+
+from swarm.app.commands.ledger import record_lines, record_object
+from swarm.app.commands.status import status_lines, status_object
+from swarm.app.exit import exit_with
+from swarm.app.onlooker import RunStatus, record_of, status_of
+from swarm.app.peer import Earned
+from swarm.errors import PeerError, UserError
+from swarm.events import Event, Lines
+from swarm.identity import PeerId
+from swarm.messages import Checkpoint, Heartbeat, Present, Reinstatement, StepOrder
+from swarm.run.run import Run
+from swarm.strict_json import to_json
+from tests.app.harness import complaint, swarm
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    WORKER,
+    Swarm,
+    identity,
+    in_virtual_time,
+    manifest,
+    sealed,
+    verdict_at,
+)
+from tests.network.harness import sealed_manifest
+from tests.network.test_untrusted import HOSTILE, controls
+
+ORDER = StepOrder(
+    lineage=0,
+    step=3,
+    revision=0,
+    policy=2,
+    manifest_digest=bytes(32),
+    manifest_bytes=1,
+    nonce=bytes(32),
+    groups_wanted=8,
+    submissions_max=9,
+)
+CHECKPOINT = Checkpoint(
+    lineage=0, step=2, manifest_digest=bytes(32), manifest_bytes=1, total_bytes=1, reward=0.5
+)
+
+
+def printed(lines: list[Text], width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.peer(TRAINER) as trainer,
+            lab.peer(ALICE) as alice,
+            lab.peer(WORKER) as worker,
+            lab.apart(identity(50)) as onlooker,
+        ):
+            await trainer.run_node.announce(CHECKPOINT, 600)
+            await trainer.run_node.announce(ORDER, 600)
+            await trio.sleep(11)
+            run = Run(onlooker.run_node.run.manifest_envelope)
+            began = trio.current_time()
+            status = await status_of(onlooker.node, run)
+            assert trio.current_time() - began < 2.0
+            assert status.order == ORDER and status.checkpoint == CHECKPOINT
+            assert {TRAINER.peer_id, ALICE.peer_id, WORKER.peer_id} <= set(status.present)
+            assert onlooker.node.peer_id not in status.present, "who looks on is not admitted"
+            told = json.loads(to_json(status_object(status)))
+            assert (told["step"], told["policy"], told["state"]) == (3, 2, "wants 8 groups")
+            assert worker.run_node.lease is not None and alice.trusted is not None
+
+    in_virtual_time(main)
+
+
+def test_a_liars_word_about_the_run_is_not_taken() -> None:
+    run = Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE])))
+    status = RunStatus(run)
+    newer = manifest([WORKER], [WORKER], version=9)
+    for envelope in (
+        sealed(WORKER, ORDER, run.id),
+        sealed(TRAINER, ORDER, f"{OWNER.peer_id}/other"),
+        sealed(WORKER, newer, run.id),
+    ):
+        status._take(envelope)
+    assert status.order is None and run.manifest.version == 1
+
+
+def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.peer(ALICE) as alice,
+            lab.peer(BOB) as bob,
+            lab.apart(identity(50)) as onlooker,
+        ):
+            for number in range(100):
+                await alice.trusted.append_verdict(verdict_at(number))
+            await bob.trusted.append_verdict(
+                verdict_at(200, outcome="refused", failed="proofs", rewards=[])
+            )
+            await bob.trusted.evict(WORKER.peer_id, "[/x]\x1b[2J cheated", bytes(32), 3.0, 0.0)
+            run = Run(onlooker.run_node.run.manifest_envelope)
+            began = trio.current_time()
+            record = await record_of(onlooker.node, run, WORKER.peer_id)
+            assert trio.current_time() - began < 2.0, "no round trip for each receipt"
+            told = record_object(WORKER.peer_id, record)
+            assert told["outcomes"] == {"accepted": 100, "refused": 1}
+            assert (told["groups"], told["credit"]) == (200, 400)
+            page = "\n".join(record_lines(told, 20))
+            assert "evicted [/x]\\x1b[2J cheated" in page
+            assert f"peer    {WORKER.peer_id}" in page and "101 receipts" in page
+            bob.run_node.gossip.publish(
+                sealed(OWNER, Reinstatement(peer=WORKER.peer_id), run.id, at=trio.current_time())
+            )
+            await trio.sleep(5)
+            again = await record_of(onlooker.node, run, WORKER.peer_id)
+            assert again.eviction is None
+            assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
+
+    in_virtual_time(main)
+
+
+def test_a_silent_validator_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
+            await alice.trusted.append_verdict(verdict_at(0))
+            run = Run(onlooker.run_node.run.manifest_envelope)
+            record = await record_of(onlooker.node, run, WORKER.peer_id)
+            assert len(record.receipts) == 1
+            assert any(BOB.peer_id in problem for problem in record.problems)
+            status = await status_of(onlooker.node, run)
+            assert ALICE.peer_id in status.present
+
+    in_virtual_time(main)
+
+
+@given(doing=HOSTILE, role=HOSTILE, peer=HOSTILE)
+def test_no_strangers_words_steer_the_screen(doing: str, role: str, peer: str) -> None:
+    """Also what no message could hold: the screen relies on nobody."""
+    status = RunStatus(Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE]))))
+    for name in (peer, WORKER.peer_id):
+        status.present[name] = Present(
+            peer=name,
+            heartbeat=Heartbeat(roles=[role, role], doing=doing, policy=3, bytes_sent=2**50),
+            age_seconds=1.0,
+            standing="live",
+        )
+    page = printed(status_lines(status))
+    assert set(controls(page)) <= {"\n"}
+    assert all(len(line) <= 80 for line in page.splitlines()[3:])
+    assert set(controls(to_json(status_object(status)))) == set()
+
+
+def test_ids_can_be_copied_at_80_columns() -> None:
+    status = RunStatus(Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE]))))
+    for key, roles in ((TRAINER, ["trainer"]), (WORKER, ["inference", "relay"])):
+        status.present[key.peer_id] = Present(
+            peer=key.peer_id,
+            heartbeat=Heartbeat(
+                roles=roles, policy=123, step=124, bytes_sent=10**9, doing="[/x] generating"
+            ),
+            age_seconds=1.0,
+            standing="suspected",
+        )
+    page = printed(status_lines(status))
+    for key in (TRAINER, WORKER):
+        line = next(line for line in page.splitlines() if line.startswith(key.peer_id))
+        assert len(line) <= 80 and line.endswith(" suspected")
+    assert "policy 123 · step 124 · sent 1.0 GB · [/x] generating" in page
+
+
+def test_whose_record_it_is_by_default(tmp_path: Path) -> None:
+    nobody = tmp_path / "nobody"
+    assert "no peer has used" in complaint("ledger", "--home", nobody)
+    key = swarm("id", tmp_path / "mine").output.strip()
+    assert PeerId(key)
+    problem = complaint("ledger", "--home", tmp_path / "mine", "--bootstrap", "/ip4/1")
+    assert "multiaddr" in problem
+
+
+def test_what_a_peer_earned_is_summed_up() -> None:
+    earned = Earned()
+    for outcome, groups in (("accepted", 4), ("accepted", 3), ("refused", 0), ("quarantined", 2)):
+        fields = {"outcome": outcome, "groups": groups, "completions": 8 * groups}
+        earned(Event("inference.receipt", 0.0, "me", fields))
+    stream = io.StringIO()
+    Lines(stream)(Event("peer.earned", 0.0, "me", earned.told()))
+    assert stream.getvalue().endswith(
+        "earned: 72 completions in 9 groups are credited; of the submissions 2 were accepted, "
+        "1 refused, 1 quarantined\n"
+    )
+
+
+@given(HOSTILE)
+def test_errors_steer_no_terminal(words: str) -> None:
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        exit_with(PeerError(f"somebody said: {words}"))
+        exit_with(ExceptionGroup("", [UserError(words), ValueError(words)]))
+    assert set(controls(told.getvalue())) <= {"\n"}
+
+
+def test_the_version_is_told() -> None:
+    assert swarm("--version").output.startswith("swarm 0.")
+    assert swarm("peer", "--version").output == swarm("--version").output

@@ -1,0 +1,315 @@
+"""Every mistake a person can make is one clear sentence and an exit status other than 0."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import swarm.envelope
+from swarm import PROTOCOL_VERSION, defaults
+from swarm.app.exit import exit_with
+from swarm.app.local_node import open_node
+from swarm.envelope import Envelope
+from swarm.errors import PeerError, UserError
+from swarm.identity import Identity, load_or_create
+from swarm.node.joining import NO_WAY_IN, find_run, join_network
+from swarm.settings import PeerSettings
+from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
+
+OWNER = Identity(bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--bootstrap", "localhost:4001"], "'localhost:4001' is not a multiaddr"),
+        (["--bootstrap", "/ip4/1"], "'/ip4/1' is not a multiaddr"),
+        (["--bootstrap", "/ip4/127.0.0.1/tcp/1"], "must end in /p2p/12D3KooW…"),
+        (["--bootstrap", NOBODY, "--listen", "/ip4/0.0.0.0"], "'/ip4/0.0.0.0'"),
+        (["--bootstrap", NOBODY, "--role", "miner"], "unknown role 'miner'; there are: bootstrap"),
+        (["--role", "inference"], "no way into the network: give --bootstrap"),
+        (["--bootstrap", NOBODY, "--manifest", "nowhere"], "run manifest nowhere cannot be read"),
+        (["--bootstrap", NOBODY, "--config", "nowhere"], "--config nowhere cannot be read"),
+    ],
+)
+def test_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    assert sentence in complaint("peer", "--home", tmp_path / "home", *arguments)
+
+
+def test_a_manifest_is_no_way_to_anybody_for_a_worker(tmp_path: Path) -> None:
+    """It waited for ever, and repeated that no address of the trusted peers is known."""
+    manifest = tmp_path / "run.manifest"
+    manifest.write_bytes(signed_manifest(tmp_path, OWNER).raw)
+    said = complaint("peer", "--role=inference", "--home", tmp_path / "h", "--manifest", manifest)
+    assert said == NO_WAY_IN
+
+
+@pytest.mark.parametrize("role", ["bootstrap", "relay", "trainer", "validator"])
+def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> None:
+    listen = ["/ip4/127.0.0.1/tcp/0"]
+    settings = PeerSettings(role=[role], listen=listen, home=str(tmp_path / "home"))
+
+    async def main() -> None:
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            assert await join_network(node) == {}
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("role = 3", "role is 3: input should be a valid list"),
+        ('bulk_port = "80"', "bulk_port is '80': input should be a valid integer"),
+        ("bulk_port = 70000", "bulk_port is 70000: input should be less than or equal to 65535"),
+        ("colour = 1", "unknown key 'colour'; there are: bootstrap, bulk_port"),
+        ("role = [", "is not valid TOML"),
+    ],
+)
+def test_settings_files(text: str, sentence: str, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(text)
+    said = complaint("peer", "--config", config, "--bootstrap", NOBODY, "--home", tmp_path)
+    assert sentence in said and str(config) in said
+
+
+def _open_to_all(key: Path) -> None:
+    load_or_create(key)
+    key.chmod(0o644)
+
+
+def _garbage(key: Path) -> None:
+    key.write_text("not a key\n")
+    key.chmod(0o600)
+
+
+def _unreadable(key: Path) -> None:
+    # Root reads files of any mode, so a file that is none stands for one that cannot be read.
+    key.mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (_open_to_all, "has mode 0644, so others can read it; run: chmod 600"),
+        (_garbage, "does not hold a key of 64 hex digits"),
+        (_unreadable, "cannot be read (Is a directory)"),
+    ],
+)
+def test_key_files(spoil: Callable[[Path], None], sentence: str, tmp_path: Path) -> None:
+    spoil(tmp_path / "identity.key")
+    said = complaint("peer", "--bootstrap", NOBODY, "--home", tmp_path)
+    assert sentence in said and str(tmp_path / "identity.key") in said
+
+
+def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = complaint("peer", "--bootstrap", NOBODY, "--home", tmp_path / "file" / "home")
+    assert "--home" in said and "choose another folder" in said
+
+
+def test_a_home_is_made_private(tmp_path: Path) -> None:
+    complaint("peer", "--bootstrap", "/ip4/1", "--home", tmp_path / "home")
+    assert not (tmp_path / "home").exists(), "a mistake in the flags leaves nothing behind"
+
+
+SELF = "/ip4/127.0.0.1/tcp/1/p2p/SELF"
+SILENT = f"/ip4/127.0.0.1/tcp/PORT/p2p/{OWNER.peer_id}"
+NAMELESS = f"/dns4/nowhere.invalid/tcp/4001/p2p/{OWNER.peer_id}"
+
+
+@pytest.mark.parametrize(
+    ("address", "reason", "advice"),
+    [
+        (NOBODY, "nobody listens on that port", "check the port, and that the peer runs"),
+        (SILENT, "no answer within 0.5 s", "check the address, that the peer runs, and that no"),
+        (NAMELESS, "the name nowhere.invalid does not resolve (", "this machine's DNS"),
+        (SELF, "that is this peer itself", "give the address of another peer"),
+    ],
+)
+def test_a_bootstrap_address_that_leads_nowhere(
+    address: str, reason: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "BOOTSTRAP_DEADLINE_SECONDS", 0.5)
+    home = tmp_path / "home"
+    address = address.replace("SELF", load_or_create(home / "identity.key").peer_id)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = address.replace("PORT", str(silent.getsockname()[1]))
+        said = complaint(
+            *("peer", "--bootstrap", address, "--home", home),
+            *("--listen", "/ip4/127.0.0.1/tcp/0"),
+        )
+    assert said.startswith(f"no bootstrap peer can be reached: {address}: {reason}")
+    assert advice in said
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_an_address_of_another_machine(tmp_path: Path) -> None:
+    there = ("--listen", "/ip4/203.0.113.9/tcp/4001")
+    said = complaint("peer", "--role", "bootstrap", "--home", tmp_path, *there)
+    assert said.startswith("203.0.113.9 is no address of this machine; listen on one of its own")
+
+
+def test_trouble_with_the_machine_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    trouble = OSError(errno.EROFS, "Read-only file system", "/home/x")
+    assert exit_with(ExceptionGroup("", [trouble, PeerError("somebody is silent")])) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "error: this machine refuses: Read-only file system (/home/x); somebody is silent\n"
+    )
+    with pytest.raises(FileNotFoundError):  # a defect of this program's, and loud
+        exit_with(FileNotFoundError(errno.ENOENT, "No such file", "x"))
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = complaint(
+            *("peer", "--role", "bootstrap", "--home", tmp_path),
+            *("--listen", f"/ip4/127.0.0.1/tcp/{port}"),
+        )
+    assert str(port) in said
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bootstrap peer that knows two runs."""
+    folder = tmp_path_factory.mktemp("bootstrap")
+    for name in ("first", "second"):
+        (folder / name).write_bytes(signed_manifest(folder, OWNER, name).raw)
+    with bootstrap_peer(folder / "home", folder / "first", folder / "second") as multiaddr:
+        yield multiaddr
+
+
+def test_another_peer_at_the_bootstrap_address(two_runs: str) -> None:
+    address, _, theirs = two_runs.rpartition("/")
+    said = complaint("status", "--bootstrap", f"{address}/{OWNER.peer_id}")
+    assert f"{OWNER.peer_id}: another peer answers there, {theirs} (ask for the address" in said
+
+
+def test_names_are_resolved_as_this_machine_does(two_runs: str) -> None:
+    named = two_runs.replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+    assert "knows several runs" in complaint("run", "show", "--bootstrap", named)
+
+
+@pytest.mark.parametrize("command", ["peer", "status", "run show"])
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--run", "third"], "no run named 'third'; it knows: "),
+        ([], "knows several runs; choose one with --run: "),
+    ],
+)
+def test_no_such_run(
+    command: str, flags: list[str], sentence: str, two_runs: str, tmp_path: Path
+) -> None:
+    more = ["--home", str(tmp_path), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    home = more if command == "peer" else []
+    said = complaint(*command.split(), "--bootstrap", two_runs, *flags, *home)
+    assert sentence in said and f"{OWNER.peer_id}/first" in said
+
+
+def of_the_future(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Envelope:
+    """A manifest as the next version of the protocol would sign it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(swarm.envelope, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        return signed_manifest(folder, OWNER)
+
+
+def test_a_manifest_of_another_protocol_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.manifest"
+    file.write_bytes(of_the_future(tmp_path, monkeypatch).raw)
+    for command in (["peer", "--home", tmp_path / "home", "--manifest"], ["run", "show"]):
+        said = complaint(*command, file)
+        assert f"needs another version of Swarm (this one speaks {PROTOCOL_VERSION})" in said
+
+
+def test_a_peer_of_another_protocol_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = of_the_future(tmp_path, monkeypatch)
+    listen = ["/ip4/127.0.0.1/tcp/0"]
+
+    async def main() -> None:
+        theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
+        with trio.fail_after(30):
+            async with open_node(theirs, events_sink=lambda event: None) as other:
+                other.manifests["future"] = future
+                ours = PeerSettings(
+                    bootstrap=list(other.transport.addresses()),
+                    listen=listen,
+                    home=str(tmp_path / "ours"),
+                )
+                async with open_node(ours, events_sink=lambda event: None) as node:
+                    with pytest.raises(UserError, match="needs another version of Swarm"):
+                        await find_run(node, await join_network(node))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--cheat", "everything"], "--cheat is 'everything'; there is: wrong-weights"),
+        (["--cheat", "wrong-weights", "--peers", "1"], "give --peers 2 or more"),
+        (["--steps", "0"], "--steps is 0; give 1 to"),
+        (["--peers", "1000"], "--peers is 1000; give 1 to"),
+    ],
+)
+def test_demo_flags(arguments: list[str], sentence: str) -> None:
+    assert sentence in complaint("demo", *arguments)
+
+
+def test_a_demo_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "peers").mkdir()
+    assert "holds the peers of an earlier demo" in complaint("demo", "--keep", tmp_path)
+    (tmp_path / "file").write_text("")
+    said = complaint("demo", "--keep", tmp_path / "file" / "keep")
+    assert "cannot be made (Not a directory)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "show"], "which network? give --bootstrap MULTIADDR"),
+        (["status"], "which network? give --bootstrap MULTIADDR"),
+        (["run", "show", "file", "--bootstrap", NOBODY], "give either FILE or --bootstrap"),
+        (["run", "show", "nowhere"], "run manifest nowhere cannot be read"),
+        (["status", "--bootstrap", "/ip4/1"], "'/ip4/1' is not a multiaddr"),
+        (["ledger", "--bootstrap", NOBODY, "--peer", "me"], "--peer: 'me' is not"),
+        (["rollouts", "show", "nowhere"], "nowhere cannot be read"),
+    ],
+)
+def test_other_commands(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # nobody joined a network from here
+    assert sentence in complaint(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give either --data FILE or --environment NAME@VERSION"),
+        (["--data", "x", "--environment", "a@1"], "give either --data FILE or --environment"),
+        (["--environment", "sort-digits"], "write it as NAME@VERSION, for example sort-digits@1"),
+    ],
+)
+def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    said = complaint("sft", "--model", tmp_path, "--out", tmp_path / "out", *arguments)
+    assert sentence in said
+
+
+def test_fine_tuning_replaces_nothing(tmp_path: Path) -> None:
+    said = complaint("sft", "--model", tmp_path, "--out", tmp_path, "--data", "x")
+    assert f"--out {tmp_path} exists already; choose another folder" in said
