@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,13 @@ import numpy as np
 
 from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments import load as load_environment
-from peers.proofs.format import ProofFormatError, check_format, split
+from peers.validator.checks.base import Report
+from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from swarm.errors import UserError
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import submission_seed, task_seed
-from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits
-
-
-@dataclass
-class _Findings:
-    """Checks passed so far, and what they came to."""
-
-    checks: list[tuple[str, float, float, bool]] = field(default_factory=list)
-
-    def expect(self, name: str, figure: float, threshold: float, detail: str) -> None:
-        """Note a check whose figure must not exceed the threshold; raises `BadSubmission`."""
-        if figure > threshold:
-            raise BadSubmission(name, figure, threshold, detail)
-        self.checks.append((name, figure, threshold, True))
+from swarm.rollouts.submission_file import ReadLimits
 
 
 class InspectorService:
@@ -88,50 +76,43 @@ class InspectorService:
             grader = self._environment(environment, environment_version)
             tasks = [task_of_step(grader, task_seed(seed, group), step) for group in range(groups)]
         except UserError as error:
-            return _stopped([], "environment", str(error))
+            return _stopped(Report(failed="environment", detail=str(error)))
         renderer = self._renderer_in(Path(tokenizer_folder))
         vocabulary = _vocabulary_size(Path(tokenizer_folder))
-        findings = _Findings()
-        try:
-            prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-            header, rollouts, canonical_digest = self._reader.read(
-                Path(path),
-                digest,
-                Path(out_path),
-                ReadLimits(
-                    bytes_max=bytes_max,
-                    rows_max=groups * group_size,
-                    # One more than right, so that a longer prompt is found to be a wrong prompt.
-                    prompt_tokens_max=max(map(len, prompts)) + 1,
-                    completion_tokens_max=max_new_tokens + 1,
-                ),
-            )
-            findings.expect("schema", 0, 0, "")
-            _check_header(
-                findings,
-                header,
-                {
-                    "run": run,
-                    "lineage": lineage,
-                    "step": step,
-                    "policy": policy,
-                    "worker": worker,
-                    "number": number,
-                    "environment": environment,
-                    "environment_version": environment_version,
-                    "temperature": temperature,
-                    "max_new_tokens": max_new_tokens,
-                    "stop_ids": list(stop_ids),
-                },
-            )
-            _check_counts(findings, rollouts, groups, group_size)
-            _check_prompts(findings, rollouts, prompts, tasks, group_size)
-            _check_tokens(findings, rollouts, vocabulary)
-            _check_endings(findings, rollouts, stop_ids, max_new_tokens)
-            _check_proofs(findings, rollouts)
-        except BadSubmission as error:
-            findings.checks.append((error.check, error.figure, error.threshold, False))
-            return _stopped(findings.checks, error.check, error.detail, proven=error.proven)
+        prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
+        limits = ReadLimits(
+            bytes_max=bytes_max,
+            rows_max=groups * group_size,
+            # One more than right, so that a longer prompt is found to be a wrong prompt.
+            prompt_tokens_max=max(map(len, prompts)) + 1,
+            completion_tokens_max=max_new_tokens + 1,
+        )
+        inspection = Inspection(
+            read=lambda: self._reader.read(Path(path), digest, Path(out_path), limits),
+            header={
+                "run": run,
+                "lineage": lineage,
+                "step": step,
+                "policy": policy,
+                "worker": worker,
+                "number": number,
+                "environment": environment,
+                "environment_version": environment_version,
+                "temperature": temperature,
+                "max_new_tokens": max_new_tokens,
+                "stop_ids": list(stop_ids),
+            },
+            tasks=tasks,
+            prompts=prompts,
+            group_size=group_size,
+            vocabulary=vocabulary,
+            stop_ids=stop_ids,
+            max_new_tokens=max_new_tokens,
+        )
+        report = Report().run(CHECKS, inspection)
+        if report.failed:
+            return _stopped(report)
+        rollouts = inspection.rollouts
         ungraded = ""
         try:
             graded = _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids)
@@ -139,16 +120,13 @@ class InspectorService:
             graded, ungraded = [], str(error)
         penalised = bool(graded) and any(task.length_weight for task in tasks)
         return {
-            "checks": findings.checks,
-            "failed": "",
-            "detail": "",
-            "proven_fault": False,
+            **asdict(report),
             "ungraded": ungraded,
             "rewards": _less_penalties(rollouts, tasks, graded) if graded else [],
             "task_means": [sum(group) / len(group) for group in graded] if penalised else [],
             "task_spreads": [max(group) - min(group) for group in graded] if penalised else [],
             "group_digests": _group_digests(rollouts, group_size),
-            "canonical_digest": canonical_digest,
+            "canonical_digest": inspection.contents.canonical_digest,
             "tokens": len(rollouts.completion_tokens),
         }
 
@@ -173,15 +151,10 @@ class InspectorService:
         return self._renderer
 
 
-def _stopped(
-    checks: list[tuple[str, float, float, bool]], failed: str, detail: str, proven: bool = False
-) -> dict[str, Any]:
+def _stopped(report: Report) -> dict[str, Any]:
     """What `inspect` gives when a check has failed."""
     return {
-        "checks": checks,
-        "failed": failed,
-        "detail": detail,
-        "proven_fault": proven,
+        **asdict(report),
         "ungraded": "",
         "rewards": [],
         "task_means": [],
@@ -198,83 +171,6 @@ def _vocabulary_size(folder: Path) -> int:
         return int(json.loads((folder / "config.json").read_bytes())["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} has no config.json that gives vocab_size ({error})") from error
-
-
-def _check_header(findings: _Findings, header: Header, expected: dict[str, Any]) -> None:
-    """The header says what was announced, under a signature, and what the manifest asks for."""
-    wrong = [name for name, value in expected.items() if getattr(header, name) != value]
-    detail = ""
-    if wrong:
-        said = getattr(header, wrong[0])
-        detail = f"the header gives {wrong[0]} as {said!r}, not {expected[wrong[0]]!r}"[:300]
-    findings.expect("header", len(wrong), 0, detail)
-
-
-def _check_counts(findings: _Findings, rollouts: Rollouts, groups: int, group_size: int) -> None:
-    """All the groups announced, whole, in the seed's order."""
-    rows = np.arange(groups * group_size)
-    if len(rollouts) != len(rows):
-        raise BadSubmission(
-            "counts", len(rollouts), len(rows), f"{len(rollouts)} rows instead of {len(rows)}"
-        )
-    misplaced = (rollouts.group != rows // group_size) | (rollouts.sample != rows % group_size)
-    findings.expect("counts", int(misplaced.sum()), 0, "rows are missing, repeated or out of order")
-
-
-def _check_prompts(
-    findings: _Findings,
-    rollouts: Rollouts,
-    prompts: list[list[int]],
-    tasks: list[Task],
-    group_size: int,
-) -> None:
-    """Prompts and target lengths are those that the seed gives."""
-    wrong = [
-        row
-        for row in range(len(rollouts))
-        if rollouts.prompt(row) != prompts[row // group_size]
-        or rollouts.target_length[row] != tasks[row // group_size].target_length
-    ]
-    detail = f"row {wrong[0]} has not the prompt that the seed gives" if wrong else ""
-    findings.expect("prompts", len(wrong), 0, detail)
-
-
-def _check_tokens(findings: _Findings, rollouts: Rollouts, vocabulary: int) -> None:
-    """Every token id is one the model has."""
-    tokens = rollouts.completion_tokens
-    outside = int(((tokens < 0) | (tokens >= vocabulary)).sum())
-    findings.expect("tokens", outside, 0, f"{outside} token ids lie outside the vocabulary")
-
-
-def _check_endings(
-    findings: _Findings, rollouts: Rollouts, stop_ids: Sequence[int], max_new_tokens: int
-) -> None:
-    """A completion ends at its first stop token or at the length limit, with nothing after."""
-    stops = np.isin(rollouts.completion_tokens, list(stop_ids))
-    last = rollouts.completion_offsets[1:] - 1
-    lengths = np.diff(rollouts.completion_offsets)
-    stops_in_row = np.add.reduceat(stops.astype(np.int64), rollouts.completion_offsets[:-1])
-    after = stops_in_row != stops[last]  # a stop token that is not the last
-    early = ~stops[last] & (lengths != max_new_tokens)
-    wrong = after | early | (lengths > max_new_tokens)
-    detail = ""
-    if wrong.any():
-        row = int(wrong.argmax())
-        what = "goes on after a stop token" if after[row] else "ends where no ending is"
-        detail = f"the completion of row {row} {what}"
-    findings.expect("ending", int(wrong.sum()), 0, detail)
-
-
-def _check_proofs(findings: _Findings, rollouts: Rollouts) -> None:
-    """Proofs in the right number and form; what they prove is checked with the policy."""
-    lengths = np.diff(rollouts.completion_offsets).tolist()
-    faults = []
-    for row, length in enumerate(lengths):
-        try:
-            check_format(split(rollouts.proof(row)), length)
-        except ProofFormatError as error:
-            faults.append(f"row {row}: {error}")
-    findings.expect("proof_format", len(faults), 0, faults[0] if faults else "")
 
 
 def _rewards(

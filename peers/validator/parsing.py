@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,16 @@ SECONDS_MAX = 30
 """Such a file takes less than one."""
 
 ANSWER_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The content of a submission's file."""
+
+    header: Header
+    rollouts: Rollouts
+    canonical_digest: bytes
+    """BLAKE3 of the rollouts' canonical bytes."""
 
 
 class _Request(msgspec.Struct):
@@ -70,11 +81,8 @@ class Reader:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
-    def read(
-        self, path: Path, digest: bytes, out_path: Path, limits: ReadLimits
-    ) -> tuple[Header, Rollouts, bytes]:
-        """A submission's header and rollouts, and the digest of their canonical bytes, which are
-        written to `out_path`.
+    def read(self, path: Path, digest: bytes, out_path: Path, limits: ReadLimits) -> Contents:
+        """Read a submission, and write its rollouts' canonical bytes to `out_path`.
 
         Raises `BadSubmission` for what `submission_file.read` refuses and for a file that kills its
         reader, which counts as no proven fault; `OSError` when there is no file or no room, or the
@@ -101,7 +109,7 @@ class Reader:
             )
         assert answer.header is not None
         canonical = out_path.read_bytes()
-        return answer.header, Rollouts.from_bytes(canonical), blake3(canonical).digest()
+        return Contents(answer.header, Rollouts.from_bytes(canonical), blake3(canonical).digest())
 
     def _exchange(self, request: bytes) -> bytes:
         """The reader's answer; less than a line when it died.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from peers.policy.engine import Engine, Prefill, check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
+from peers.validator.checks.base import Report
+from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
+from swarm.messages import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
 from swarm.rollouts.submission_file import check_digest
@@ -68,7 +72,7 @@ class PrefillService:
         policy: int,
         seed: bytes,
         temperature: float,
-        thresholds: Mapping[str, float],
+        thresholds: Mapping[str, Any],
         rows: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """Judge canonical rollouts (`InspectorService.inspect`), by their BLAKE3-256 `digest`, all
@@ -94,43 +98,19 @@ class PrefillService:
             [[*prompt, *completion] for prompt, completion in pairs],
             [range(len(prompt), len(prompt) + len(completion)) for prompt, completion in pairs],
         )
-        proofs = _judge_proofs(prefill, [rollouts.proof(row) for row in chosen], thresholds)
-        sampling = judge_sampling(engine, prefill, completions, chosen, seed, temperature)
-        checks = [
-            (
-                "proofs",
-                proofs["chunks_passed"] / proofs["chunks"],
-                thresholds["proof_chunks_share_min"],
-                proofs["chunks_passed"] >= thresholds["proof_chunks_share_min"] * proofs["chunks"],
-            ),
-            (
-                "sampling",
-                sampling["margin_mean"],
-                thresholds["margin_mean_max"],
-                sampling["margin_mean"] <= thresholds["margin_mean_max"],
-            ),
-            (
-                "sampling_bound",
-                sampling["margin_max"],
-                thresholds["margin_max"],
-                sampling["margin_max"] <= thresholds["margin_max"],
-            ),
-        ]
-        failed = next((name for name, _, _, passed in checks if not passed), "")
-        return {
-            "checks": checks,
-            "failed": failed,
-            "detail": _detail(failed, proofs, sampling),
-            "proven_fault": False,
-            **proofs,
-            **sampling,
-        }
+        allowed = Thresholds(**thresholds)
+        found = Recomputation(
+            proofs=_judge_proofs(prefill, [rollouts.proof(row) for row in chosen], allowed),
+            sampling=judge_sampling(engine, prefill, completions, chosen, seed, temperature),
+            thresholds=allowed,
+        )
+        report = Report().run_all(CHECKS, found)
+        return {**asdict(report), **asdict(found.proofs), **asdict(found.sampling)}
 
 
 def _judge_proofs(
-    prefill: Prefill, proofs: Sequence[bytes], thresholds: Mapping[str, float]
-) -> dict[str, Any]:
-    """How the proofs fit the recomputed hidden states; means are over the chunks."""
+    prefill: Prefill, proofs: Sequence[bytes], thresholds: Thresholds
+) -> ProofFigures:
     chunks = [
         chunk
         for before, hidden in zip(prefill.prompt_hidden, prefill.hidden, strict=True)
@@ -139,18 +119,18 @@ def _judge_proofs(
     results = toploc.verify(
         chunks,
         [part for proof in proofs for part in split(proof)],
-        exponent_matches_min=int(thresholds["proof_exponents_min"]),
-        mantissa_mean_max=thresholds["proof_mantissa_mean_max"],
-        mantissa_median_max=thresholds["proof_mantissa_median_max"],
+        exponent_matches_min=thresholds.proof_exponents_min,
+        mantissa_mean_max=thresholds.proof_mantissa_mean_max,
+        mantissa_median_max=thresholds.proof_mantissa_median_max,
     )
     count = len(results)
-    return {
-        "chunks": count,
-        "chunks_passed": sum(result.accepted for result in results),
-        "exponents_min": min(result.exponent_matches for result in results),
-        "exponents_mean": sum(result.exponent_matches for result in results) / count,
-        "mantissa_mean_max": max(result.mantissa_mean for result in results),
-    }
+    return ProofFigures(
+        chunks=count,
+        chunks_passed=sum(result.accepted for result in results),
+        exponents_min=min(result.exponent_matches for result in results),
+        exponents_mean=sum(result.exponent_matches for result in results) / count,
+        mantissa_mean_max=max(result.mantissa_mean for result in results),
+    )
 
 
 @torch.inference_mode()
@@ -162,8 +142,8 @@ def judge_sampling(
     seed: bytes,
     temperature: float,
     entries_max: int = ENTRIES_MAX,
-) -> dict[str, Any]:
-    """How the tokens fit the recomputed logits and the seed's noise, `entries_max` at a time.
+) -> SamplingFigures:
+    """Judge the tokens by the recomputed logits and the seed's noise, `entries_max` at a time.
 
     Every token is judged, a stop token and its absence alike, since stop ids compete like others.
     """
@@ -185,25 +165,10 @@ def judge_sampling(
         certain.append(judgement.p_max >= CERTAIN)
     margin, open_positions = torch.cat(margins), ~torch.cat(certain)
     pooled = margin[open_positions]
-    return {
-        "tokens": len(margin),
-        "positions": len(pooled),
-        "mismatches": int((pooled > 0).sum()),
-        "margin_mean": float(pooled.clamp(max=1).mean()) if len(pooled) else 0.0,
-        "margin_max": float(margin.max().clamp(max=MARGIN_CAP)),
-    }
-
-
-def _detail(failed: str, proofs: Mapping[str, Any], sampling: Mapping[str, Any]) -> str:
-    """One sentence on a failed check."""
-    if failed == "proofs":
-        return (
-            f"{proofs['chunks'] - proofs['chunks_passed']} of {proofs['chunks']} proofs do not "
-            "fit the policy's activations"
-        )
-    if failed:
-        return (
-            f"{sampling['mismatches']} of {sampling['positions']} tokens are not what the policy "
-            f"and the seed give; the largest margin is {sampling['margin_max']:.2f}"
-        )
-    return ""
+    return SamplingFigures(
+        tokens=len(margin),
+        positions=len(pooled),
+        mismatches=int((pooled > 0).sum()),
+        margin_mean=float(pooled.clamp(max=1).mean()) if len(pooled) else 0.0,
+        margin_max=float(margin.max().clamp(max=MARGIN_CAP)),
+    )

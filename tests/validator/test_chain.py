@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -73,7 +74,7 @@ def test_honest_work_is_accepted_without_a_mismatch(stage: Stage) -> None:
         assert judged["mismatches"] == 0
         assert judged["positions"] == judged["tokens"] == len(rollouts.completion_tokens)
         assert judged["margin_max"] < 1e-4
-        assert all(passed for _, _, _, passed in judged["checks"])
+        assert all(check.passed for check in judged["checks"])
 
 
 def test_a_subset_of_the_rows_is_judged_by_its_own_noise(stage: Stage) -> None:
@@ -235,10 +236,10 @@ def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
     prefill = prefill_completions(engine, [rollouts.prompt(row) for row in rows], completions)
     given = (engine, prefill, completions, rows, stage.seed(number=7), 1.0)  # another's noise
     whole = judge_sampling(*given)
-    assert whole["mismatches"] > 10
+    assert whole.mismatches > 10
     for positions in (1, 3, 1000):
         sliced = judge_sampling(*given, entries_max=positions * engine.vocabulary_size)
-        assert sliced == pytest.approx(whole, rel=1e-5)
+        assert asdict(sliced) == pytest.approx(asdict(whole), rel=1e-5)
 
 
 def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> No
     before = resident_bytes("VmRSS")
     prefill = prefill_completions(engine, prompts, completions)
     judged = judge_sampling(engine, prefill, completions, range(8), bytes(32), 1.0)
-    assert judged["tokens"] == 256
+    assert judged.tokens == 256
     assert resident_bytes("VmHWM") - before < 420e6
 
 

@@ -45,7 +45,7 @@ def test_an_honest_submission_passes(stage: Stage) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(header, rollouts)
     assert found["failed"] == ""
-    assert [name for name, _, _, passed in found["checks"] if passed] == [
+    assert [check.name for check in found["checks"] if check.passed] == [
         "schema",
         "header",
         "counts",
@@ -184,9 +184,9 @@ def test_an_exact_fault_is_named_and_proven(
     assert found["proven_fault"]
     assert found["detail"]
     assert found["rewards"] == []
-    name, figure, threshold, passed = found["checks"][-1]
-    assert (name, passed) == (check, False)
-    assert figure != threshold
+    last = found["checks"][-1]
+    assert (last.name, last.passed) == (check, False)
+    assert last.figure != last.threshold
 
 
 @pytest.mark.parametrize(

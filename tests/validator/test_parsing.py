@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_bytes(reader: Reader, folder: Path, raw: bytes) -> Rollouts:
     (folder / "pushed").write_bytes(raw)
     digest = blake3(raw).digest()
-    return reader.read(folder / "pushed", digest, folder / "canonical", LIMITS)[1]
+    return reader.read(folder / "pushed", digest, folder / "canonical", LIMITS).rollouts
 
 
 positions = st.one_of(

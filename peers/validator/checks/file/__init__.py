@@ -1,0 +1,14 @@
+"""The exact checks of a file. Whoever has it, the step order and the manifest finds the same."""
+
+from peers.validator.checks.file.counts import Counts
+from peers.validator.checks.file.ending import Ending
+from peers.validator.checks.file.evidence import Inspection
+from peers.validator.checks.file.header import HeaderFields
+from peers.validator.checks.file.prompts import Prompts
+from peers.validator.checks.file.proof_format import ProofFormat
+from peers.validator.checks.file.schema import Schema
+from peers.validator.checks.file.tokens import Tokens
+
+CHECKS = (Schema(), HeaderFields(), Counts(), Prompts(), Tokens(), Ending(), ProofFormat())
+
+__all__ = ["CHECKS", "Inspection"]

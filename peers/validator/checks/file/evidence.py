@@ -1,0 +1,39 @@
+"""The evidence of the exact checks: a submission's file, beside what its seed gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from peers.environments import Task
+from peers.validator.parsing import Contents
+from swarm.rollouts.rollouts import Rollouts
+
+
+@dataclass
+class Inspection:
+    """One submission under inspection. Nothing of it depends on this machine or this moment."""
+
+    read: Callable[[], Contents]
+    """Reads the hostile file; raises `BadSubmission`."""
+    header: Mapping[str, Any]
+    """Fields that the announcement, the step order and the manifest give."""
+    tasks: Sequence[Task]
+    """[groups]"""
+    prompts: Sequence[Sequence[int]]
+    """Token ids, [groups][·]."""
+    group_size: int
+    vocabulary: int
+    stop_ids: Sequence[int]
+    max_new_tokens: int
+
+    @cached_property
+    def contents(self) -> Contents:
+        """Header and rollouts, read once; raises `BadSubmission`."""
+        return self.read()
+
+    @property
+    def rollouts(self) -> Rollouts:
+        return self.contents.rollouts

@@ -1,0 +1,24 @@
+"""Prompts and target lengths are those that the seed gives."""
+
+from __future__ import annotations
+
+from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.checks.file.evidence import Inspection
+
+
+class Prompts(Check[Inspection]):
+    """Figure: rows that differ."""
+
+    name = "prompts"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        rollouts, group_size = evidence.rollouts, evidence.group_size
+        wrong = [
+            row
+            for row in range(len(rollouts))
+            if rollouts.prompt(row) != evidence.prompts[row // group_size]
+            or rollouts.target_length[row] != evidence.tasks[row // group_size].target_length
+        ]
+        detail = f"row {wrong[0]} has not the prompt that the seed gives" if wrong else ""
+        return at_most(len(wrong), 0, detail)

@@ -1,0 +1,42 @@
+"""The evidence of the statistical checks: activations and sampling, recomputed with the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.messages import Thresholds
+
+
+@dataclass(frozen=True)
+class ProofFigures:
+    """How the proofs fit the recomputed hidden states; means are over the chunks."""
+
+    chunks: int
+    chunks_passed: int
+    exponents_min: int
+    exponents_mean: float
+    mantissa_mean_max: float
+
+
+@dataclass(frozen=True)
+class SamplingFigures:
+    """How the tokens fit the recomputed logits and the seed's noise."""
+
+    tokens: int
+    positions: int
+    """Tokens where the policy left a choice."""
+    mismatches: int
+    """Of those, tokens that are not what the seed gives."""
+    margin_mean: float
+    """Mean of min(margin, 1) over `positions`."""
+    margin_max: float
+    """Over all tokens."""
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """One submission's figures, and what the run allows."""
+
+    proofs: ProofFigures
+    sampling: SamplingFigures
+    thresholds: Thresholds

@@ -1,0 +1,17 @@
+"""No single token is further from what the seed gives than rounding can explain."""
+
+from __future__ import annotations
+
+from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.checks.policy.evidence import Recomputation
+from peers.validator.checks.policy.sampling import explain
+
+
+class SamplingBound(Check[Recomputation]):
+    """Figure: the largest margin."""
+
+    name = "sampling_bound"
+
+    def examine(self, evidence: Recomputation) -> Finding:
+        sampling = evidence.sampling
+        return at_most(sampling.margin_max, evidence.thresholds.margin_max, explain(sampling))
