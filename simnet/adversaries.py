@@ -7,7 +7,7 @@ wrong thing. How each attack ends is said in its docstring and shown in tests/si
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -25,6 +25,7 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.gossip import RUN, WORK, _Push
 from swarm.identity import Identity, PeerId, peer_id_bytes
+from swarm.jobs import Generate, Generated, InferenceService
 from swarm.kademlia import wire
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.routing_table import key_id, node_id
@@ -52,7 +53,6 @@ from swarm.transport import (
     StreamError,
     Transport,
 )
-from swarm.world import Child
 
 ATTACK_SECONDS = 5.0
 """Between two attempts of those that try again and again."""
@@ -450,24 +450,22 @@ class Copier(InferenceRole):
         self._victim = PeerId(envelope.message.worker)
 
     async def _make_submission(
-        self, engine: Child, order: StepOrder, nursery: trio.Nursery
+        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
     ) -> None:
         await super()._make_submission(_EngineOf(engine, self._victim), order, nursery)
 
 
 class _EngineOf:
-    """An engine that makes the files of this worker, whoever asks."""
+    """An engine that generates another worker's files instead of the peer's own."""
 
-    def __init__(self, engine: Child, worker: PeerId) -> None:
-        self.name = engine.name
+    def __init__(self, engine: InferenceService, worker: PeerId) -> None:
         self._engine = engine
         self._worker = worker
+        self.load, self.probe = engine.load, engine.probe
 
-    async def call(
-        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
-    ) -> dict[str, Any]:
-        wanted = {**(arguments or {}), "worker": self._worker}
-        return await self._engine.call(method, wanted, deadline_seconds=deadline_seconds)
+    async def generate(self, job: Generate) -> Generated:
+        order = msgspec.structs.replace(job.order, worker=self._worker)
+        return await self._engine.generate(msgspec.structs.replace(job, order=order))
 
 
 class Claimant(Copier):

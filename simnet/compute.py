@@ -13,16 +13,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import trio
 from blake3 import blake3
 
 from simnet.disk import PowerCut, SimulatedDisk, Symbol
+from swarm import jobs
+from swarm.jobs import SubmissionOrder
+from swarm.messages import CheckpointReference, EnvironmentReference, Sampling
 from swarm.rollouts.seeds import digest as digest_of
-from swarm.rollouts.seeds import submission_seed
-from swarm.world import Child, ChildDied, ChildError
+from swarm.world import Child, ChildDied, ChildError, Job
 
 TOKENIZER = b'{"simulated": "tokenizer"}'
 WEIGHTS = "model.safetensors"
@@ -31,6 +33,9 @@ _LEADS_TO = " -> "
 """Between two names of contents, in the name of the delta from one to the other."""
 PROBE_HASH = digest_of("simnet/1/probe")
 """What every honest simulated machine renders."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,16 +106,16 @@ class Setting:
     "poison", over which an inspector dies."""
 
 
-def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
+def rollouts(setting: Setting, order: SubmissionOrder) -> SimulatedRollouts:
     """The one honest submission of a worker and number."""
-    seed = submission_seed(order["run"], order["nonce"], order["worker"], order["number"])
+    seed = order.seed()
     chance = Random(seed)
     mean = setting.workload.completion_tokens_mean
-    longest = int(order["max_new_tokens"])
+    longest = order.sampling.max_new_tokens
 
     targets: Sequence[int] = ()
     for since, lengths in setting.workload.target_lengths:
-        if order["step"] >= since:
+        if order.step >= since:
             targets = lengths
 
     def length() -> int:
@@ -119,14 +124,14 @@ def rollouts(setting: Setting, **order: Any) -> SimulatedRollouts:
         return min(longest, 1 + int(chance.expovariate(1 / mean)))
 
     return SimulatedRollouts(
-        run=order["run"],
-        lineage=order["lineage"],
-        step=order["step"],
-        policy=order["policy"],
-        worker=order["worker"],
-        number=order["number"],
+        run=order.run,
+        lineage=order.policy.lineage,
+        step=order.step,
+        policy=order.policy.step,
+        worker=order.worker,
+        number=order.number,
         seed=seed,
-        lengths=[[length() for _ in range(order["group_size"])] for _ in range(order["groups"])],
+        lengths=[[length() for _ in range(order.sampling.group_size)] for _ in range(order.groups)],
     )
 
 
@@ -155,72 +160,58 @@ class _Crash(Exception):
 
 
 class EngineModel:
-    """`peers.inference.engine_service.EngineService`."""
+    """In place of `peers.inference.engine_service.EngineService`."""
 
     def __init__(self, setting: Setting, alter_weights: float = 0.0, **_: str) -> None:
         self._setting = setting
         self._altered = bool(alter_weights)
-        self._policy = -1
+        self._policy: CheckpointReference | None = None
 
-    async def load(self, folder: str, policy: int) -> dict[str, Any]:
-        disk, path = self._setting.disk, self._setting.disk.path_of(folder)
+    async def load(self, job: jobs.Load) -> jobs.Loaded:
+        disk, path = self._setting.disk, self._setting.disk.path_of(job.folder)
         size = sum(disk.size_bytes(f"{path}/{name}") for name in disk.list(path))
         seconds = size / self._setting.hardware.load_bytes_per_second
         await trio.sleep(seconds)
-        self._policy = policy
-        self._setting.tell("loaded", policy=policy, weights=disk.names_in(f"{path}/{WEIGHTS}"))
-        return {"seconds": seconds}
+        self._policy = job.policy
+        weights = disk.names_in(f"{path}/{WEIGHTS}")
+        self._setting.tell("loaded", policy=job.policy.step, weights=weights)
+        return jobs.Loaded(seconds=seconds)
 
-    async def probe(self, environment: str, environment_version: str) -> dict[str, Any]:
-        return {"hash": PROBE_HASH}
+    async def probe(self, job: jobs.Probe) -> jobs.Probed:
+        return jobs.Probed(digest=PROBE_HASH)
 
-    async def generate(
-        self,
-        run: str,
-        lineage: int,
-        step: int,
-        policy: int,
-        nonce: bytes,
-        worker: str,
-        number: int,
-        groups: int,
-        group_size: int,
-        environment: str,
-        environment_version: str,
-        temperature: float,
-        max_new_tokens: int,
-        stop_ids: Sequence[int],
-        path: str,
-    ) -> dict[str, Any]:
-        if policy != self._policy:
-            raise ValueError(f"policy {policy} is wanted, but policy {self._policy} is loaded")
-        made = rollouts(
-            self._setting, run=run, lineage=lineage, step=step, policy=policy, nonce=nonce,
-            worker=worker, number=number, groups=groups, group_size=group_size,
-            max_new_tokens=max_new_tokens,
-        )  # fmt: skip
-        made.invented = self._altered or self._setting.fabricates == "weights"
-        if self._setting.fabricates == "prompts":
+    async def generate(self, job: jobs.Generate) -> jobs.Generated:
+        order, fabricates = job.order, self._setting.fabricates
+        if order.policy != self._policy:
+            raise ValueError(
+                f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
+            )
+        made = rollouts(self._setting, order)
+        made.invented = self._altered or fabricates == "weights"
+        if fabricates == "prompts":
             made.seed = digest_of("simnet/1/liked better", made.seed)
         tokens = sum(map(sum, made.lengths))
         seconds = tokens / self._setting.hardware.tokens_per_second
         await trio.sleep(seconds)
         raw = msgspec.msgpack.encode(made)
-        if self._setting.fabricates == "garbage":
+        if fabricates == "garbage":
             raw = raw[: len(raw) // 2]
-        if self._setting.fabricates == "poison":
-            raw = POISON + f" {step} {number}".encode()
-        await self._setting.disk.write(self._setting.disk.path_of(path), raw)
-        return {
-            "digest": blake3(raw).digest(),
-            "size_bytes": len(raw),
-            "tokens": tokens,
-            "groups": groups,
-            "finished_share": 1.0,
-            "seconds_generate": seconds,
-            "seconds_proofs": 0.0,
-            "seconds_write": 0.0,
-        }
+        if fabricates == "poison":
+            raw = POISON + f" {order.step} {order.number}".encode()
+        await self._setting.disk.write(self._setting.disk.path_of(job.path), raw)
+        return jobs.Generated(
+            digest=blake3(raw).digest(),
+            size_bytes=len(raw),
+            tokens=tokens,
+            groups=order.groups,
+            finished_share=1.0,
+            seconds_generate=seconds,
+            seconds_proofs=0.0,
+            seconds_write=0.0,
+        )
+
+
+_ENGINE: type[jobs.InferenceService] = EngineModel
 
 
 class InspectorModel:
@@ -257,11 +248,28 @@ class InspectorModel:
         except msgspec.MsgspecError as error:
             checks = [["schema", 1, 0, False]]
             return {**failed, "checks": checks, "failed": "schema", "detail": str(error)}
-        right = rollouts(
-            self._setting, run=run, lineage=lineage, step=step, policy=policy, nonce=nonce,
-            worker=worker, number=number, groups=groups, group_size=group_size,
-            max_new_tokens=max_new_tokens,
-        )  # fmt: skip
+        order = jobs.SubmissionOrder(
+            run=run,
+            policy=CheckpointReference(
+                lineage=lineage, step=policy, digest=bytes(32), size_bytes=1
+            ),
+            step=step,
+            nonce=nonce,
+            worker=worker,
+            number=number,
+            groups=groups,
+            environment=EnvironmentReference(
+                name=environment, version=environment_version, probe_hash=PROBE_HASH
+            ),
+            sampling=Sampling(
+                temperature=temperature,
+                max_new_tokens=max_new_tokens,
+                stop_ids=list(stop_ids),
+                group_size=group_size,
+                groups_per_submission=groups,
+            ),
+        )
+        right = rollouts(self._setting, order)
         right.invented = found.invented  # not to be seen in the file
         if found != right:
             checks = [["schema", 0, 0, True], ["header", 1, 0, False]]
@@ -543,14 +551,25 @@ class SimulatedChild:
         self._died = ""
         """How, if it has."""
 
+    async def request(self, method: str, job: Job, reply: type[T]) -> T:
+        kind = get_type_hints(getattr(self._model, method))["job"]
+        given = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=kind)
+        answer = await self._answer(method, {"job": given}, job.patience_seconds)
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=reply)
+
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
     ) -> dict[str, Any]:
+        # Through msgpack, as on the pipe to a process: what arrives is of the same types.
+        given = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(arguments or {})))
+        result = await self._answer(method, given, deadline_seconds)
+        answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
+        return answer
+
+    async def _answer(self, method: str, given: Mapping[str, Any], deadline_seconds: float) -> Any:
         async with self._busy:
             if self._died:
                 raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
-            # Through msgpack, as on the pipe to a process: what arrives is of the same types.
-            given = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(arguments or {})))
             with trio.move_on_after(deadline_seconds) as self._calling:
                 try:
                     await self._machine.answering()
@@ -563,8 +582,7 @@ class SimulatedChild:
                     await trio.sleep_forever()
                 except (ValueError, OSError) as error:
                     raise ChildError(str(error), type(error).__name__) from error
-                answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
-                return answer
+                return result
             self._died = self._died or f"did not answer {method} in {deadline_seconds:g} s"
             raise ChildDied(f"{self.name} {self._died}", self.name)
 

@@ -372,6 +372,20 @@ class AdmissionRefused(Message, frozen=True, kw_only=True):
 # --- the trainer's word ----------------------------------------------------------------------
 
 
+class CheckpointReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A checkpoint: policy `step` of a lineage, and the manifest that lists its pieces."""
+
+    lineage: Count
+    step: Count
+    digest: Digest
+    """BLAKE3-256 of the checkpoint manifest."""
+    size_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
+    """Of the checkpoint manifest."""
+
+    def __str__(self) -> str:
+        return f"policy {self.step} of lineage {self.lineage}"
+
+
 class Checkpoint(StateMessage, frozen=True, kw_only=True):
     """Policy `step` of a lineage is published as a manifest of pieces."""
 
@@ -409,6 +423,16 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Of the run manifest that everything about this step follows."""
     run_digest: RunDigest = b""
     """Names that manifest (`swarm.run.manifest.content_digest`). The same over all revisions."""
+
+    @property
+    def checkpoint(self) -> CheckpointReference:
+        """The policy to use."""
+        return CheckpointReference(
+            lineage=self.lineage,
+            step=self.policy,
+            digest=self.manifest_digest,
+            size_bytes=self.manifest_bytes,
+        )
 
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step, self.revision)

@@ -5,22 +5,37 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import blake3
 import safetensors.torch
 import torch
+import trio
 
 from peers.environments import Environment, Renderer, probe_hash, task_of_step
 from peers.environments import load as load_environment
 from peers.policy.engine import Completions, Engine, check_engine, make_engine
 from peers.policy.model import read_weights
 from peers.proofs import toploc
+from swarm.jobs import (
+    Generate,
+    Generated,
+    InferenceService,
+    Load,
+    Loaded,
+    Probe,
+    Probed,
+    SubmissionOrder,
+)
+from swarm.messages import CheckpointReference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
+
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 class EngineService:
@@ -44,113 +59,116 @@ class EngineService:
         self._alter_weights = alter_weights
         self._engine: Engine | None = None
         self._folder = Path()
-        self._policy = -1
+        self._policy: CheckpointReference | None = None
+        self._lock = trio.Lock()
         self._renderer: Renderer | None = None
         self._environments: dict[tuple[str, str], Environment] = {}
         if environment:
             self._environment(environment, environment_version)
         _warm_up()
 
-    def load(self, folder: str, policy: int) -> dict[str, Any]:
-        """Make the Hugging Face folder the policy in use; raises `UserError`."""
+    async def load(self, job: Load) -> Loaded:
+        """See `InferenceService.load`."""
+        return await self._alone(self._load, job)
+
+    async def probe(self, job: Probe) -> Probed:
+        """See `InferenceService.probe`: a worker whose digest is not the manifest's would be taken
+        for a cheat."""
+        return await self._alone(self._probe, job)
+
+    async def generate(self, job: Generate) -> Generated:
+        """See `InferenceService.generate`."""
+        return await self._alone(self._generate, job)
+
+    async def _alone(self, work: Callable[[J], R], job: J) -> R:
+        """Do a job in a worker thread; the next one waits, since they share one policy."""
+        async with self._lock:
+            return await trio.to_thread.run_sync(work, job)
+
+    def _load(self, job: Load) -> Loaded:
         started = time.perf_counter()
-        path = Path(folder)
-        self._policy = -1  # a failure leaves nothing that could be taken for this policy
+        path = Path(job.folder)
+        self._policy = None  # a failure leaves nothing that could be taken for this policy
         if self._alter_weights:
             with tempfile.TemporaryDirectory() as aside:
-                self._load(_altered(path, Path(aside), self._alter_weights))
+                self._load_folder(_altered(path, Path(aside), self._alter_weights))
         else:
-            self._load(path)
+            self._load_folder(path)
         self._folder = path
-        self._policy = policy
-        return {"seconds": time.perf_counter() - started}
+        self._policy = job.policy
+        return Loaded(seconds=time.perf_counter() - started)
 
-    def probe(self, environment: str, environment_version: str) -> dict[str, Any]:
-        """`hash`: how this machine renders the environment's 64 probe tasks with the policy's
-        tokenizer. A worker whose hash is not the manifest's would be taken for a cheat."""
-        loaded = load_environment(environment, environment_version)
-        return {"hash": probe_hash(loaded, Renderer(self._folder))}
+    def _probe(self, job: Probe) -> Probed:
+        environment = load_environment(job.environment.name, job.environment.version)
+        return Probed(digest=probe_hash(environment, Renderer(self._folder)))
 
-    def _load(self, folder: Path) -> None:
+    def _load_folder(self, folder: Path) -> None:
         if self._engine is None:
             self._engine = make_engine(self._engine_name, folder)
         else:
             self._engine.load_weights(folder)
 
-    def generate(
-        self,
-        run: str,
-        lineage: int,
-        step: int,
-        policy: int,
-        nonce: bytes,
-        worker: str,
-        number: int,
-        groups: int,
-        group_size: int,
-        environment: str,
-        environment_version: str,
-        temperature: float,
-        max_new_tokens: int,
-        stop_ids: Sequence[int],
-        path: str,
-    ) -> dict[str, Any]:
-        """Make submission `number` of a step and write it, durably, to `path`.
-
-        Gives its digest and size, tokens generated, seconds spent, groups, and the share of
-        completions that ended with a stop token. Raises `ValueError` when another policy is loaded
-        or the model cannot hold prompt and completion, `UserError` for an unknown environment.
-        """
-        if self._engine is None or policy != self._policy:
-            raise ValueError(f"policy {policy} is wanted, but policy {self._policy} is loaded")
-        seed = seeds.submission_seed(run, nonce, worker, number)
-        prompts, target_lengths = self._prompts(
-            seed, step, groups, environment, environment_version
-        )
-        rows = range(groups * group_size)
-        row_prompts = [prompts[row // group_size] for row in rows]
+    def _generate(self, job: Generate) -> Generated:
+        order, sampling = job.order, job.order.sampling
+        if self._engine is None or order.policy != self._policy:
+            raise ValueError(
+                f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
+            )
+        seed = order.seed()
+        prompts, target_lengths = self._prompts(seed, order)
+        rows = range(order.rows())
+        row_prompts = [prompts[row // sampling.group_size] for row in rows]
         started = time.perf_counter()
         made = self._engine.generate(
-            row_prompts, rows, seeds.noise_key(seed), temperature, stop_ids, max_new_tokens
+            row_prompts,
+            rows,
+            seeds.noise_key(seed),
+            sampling.temperature,
+            sampling.stop_ids,
+            sampling.max_new_tokens,
         )
         generated = time.perf_counter()
         proofs = _proofs(made)
         proven = time.perf_counter()
         rollouts = Rollouts.from_lists(
-            group=[row // group_size for row in rows],
-            sample=[row % group_size for row in rows],
-            target_length=[target_lengths[row // group_size] for row in rows],
+            group=[row // sampling.group_size for row in rows],
+            sample=[row % sampling.group_size for row in rows],
+            target_length=[target_lengths[row // sampling.group_size] for row in rows],
             prompts=row_prompts,
             completions=made.tokens,
             log_probabilities=[values.tolist() for values in made.log_probabilities],
             proofs=proofs,
         )
-        header = Header(
-            run=run,
-            lineage=lineage,
-            step=step,
-            policy=policy,
-            worker=worker,
-            number=number,
-            environment=environment,
-            environment_version=environment_version,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            stop_ids=list(stop_ids),
+        path = Path(job.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest, size_bytes = write(path, rollouts, self._header(order))
+        finished = sum(row[-1] in sampling.stop_ids for row in made.tokens)
+        return Generated(
+            digest=digest,
+            size_bytes=size_bytes,
+            tokens=sum(map(len, made.tokens)),
+            groups=order.groups,
+            finished_share=finished / len(made.tokens),
+            seconds_generate=generated - started,
+            seconds_proofs=proven - generated,
+            seconds_write=time.perf_counter() - proven,
+        )
+
+    def _header(self, order: SubmissionOrder) -> Header:
+        return Header(
+            run=order.run,
+            lineage=order.policy.lineage,
+            step=order.step,
+            policy=order.policy.step,
+            worker=order.worker,
+            number=order.number,
+            environment=order.environment.name,
+            environment_version=order.environment.version,
+            temperature=order.sampling.temperature,
+            max_new_tokens=order.sampling.max_new_tokens,
+            stop_ids=order.sampling.stop_ids,
             engine=self._engine_name,
         )
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        digest, size_bytes = write(Path(path), rollouts, header)
-        return {
-            "digest": digest,
-            "size_bytes": size_bytes,
-            "tokens": sum(map(len, made.tokens)),
-            "groups": groups,
-            "finished_share": sum(row[-1] in stop_ids for row in made.tokens) / len(made.tokens),
-            "seconds_generate": generated - started,
-            "seconds_proofs": proven - generated,
-            "seconds_write": time.perf_counter() - proven,
-        }
 
     def _environment(self, name: str, version: str) -> Environment:
         found = self._environments.get((name, version))
@@ -158,22 +176,24 @@ class EngineService:
             found = self._environments[name, version] = load_environment(name, version)
         return found
 
-    def _prompts(
-        self, seed: bytes, step: int, groups: int, name: str, version: str
-    ) -> tuple[list[list[int]], list[int]]:
+    def _prompts(self, seed: bytes, order: SubmissionOrder) -> tuple[list[list[int]], list[int]]:
         """(token ids, target length) of each group's task."""
-        environment = self._environment(name, version)
+        environment = self._environment(order.environment.name, order.environment.version)
         # Every policy of a run has the same tokenizer, and a large one takes a second to read.
         raw = (self._folder / "tokenizer.json").read_bytes()
         if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():
             self._renderer = Renderer(self._folder)
         tasks = [
-            task_of_step(environment, seeds.task_seed(seed, group), step) for group in range(groups)
+            task_of_step(environment, seeds.task_seed(seed, group), order.step)
+            for group in range(order.groups)
         ]
         return (
             [self._renderer.encode_prompt(task.prompt) for task in tasks],
             [task.target_length for task in tasks],
         )
+
+
+_SERVICE: type[InferenceService] = EngineService
 
 
 def _proofs(made: Completions) -> list[bytes]:

@@ -20,17 +20,15 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.gossip import RUN
 from swarm.identity import PeerId
+from swarm.jobs import Generate, InferenceClient, InferenceService, Load, Probe, SubmissionOrder
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import rendezvous
 from swarm.transport import BlobReference, Source
-from swarm.world import Child
 from swarm.world.restarts import Restarts
 
-GENERATE_DEADLINE_SECONDS = 3600.0
-LOAD_DEADLINE_SECONDS = 600.0
 COMPLAINT_SECONDS = 30.0
 """How often the same complaint about a validator is repeated."""
 POLICIES_IN_MEMORY = 2
@@ -95,9 +93,9 @@ class InferenceRole:
                     "peers.inference.engine_service:EngineService",
                     name="engine",
                     arguments=arguments,
-                ) as engine:
+                ) as child:
                     self._equipped.set()
-                    await self._generate_until_over(engine, nursery)
+                    await self._generate_until_over(InferenceClient(child), nursery)
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()
@@ -108,7 +106,7 @@ class InferenceRole:
 
     # --- generating --------------------------------------------------------------------------
 
-    async def _generate_until_over(self, engine: Child, nursery: trio.Nursery) -> None:
+    async def _generate_until_over(self, engine: InferenceService, nursery: trio.Nursery) -> None:
         while True:
             self._peer.status.doing = f"waiting for {'verdicts' if self._is_full() else 'work'}"
             async with trio.open_nursery() as waiting:
@@ -162,7 +160,7 @@ class InferenceRole:
             self._number = 0
         self._peer.status.step = order.step
 
-    async def _load(self, engine: Child, order: StepOrder) -> None:
+    async def _load(self, engine: InferenceService, order: StepOrder) -> None:
         self._peer.status.doing = f"fetching policy {order.policy}"
         folder = await self._while_wanted(
             order,
@@ -180,18 +178,15 @@ class InferenceRole:
         key = (order.lineage, order.policy)
         self._peer.store.pin(key)
         try:
-            result = await engine.call(
-                "load",
-                {"folder": str(self._node.disk.local_path(folder)), "policy": order.policy},
-                deadline_seconds=LOAD_DEADLINE_SECONDS,
-            )
+            local = str(self._node.disk.local_path(folder))
+            loaded = await engine.load(Load(policy=order.checkpoint, folder=local))
         finally:
             self._peer.store.unpin(key)
         if self._loaded is None:
             await self._check_rendering(engine)
         self._loaded = (order.lineage, order.policy)
         self._peer.status.policy = order.policy
-        self._events.emit("inference.policy_loaded", policy=order.policy, **result)
+        self._events.emit("inference.policy_loaded", policy=order.policy, seconds=loaded.seconds)
 
     async def _while_wanted(
         self, order: StepOrder, fetch: Callable[[], Awaitable[Fetched]]
@@ -228,15 +223,11 @@ class InferenceRole:
             nursery.cancel_scope.cancel()
         return fetched
 
-    async def _check_rendering(self, engine: Child) -> None:
+    async def _check_rendering(self, engine: InferenceService) -> None:
         """Make sure that this machine renders tasks as the run's owner does."""
         environment = self._run.manifest.environment
-        probed = await engine.call(
-            "probe",
-            {"environment": environment.name, "environment_version": environment.version},
-            deadline_seconds=LOAD_DEADLINE_SECONDS,
-        )
-        if probed["hash"] != environment.probe_hash:
+        probed = await engine.probe(Probe(environment=environment))
+        if probed.digest != environment.probe_hash:
             raise UserError(
                 f"this machine renders the tasks of {environment.name} {environment.version} "
                 "differently from the run's owner, so its work would be refused; install the "
@@ -244,7 +235,7 @@ class InferenceRole:
             )
 
     async def _make_submission(
-        self, engine: Child, order: StepOrder, nursery: trio.Nursery
+        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
     ) -> None:
         manifest = self._run.manifest_of(order)
         if manifest is None:
@@ -253,31 +244,25 @@ class InferenceRole:
         number = self._number
         self._peer.status.doing = f"generating {number} of step {order.step}"
         path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"
-        local = self._node.disk.local_path(path)
         started = self._node.world.now()
-        made = await engine.call(
-            "generate",
-            {
-                "run": self._run.id,
-                "lineage": order.lineage,
-                "step": order.step,
-                "policy": order.policy,
-                "nonce": order.nonce,
-                "worker": self._peer.peer_id,
-                "number": number,
-                "groups": manifest.sampling.groups_per_submission,
-                "group_size": manifest.sampling.group_size,
-                "environment": manifest.environment.name,
-                "environment_version": manifest.environment.version,
-                "temperature": manifest.sampling.temperature,
-                "max_new_tokens": manifest.sampling.max_new_tokens,
-                "stop_ids": manifest.sampling.stop_ids,
-                "path": str(local),
-            },
-            deadline_seconds=GENERATE_DEADLINE_SECONDS,
+        made = await engine.generate(
+            Generate(
+                order=SubmissionOrder(
+                    run=self._run.id,
+                    policy=order.checkpoint,
+                    step=order.step,
+                    nonce=order.nonce,
+                    worker=self._peer.peer_id,
+                    number=number,
+                    groups=manifest.sampling.groups_per_submission,
+                    environment=manifest.environment,
+                    sampling=manifest.sampling,
+                ),
+                path=str(self._node.disk.local_path(path)),
+            )
         )
         seconds = self._node.world.now() - started
-        self._peer.status.tokens_per_second = made["tokens"] / max(seconds, 1e-6)
+        self._peer.status.tokens_per_second = made.tokens / max(seconds, 1e-6)
         self._number = number + 1
         self._restarts.succeeded()
         self._events.emit(
@@ -285,7 +270,7 @@ class InferenceRole:
             step=order.step,
             policy=order.policy,
             number=number,
-            tokens=made["tokens"],
+            tokens=made.tokens,
             seconds=seconds,
         )
         submission = Submission(
@@ -293,9 +278,9 @@ class InferenceRole:
             step=order.step,
             policy=order.policy,
             number=number,
-            digest=made["digest"],
-            size_bytes=made["size_bytes"],
-            groups=made["groups"],
+            digest=made.digest,
+            size_bytes=made.size_bytes,
+            groups=made.groups,
             run_digest=order.run_digest,
         )
         self._peer.status.doing = f"delivering {number} of step {order.step}"

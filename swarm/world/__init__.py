@@ -12,7 +12,9 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
 
 from swarm.errors import SwarmError, UserError
 
@@ -184,10 +186,25 @@ class ChildDied(SwarmError):
         """It was dead before it was asked: what it was asked for is not to blame."""
 
 
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every request to a child process."""
+
+    patience_seconds: ClassVar[float]
+    """The call is given up after this long without progress."""
+
+
 class Child(Protocol):
     """A supervised child process that answers one call at a time, in order."""
 
     name: str
+
+    async def request(self, method: str, job: Job, reply: type[T]) -> T:
+        """Have the child's service do a job; its answer is decoded as `reply`.
+
+        Raises `ChildError` if the method raised (`ChildUserError` for a `UserError`), `ChildDied`
+        if the child is gone or the job's patience passed without progress.
+        """
+        ...
 
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float

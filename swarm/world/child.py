@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import os
 import resource
 import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
+import trio
 
 from swarm import defaults
 from swarm.errors import UserError
@@ -145,7 +147,13 @@ def _call(service: Any, method: str, arguments: dict[str, Any]) -> bytes:
     """The frame that answers a call."""
     if method.startswith("_"):
         raise AttributeError(f"{method} is no public method")
-    frame = encode([True, getattr(service, method)(**arguments)])
+    function = getattr(service, method)
+    if inspect.iscoroutinefunction(function):
+        kind = get_type_hints(function)["job"]
+        result = trio.run(function, msgspec.convert(arguments["job"], kind))
+    else:
+        result = function(**arguments)
+    frame = encode([True, result])
     if len(frame) > defaults.CHILD_FRAME_BYTES_MAX:
         raise ValueError(
             f"the answer to {method!r} has {len(frame)} bytes; at most "

@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -24,13 +24,16 @@ import trio
 from swarm import defaults
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
-from swarm.world import Child, ChildDied, ChildError, ChildUserError
+from swarm.world import Child, ChildDied, ChildError, ChildUserError, Job
 from swarm.world.child import ONE_THREAD, Assignment, encode
 from swarm.world.fork_server import ENVIRONMENT
 from swarm.world.machine import free_memory_bytes
 
 _decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, Any] | tuple[str, str]])
 """What a child may answer, which may have been taken over by a file that it parsed."""
+
+
+T = TypeVar("T")
 
 
 class _Process(abc.ABC):
@@ -142,6 +145,11 @@ class LocalChild:
         """Its owner wants no more of it: its end is no news."""
 
     # --- calls -------------------------------------------------------------------------------
+
+    async def request(self, method: str, job: Job, reply: type[T]) -> T:
+        """See `swarm.world.Child.request`."""
+        answer = await self.call(method, {"job": job}, deadline_seconds=job.patience_seconds)
+        return msgspec.convert(answer, reply)
 
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float

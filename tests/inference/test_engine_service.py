@@ -11,8 +11,10 @@ from typing import Any
 import blake3
 import pytest
 import torch
+import trio
 
-from peers.environments import Renderer, load
+from peers.environments import Renderer
+from peers.environments import load as load_environment
 from peers.inference.engine_service import EngineService
 from peers.policy import demo
 from peers.proofs.format import PROOF_BYTES, check_format, split
@@ -20,8 +22,11 @@ from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.identity import Identity
+from swarm.jobs import Generate, Generated, Load
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
+from tests.orders import policy as policy_reference
+from tests.orders import submission_order
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 
@@ -38,7 +43,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(policy: Path) -> Iterator[EngineService]:
     service = EngineService()
-    service.load(str(policy), 4)
+    load(service, policy, 4)
     yield service
 
 
@@ -61,45 +66,37 @@ def test_what_is_not_here_is_said_before_a_policy_is_fetched(
         kind(**wanted)  # type: ignore[arg-type]
 
 
-def facts(path: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "run": "owner/run",
-        "lineage": 0,
-        "step": 6,
-        "policy": 4,
-        "nonce": bytes(32),
-        "worker": Identity(bytes(32)).peer_id,
-        "number": 2,
-        "groups": 3,
-        "group_size": 4,
-        "environment": "sort-digits",
-        "environment_version": "1",
-        "temperature": 1.0,
-        "max_new_tokens": 40,
-        "stop_ids": [2],
-        "path": str(path),
-    } | changes
+ORDER = submission_order(step=6, policy=policy_reference(4), number=2, groups=3, max_new_tokens=40)
 
 
-def made(service: EngineService, path: Path, **changes: Any) -> tuple[dict[str, Any], Submission]:
-    result = service.generate(**facts(path, **changes))
+def load(service: EngineService, folder: Path, step: int) -> None:
+    trio.run(service.load, Load(policy=policy_reference(step), folder=str(folder)))
+
+
+def generate(service: EngineService, path: Path, **changes: Any) -> Generated:
+    job = Generate(order=submission_order(ORDER, **changes), path=str(path))
+    return trio.run(service.generate, job)
+
+
+def made(service: EngineService, path: Path, **changes: Any) -> tuple[Generated, Submission]:
+    result = generate(service, path, **changes)
     return result, read(path, LIMITS)
 
 
 def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_path: Path) -> None:
     result, submission = made(service, tmp_path / "file")
     raw = (tmp_path / "file").read_bytes()
-    assert result["digest"] == blake3.blake3(raw).digest()
-    assert result["size_bytes"] == len(raw)
+    assert result.digest == blake3.blake3(raw).digest()
+    assert result.size_bytes == len(raw)
     rollouts = submission.rollouts
-    assert result["groups"] == 3
-    assert result["tokens"] == len(rollouts.completion_tokens)
+    assert result.groups == 3
+    assert result.tokens == len(rollouts.completion_tokens)
     assert rollouts.group.tolist() == [row // 4 for row in range(12)]
     assert rollouts.sample.tolist() == [row % 4 for row in range(12)]
     header = submission.header
     assert (header.step, header.policy, header.number, header.engine) == (6, 4, 2, "native")
     assert (header.temperature, header.max_new_tokens, header.stop_ids) == (1.0, 40, [2])
-    environment, renderer = load("sort-digits", "1"), Renderer(policy)
+    environment, renderer = load_environment("sort-digits", "1"), Renderer(policy)
     seed = seeds.submission_seed(header.run, bytes(32), header.worker, header.number)
     for row in range(12):
         task = environment.task(seeds.task_seed(seed, row // 4))
@@ -108,7 +105,7 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
         check_format(split(rollouts.proof(row)), length)
         assert (rollouts.completion(row)[-1] == 2) or length == 40
     finished = sum(rollouts.completion(row)[-1] == 2 for row in range(12)) / 12
-    assert result["finished_share"] == finished
+    assert result.finished_share == finished
     assert (rollouts.log_probabilities < 0).all()
     assert len(rollouts.proofs) > 12 * PROOF_BYTES  # completions of 40 tokens have two proofs
 
@@ -117,7 +114,7 @@ def test_the_same_order_gives_the_same_file(service: EngineService, tmp_path: Pa
     first, _ = made(service, tmp_path / "a")
     again, _ = made(service, tmp_path / "b")
     other, _ = made(service, tmp_path / "c", number=3)
-    assert first["digest"] == again["digest"] != other["digest"]
+    assert first.digest == again.digest != other.digest
 
 
 @pytest.mark.parametrize(
@@ -134,15 +131,17 @@ def test_nothing_of_it_is_the_workers_choice(
 
 def test_only_the_loaded_policy_generates(policy: Path, tmp_path: Path) -> None:
     service = EngineService()
-    with pytest.raises(ValueError, match="policy 4 is wanted"):
-        service.generate(**facts(tmp_path / "file"))
-    service.load(str(policy), 4)
-    with pytest.raises(ValueError, match="policy 5 is wanted"):
-        service.generate(**facts(tmp_path / "file", policy=5))
+    with pytest.raises(ValueError, match="policy 4 of lineage 0 is wanted"):
+        generate(service, tmp_path / "file")
+    load(service, policy, 4)
+    with pytest.raises(ValueError, match="policy 5 of lineage 0 is wanted"):
+        generate(service, tmp_path / "file", policy=policy_reference(5))
     with pytest.raises(UserError):
-        service.load(str(tmp_path), 5)
-    with pytest.raises(ValueError, match="policy 4 is wanted"):  # a failed load leaves none
-        service.generate(**facts(tmp_path / "file"))
+        load(service, tmp_path, 5)
+    with pytest.raises(
+        ValueError, match="policy 4 of lineage 0 is wanted"
+    ):  # a failed load leaves none
+        generate(service, tmp_path / "file")
     assert not (tmp_path / "file").exists()
 
 
@@ -150,12 +149,12 @@ def test_a_swapped_policy_generates_otherwise(policy: Path, tmp_path: Path) -> N
     other = tmp_path / "other"
     demo.make_policy(other, seed=2)
     service = EngineService()
-    service.load(str(policy), 4)
+    load(service, policy, 4)
     _, before = made(service, tmp_path / "a")
-    service.load(str(other), 5)
-    _, after = made(service, tmp_path / "b", policy=5)
+    load(service, other, 5)
+    _, after = made(service, tmp_path / "b", policy=policy_reference(5))
     assert before.rollouts.completion(0) != after.rollouts.completion(0)
-    service.load(str(policy), 4)
+    load(service, policy, 4)
     _, back = made(service, tmp_path / "c")
     assert back.rollouts.to_bytes() == before.rollouts.to_bytes()
 
@@ -164,8 +163,8 @@ def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(policy, copy)
     honest, cheat = EngineService(), EngineService(alter_weights=0.5)
-    honest.load(str(copy), 4)
-    cheat.load(str(copy), 4)
+    load(honest, copy, 4)
+    load(cheat, copy, 4)
     _, mine = made(honest, tmp_path / "a")
     _, altered = made(cheat, tmp_path / "b")
     assert mine.rollouts.prompt(0) == altered.rollouts.prompt(0)
@@ -176,4 +175,4 @@ def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed"):
-        service.generate(**facts(tmp_path / "file", environment="chess"))
+        generate(service, tmp_path / "file", environment="chess")

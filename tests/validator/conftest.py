@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 from blake3 import blake3
 
 from peers.inference.engine_service import EngineService
@@ -16,16 +17,26 @@ from peers.policy import demo
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.identity import Identity
+from swarm.jobs import Generate, Load, SubmissionOrder
 from swarm.messages import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import submission_seed
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write
+from tests.orders import ORDER, submission_order
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 
 THRESHOLDS = {name: getattr(Thresholds(), name) for name in Thresholds.__struct_fields__}
 STOP_IDS = [2, *range(40, 52)]
 """Many, so that a policy with random weights stops often."""
+
+
+def load(engine: EngineService, folder: Path) -> None:
+    trio.run(engine.load, Load(policy=ORDER.policy, folder=str(folder)))
+
+
+def generate(engine: EngineService, path: Path, order: SubmissionOrder) -> None:
+    trio.run(engine.generate, Generate(order=order, path=str(path)))
 
 
 @dataclasses.dataclass
@@ -37,6 +48,9 @@ class Stage:
     engine: EngineService
     inspector: InspectorService
     prefill: PrefillService
+
+    def order(self, **changes: Any) -> SubmissionOrder:
+        return submission_order(**{"stop_ids": STOP_IDS, **changes})
 
     def facts(self, **changes: Any) -> dict[str, Any]:
         return {
@@ -63,7 +77,7 @@ class Stage:
     def generate(self, **changes: Any) -> tuple[Header, Rollouts]:
         """An honest submission's content."""
         path = self.folder / "generated"
-        self.engine.generate(path=str(path), **self.facts(**changes))
+        generate(self.engine, path, self.order(**changes))
         found = read(path, ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10))
         return found.header, found.rollouts
 
@@ -107,7 +121,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stage(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     engine, inspector, prefill = EngineService(), InspectorService(), PrefillService()
-    engine.load(str(policy), 1)
+    load(engine, policy)
     prefill.load(1, str(policy))
     yield Stage(policy, tmp_path_factory.mktemp("stage"), engine, inspector, prefill)
     inspector.close()

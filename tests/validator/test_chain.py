@@ -23,7 +23,7 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
 from swarm.rollouts.submission_file import Header
 from tests.policy.harness import prefill_completions
-from tests.validator.conftest import STOP_IDS, THRESHOLDS, Stage
+from tests.validator.conftest import STOP_IDS, THRESHOLDS, Stage, generate, load
 
 Choose = Callable[[Tensor, Tensor], int]
 """(logits / T [vocabulary], noise [rows, vocabulary] of this position) → the token to take."""
@@ -102,10 +102,10 @@ def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
 @pytest.mark.parametrize("size", [0.02, 0.05, 0.2])
 def test_altered_weights_are_refused_at_once(stage: Stage, size: float) -> None:
     cheat = EngineService(alter_weights=size)
-    cheat.load(str(stage.policy), 1)
+    load(cheat, stage.policy)
     path = stage.folder / "cheated"
     for number in range(3):
-        cheat.generate(path=str(path), **stage.facts(number=number))
+        generate(cheat, path, stage.order(number=number))
         inspected = stage.inspect_bytes(path.read_bytes(), number=number)
         assert inspected["failed"] == ""
         judged = stage.judge(number=number)
@@ -117,9 +117,9 @@ def test_altered_weights_are_refused_at_once(stage: Stage, size: float) -> None:
 def test_another_policys_rollouts_are_refused(stage: Stage, tmp_path: Path) -> None:
     demo.make_policy(tmp_path, seed=2)
     other = EngineService()
-    other.load(str(tmp_path), 1)
+    load(other, tmp_path)
     path = stage.folder / "other"
-    other.generate(path=str(path), **stage.facts())
+    generate(other, path, stage.order())
     assert stage.inspect_bytes(path.read_bytes())["failed"] == ""
     assert stage.judge()["failed"] == "proofs"
 
@@ -215,11 +215,11 @@ def test_random_proofs_are_refused(stage: Stage) -> None:
 
 def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None:
     cheat = EngineService(alter_weights=0.2)
-    cheat.load(str(stage.policy), 1)
+    load(cheat, stage.policy)
     path = stage.folder / "cheated"
     mismatches = positions = 0
     for number in range(8):
-        cheat.generate(path=str(path), **stage.facts(number=number))
+        generate(cheat, path, stage.order(number=number))
         stage.inspect_bytes(path.read_bytes(), number=number)
         judged = stage.judge(number=number)
         mismatches += judged["mismatches"]

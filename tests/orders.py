@@ -1,0 +1,44 @@
+"""Submission orders for tests: a small honest one, with any field changed by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from swarm.identity import Identity
+from swarm.jobs import SubmissionOrder
+from swarm.messages import CheckpointReference, EnvironmentReference, Sampling
+
+ORDER = SubmissionOrder(
+    run="owner/run",
+    policy=CheckpointReference(lineage=0, step=1, digest=bytes(32), size_bytes=1),
+    step=3,
+    nonce=bytes(32),
+    worker=Identity(bytes(32)).peer_id,
+    number=0,
+    groups=4,
+    environment=EnvironmentReference(name="sort-digits", version="1", probe_hash=bytes(32)),
+    sampling=Sampling(
+        temperature=1.0,
+        max_new_tokens=8,
+        stop_ids=[2],
+        group_size=4,
+        groups_per_submission=4,
+    ),
+)
+
+
+def policy(step: int, lineage: int = 0) -> CheckpointReference:
+    return msgspec.structs.replace(ORDER.policy, step=step, lineage=lineage)
+
+
+def submission_order(base: SubmissionOrder = ORDER, **changes: Any) -> SubmissionOrder:
+    """`base` with other values of its own fields, or of its sampling's; `environment`: a name."""
+    if "environment" in changes:
+        changes["environment"] = msgspec.structs.replace(
+            base.environment, name=changes["environment"]
+        )
+    sampling = {name: changes.pop(name) for name in Sampling.__struct_fields__ if name in changes}
+    replaced = msgspec.structs.replace(base.sampling, **sampling)
+    return msgspec.structs.replace(base, **{"sampling": replaced, **changes})
