@@ -39,6 +39,7 @@ from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
+from swarm.app.output import print_json
 from swarm.messages import Objective, Optimiser, Schedule
 
 GROUP_SIZE = 8

@@ -1,0 +1,52 @@
+"""No room names, as text, a module that it may not import. `make lint` checks the imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+MODULE = re.compile(r"(peers|simnet|swarm)((?:\.[A-Za-z_]\w*)+)(:\w+)?")
+"""`package.module` or `package.module:attribute`, and nothing else in the string."""
+
+SWARM = {
+    path
+    for path in (REPOSITORY / "swarm").rglob("*.py")
+    if "app" not in path.relative_to(REPOSITORY).parts
+}
+PEERS = set((REPOSITORY / "peers").rglob("*.py"))
+
+
+def named_modules(source: str) -> Iterator[str]:
+    """The modules that string literals of a program name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = MODULE.fullmatch(node.value)
+            if match:
+                yield f"{match[1]}{match[2]}"
+
+
+def offences(paths: set[Path], forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{path.relative_to(REPOSITORY)} names {name}"
+        for path in sorted(paths)
+        for name in named_modules(path.read_text(encoding="utf-8"))
+        if name.startswith(forbidden)
+    ]
+
+
+def test_swarm_names_no_role_no_simulator_and_no_command() -> None:
+    assert offences(SWARM, ("peers.", "simnet.", "swarm.app")) == []
+
+
+def test_roles_name_neither_commands_nor_the_simulator() -> None:
+    assert offences(PEERS, ("simnet.", "swarm.app")) == []
+
+
+def test_named_modules_finds_what_runs_a_module_by_name() -> None:
+    source = (
+        'run("peers.trainer.service:open_service")\nimport_module("simnet.plan")\nsay("peers met")'
+    )
+    assert list(named_modules(source)) == ["peers.trainer.service", "simnet.plan"]
