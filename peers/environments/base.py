@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import blake3
 import tokenizers
@@ -78,6 +78,57 @@ class Curriculum(Protocol):
         ...
 
 
+@runtime_checkable
+class MultiTurn(Protocol):
+    """What an environment may have besides: answers to the model, in episodes of several turns.
+
+    `turns` are the texts behind the prompt: model, environment, model, and so on, the last one the
+    model's; model texts are without their stop token, and come from an untrusted peer.
+    """
+
+    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
+        """The environment's next turn, or None when the episode is over.
+
+        Asked only after a turn that ended with a stop token. Must be deterministic, since a
+        validator replays every episode, and must not raise.
+        """
+        ...
+
+    def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
+        """The grade in [0, 1] of an episode, in place of `Environment.reward`."""
+        ...
+
+
+def multi_turn(environment: Environment) -> MultiTurn | None:
+    """What answers the model: the environment itself, or the one whose tasks it only changes (its
+    attribute `inner`). None for an environment of single turns."""
+    if isinstance(environment, MultiTurn):
+        return environment
+    inner: Environment | None = getattr(environment, "inner", None)
+    return None if inner is None else multi_turn(inner)
+
+
+def answer_of(environment: Environment, task: Task, turns: Sequence[str]) -> str | None:
+    """The environment's next turn; raises `UserError` when its code raises or gives no text."""
+    answering = multi_turn(environment)
+    if answering is None:
+        return None
+    text = repr(turns[-1][:40])
+    try:
+        answer = answering.answer(task, turns)
+    except Exception as error:  # the code is a lab's, and may raise anything
+        raise UserError(
+            f"environment {environment.name!r} cannot answer the turn {text} "
+            f"({_described(error)}); repair it"
+        ) from error
+    if answer is not None and not isinstance(answer, str):
+        raise UserError(
+            f"environment {environment.name!r} answers the turn {text} with {answer!r:.100}; it "
+            "must be text, or None to end the episode"
+        )
+    return answer
+
+
 def task_of_step(environment: Environment, seed: bytes, step: int, split: Split = "train") -> Task:
     """The task of a seed in a rollout step: by `task_at` where the environment has it.
 
@@ -109,11 +160,19 @@ def _drawn(environment: Environment, draw_it: Callable[[], Task]) -> Task:
     return task
 
 
-def grade(environment: Environment, task: Task, completion_text: str, finished: bool) -> float:
-    """The environment's reward; raises `UserError` when it raises, or is no usable number."""
-    text = repr(completion_text[:40])
+def grade(environment: Environment, task: Task, turns: Sequence[str], finished: bool) -> float:
+    """The environment's reward of an episode.
+
+    `turns` as for `MultiTurn.answer`; a single one where the environment has one turn. Raises
+    `UserError` when the environment's code raises, or the reward is no usable number.
+    """
+    text = repr(turns[-1][:40])
     try:
-        reward = environment.reward(task, completion_text, finished)
+        answering = multi_turn(environment)
+        if answering is not None:
+            reward = answering.episode_reward(task, turns, finished)
+        else:
+            reward = environment.reward(task, turns[-1], finished)
     except Exception as error:
         raise UserError(
             f"environment {environment.name!r} cannot grade the completion {text} "
@@ -157,14 +216,20 @@ def load(name: str, version: str) -> Environment:
     `name?options` is that environment with length targets (`peers.environments.length`). Raises
     `UserError` when there is none, it has another version, or the options make no sense.
     """
+    from peers.environments.calculator import Calculator
     from peers.environments.length import with_options
     from peers.environments.sort_digits import SortDigits
+
+    built_in: dict[str, Callable[[], Environment]] = {
+        SortDigits.name: SortDigits,
+        Calculator.name: Calculator,
+    }
 
     name, asked, options = name.partition("?")
     installed = entry_points(group=ENTRY_POINT_GROUP)
     environment: Environment
-    if name == SortDigits.name:
-        environment = SortDigits()
+    if name in built_in:
+        environment = built_in[name]()
     elif name in installed.names:
         try:
             environment = installed[name].load()()
@@ -175,7 +240,7 @@ def load(name: str, version: str) -> Environment:
                 f"environment {name!r} cannot be loaded ({_described(error)}); repair its package"
             ) from error
     else:
-        known = sorted({SortDigits.name, *installed.names})
+        known = sorted({*built_in, *installed.names})
         raise UserError(
             f"environment {name!r} is not installed here; there are: {', '.join(known)}"
         )

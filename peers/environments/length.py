@@ -38,22 +38,22 @@ class LengthTargets:
     ) -> None:
         self.name = name
         self.version = inner.version
-        self._inner = inner
+        self.inner = inner
         self._targets = tuple(targets)
         self._alpha = alpha
         self._prompt = prompt
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
         """The inner task of that seed, its prompt asking for a length."""
-        return self._with_target(self._inner.task(seed, split), seed)
+        return self._with_target(self.inner.task(seed, split), seed)
 
     def task_at(self, seed: bytes, step: int, split: Split = "train") -> Task:
         """Likewise of a curriculum's task."""
-        return self._with_target(task_of_step(self._inner, seed, step, split), seed)
+        return self._with_target(task_of_step(self.inner, seed, step, split), seed)
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
         """The inner grade; `Task.length_penalty` is what comes off it."""
-        return self._inner.reward(task, completion_text, finished)
+        return self.inner.reward(task, completion_text, finished)
 
     def _with_target(self, task: Task, seed: bytes) -> Task:
         chosen = int.from_bytes(digest("swarm/1/target-length", seed), "big")

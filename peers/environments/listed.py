@@ -34,15 +34,15 @@ class Listed:
             raise UserError(f"{path} keeps no task; filter with wider bounds")
         self.name = name
         self.version = f"{inner.version}+{blake3.blake3(raw).hexdigest(length=8)}"
-        self._inner = inner
+        self.inner = inner
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
         """One of the kept tasks, each as likely; see `Environment.task`."""
         if split == "held_out":
-            return self._inner.task(seed, split)
+            return self.inner.task(seed, split)
         chosen = int.from_bytes(blake3.blake3(seed).digest(), "big") % len(self._seeds)
-        return self._inner.task(self._seeds[chosen])
+        return self.inner.task(self._seeds[chosen])
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
         """The inner environment's grade."""
-        return self._inner.reward(task, completion_text, finished)
+        return self.inner.reward(task, completion_text, finished)

@@ -12,11 +12,14 @@ from typing import Any
 
 import blake3
 
-from peers.environments import Renderer, grade, task_of
+from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
+from peers.environments.episodes import grade_segments
+from peers.policy.episodes import play
 from peers.policy.model import weight_files
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
+from swarm.messages import Sampling
 from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128
@@ -80,19 +83,28 @@ class DatasetService:
                 )
         wanted = [(place, attempt) for place in range(count) for attempt in range(attempts)]
         passes = [0] * count
+        sampling = Sampling(
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            stop_ids=stop_ids,
+            group_size=attempts,
+            groups_per_submission=1,
+        )
         for start in range(0, len(wanted), BATCH):
             some = wanted[start : start + BATCH]
-            made = self._engine.generate(
-                [prompts[place] for place, _ in some],
+            played = play(
+                self._engine,
+                self._renderer,
+                [(self._environment, tasks[place]) for place, _ in some],
                 [(first + place) * attempts + attempt for place, attempt in some],
                 noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big"))),
-                temperature,
-                stop_ids,
-                max_new_tokens,
+                sampling,
             )
-            for (place, _), tokens in zip(some, made.tokens, strict=True):
-                text, finished = self._renderer.decode_completion(tokens, stop_ids)
-                passes[place] += grade(self._environment, tasks[place], text, finished) >= 1.0
+            for (place, _), rollout in zip(some, played.rollouts, strict=True):
+                reward = grade_segments(
+                    self._environment, tasks[place], self._renderer, rollout.segments, stop_ids
+                )
+                passes[place] += reward >= 1.0
         return {
             "rows": [
                 {

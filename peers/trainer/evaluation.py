@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peers.environments import Environment, Renderer, grade, task_of
+from peers.environments import Environment, Renderer, task_of
 from peers.environments.base import Split
+from peers.environments.episodes import grade_segments
 from peers.policy.engine import Engine
+from peers.policy.episodes import play
 from swarm.messages import Sampling
 from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128
-"""Completions generated at a time."""
+"""Episodes generated at a time."""
 
 
 def mean_reward(
@@ -25,7 +27,7 @@ def mean_reward(
     seed: int = 0,
     greedy: bool = False,
 ) -> float:
-    """Mean reward in [0, 1] over `prompts` tasks of a split, one completion each.
+    """Mean reward in [0, 1] over `prompts` tasks of a split, one episode each.
 
     The tasks depend on `seed` and the split only, so two policies answer the same ones.
     """
@@ -41,15 +43,12 @@ def mean_reward(
     total = 0.0
     for start in range(0, prompts, BATCH):
         batch = tasks[start : start + BATCH]
-        made = engine.generate(
-            [renderer.encode_prompt(task.prompt) for task in batch],
-            range(start, start + len(batch)),
-            key,
-            sampling.temperature,
-            sampling.stop_ids,
-            sampling.max_new_tokens,
+        rows = range(start, start + len(batch))
+        played = play(
+            engine, renderer, [(environment, task) for task in batch], rows, key, sampling
         )
-        for task, tokens in zip(batch, made.tokens, strict=True):
-            text, finished = renderer.decode_completion(tokens, sampling.stop_ids)
-            total += grade(environment, task, text, finished)
+        for task, rollout in zip(batch, played.rollouts, strict=True):
+            total += grade_segments(
+                environment, task, renderer, rollout.segments, sampling.stop_ids
+            )
     return total / prompts

@@ -188,7 +188,7 @@ def _rewards(
         graded = []
         for row in range(group * group_size, (group + 1) * group_size):
             text, finished = renderer.decode_completion(rollouts.completion(row), list(stops))
-            graded.append(grade(grader, task, text, finished))
+            graded.append(grade(grader, task, [text], finished))
         rewards.append(graded)
     return rewards
 

@@ -129,7 +129,7 @@ def _try_grades(environment: Environment, task: Task) -> None:
     """Grade a task's answer and odd texts, each twice; raises `UserError`."""
     for text in (task.answer, *ODD_TEXTS):
         for finished in (True, False):
-            first, second = (grade(environment, task, text, finished) for _ in range(2))
+            first, second = (grade(environment, task, [text], finished) for _ in range(2))
             if first != second:
                 raise UserError(
                     f"environment {environment.name!r} gives the completion {text[:40]!r} first "

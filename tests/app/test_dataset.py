@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from peers.environments.listed import Listed
@@ -87,11 +88,12 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
     ]
 
     class Right(type(service._engine)):  # type: ignore[misc]
-        def generate(self, prompts: Any, rows: Any, *more: Any) -> Any:
-            made = super().generate(prompts, rows, *more)
-            for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        def generate(self, prompts: Any, rows: Any, *more: Any, **named: Any) -> Any:
+            made = super().generate(prompts, rows, *more, **named)
+            for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
                 if row % 2:
-                    made.tokens[place] = [*sorted(prompt[1:7]), 2]
+                    made.tokens[index] = [*sorted(prompt[1:7]), 2]
+                    made.log_probabilities[index] = torch.zeros(7)
             return made
 
     service._engine.__class__ = Right

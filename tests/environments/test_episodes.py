@@ -1,0 +1,161 @@
+"""Environments of several turns: who answers, when an episode ends, what it is worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.environments import Renderer, Task, load, multi_turn
+from peers.environments.base import grade
+from peers.environments.calculator import Calculator, CalculatorOptions
+from peers.environments.episodes import EpisodeLimits, environment_tokens, grade_segments
+from peers.environments.sort_digits import SortDigits
+from peers.policy.demo import EOS_ID, save_tokenizer
+from swarm.errors import UserError
+from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
+
+LIMITS = EpisodeLimits(stop_ids=[EOS_ID], max_new_tokens=20, positions_max=64)
+TASK = Task("42*9>", "378")
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return Renderer(folder)
+
+
+def model(renderer: Renderer, text: str, finished: bool = True) -> Segment:
+    tokens = renderer.encode_completion(text) + [EOS_ID] * finished
+    return Segment("model", tokens, "stop" if finished else "length", None, (Span(0, len(tokens)),))
+
+
+def begun(renderer: Renderer, text: str, finished: bool = True) -> list[Segment]:
+    prompt = Segment("prompt", renderer.encode_prompt(TASK.prompt))
+    return [prompt, model(renderer, text, finished)]
+
+
+def test_the_calculator_answers_a_call_and_rewards_the_answer(renderer: Renderer) -> None:
+    calculator = load("calculator", "1")
+    segments = begun(renderer, "42*9=")
+    answer = environment_tokens(calculator, TASK, renderer, segments, LIMITS)
+    assert answer == renderer.encode_completion("378>")
+    segments += [Segment("environment", answer), model(renderer, "378")]
+    assert environment_tokens(calculator, TASK, renderer, segments, LIMITS) is None
+    assert grade_segments(calculator, TASK, renderer, segments, [EOS_ID]) == 1.0
+    Rollout(segments)  # a well-formed episode
+
+
+@pytest.mark.parametrize(
+    ("turns", "finished"),
+    [
+        (["378"], True),  # right, without the tool
+        (["42*9="], True),  # no answer
+        (["42*9=", "378>", "379"], True),
+        (["42*9=", "378>", "378"], False),
+        (["42+9=", "51>", "378"], True),  # another call than the task's
+        (["42*9=378>378"], True),  # the tool's answer made up
+        (["42*9=", "378>", "378", "378>", "378"], True),
+    ],
+)
+def test_anything_else_earns_nothing(turns: list[str], finished: bool) -> None:
+    assert grade(Calculator(), TASK, turns, finished) == 0.0
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 6))
+def test_the_tool_solves_every_task(seed: bytes, digits: int) -> None:
+    calculator = Calculator(CalculatorOptions(digits=digits))
+    task = calculator.task(seed)
+    assert re.fullmatch(r"[0-9]+[*+][0-9]+>", task.prompt)
+    call = task.prompt.replace(">", "=")
+    assert calculator.answer(task, [call]) == f"{task.answer}>"
+    assert grade(calculator, task, [call, f"{task.answer}>", task.answer], True) == 1.0
+
+
+@given(st.text(max_size=12))
+def test_only_a_whole_call_is_answered(text: str) -> None:
+    answered = Calculator().answer(TASK, [text]) is not None
+    assert answered == bool(re.fullmatch(r"[0-9]{1,6}[*+][0-9]{1,6}=", text, re.ASCII))
+
+
+class Echo(SortDigits):
+    """Answers every turn with the same text."""
+
+    name = "echo"
+
+    def __init__(self, text: object = "1>") -> None:
+        self.text = text
+
+    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
+        if isinstance(self.text, Exception):
+            raise self.text
+        return self.text  # type: ignore[return-value]
+
+    def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("", LIMITS),  # nothing to append
+        ("1" * 70_000, LIMITS),
+        ("1>", EpisodeLimits([EOS_ID], 20, 5 + 3 + 2 + 17 - 1)),  # one position too few
+        ("1>", EpisodeLimits([EOS_ID], 3, 64)),  # the token limit is reached
+    ],
+)
+def test_an_episode_ends_where_a_further_turn_has_no_room(
+    renderer: Renderer, text: str, limits: EpisodeLimits
+) -> None:
+    segments = begun(renderer, "42")
+    segments[0] = Segment("prompt", [1, 4, 5, 6, 7])
+    room = EpisodeLimits([EOS_ID], 20, 5 + 3 + 2 + 17)
+    assert environment_tokens(Echo(), TASK, renderer, segments, room) is not None
+    assert environment_tokens(Echo(text), TASK, renderer, segments, limits) is None
+
+
+def test_an_episode_ends_at_the_limit_and_after_many_turns(renderer: Renderer) -> None:
+    cut = begun(renderer, "42", finished=False)
+    assert environment_tokens(Echo(), TASK, renderer, cut, LIMITS) is None
+    answer = Segment("environment", renderer.encode_completion("1>"))
+    long = begun(renderer, "")
+    limits = EpisodeLimits([EOS_ID], 1000, 10_000)
+    for _ in range(TURNS_MAX - 1):
+        assert environment_tokens(Echo(), TASK, renderer, long, limits) is not None
+        long += [answer, model(renderer, "")]
+    assert environment_tokens(Echo(), TASK, renderer, long, limits) is None
+    Rollout(long)
+
+
+def test_an_environment_of_single_turns_never_answers(renderer: Renderer) -> None:
+    segments = begun(renderer, "42")
+    assert multi_turn(SortDigits()) is None
+    assert environment_tokens(SortDigits(), TASK, renderer, segments, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (ValueError("no"), r"'echo' cannot answer the turn '42' \(ValueError: no\); repair it"),
+        (7, r"answers the turn '42' with 7; it must be text, or None to end the episode"),
+    ],
+)
+def test_a_failing_environment_is_one_sentence(
+    renderer: Renderer, text: object, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        environment_tokens(Echo(text), TASK, renderer, begun(renderer, "42"), LIMITS)
+
+
+def test_an_environment_that_only_changes_tasks_leaves_the_answers_to_the_inner_one() -> None:
+    class Wrapper(SortDigits):
+        inner = Calculator()
+
+    answering = multi_turn(Wrapper())
+    assert answering is Wrapper.inner
+    assert grade(Wrapper(), TASK, ["42*9=", "378>", "378"], True) == 1.0
