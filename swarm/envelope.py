@@ -12,6 +12,7 @@ import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,6 +25,9 @@ from swarm.identity import SIGNATURE_BYTES, Identity, verify
 from swarm.messages import KINDS, Message, PeerRecord, StateMessage, kind_of
 from swarm.rates import TokenBuckets
 from swarm.world import World
+
+ENVELOPES_REMEMBERED = 1024
+"""Opened envelopes that a process remembers: about 2 MB."""
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True):
@@ -143,35 +147,41 @@ def _open(raw: bytes) -> Envelope:
     return Envelope(raw, body, message)
 
 
-_open_cached = functools.lru_cache(maxsize=1024)(_open)
-_remembered_bytes_max = defaults.ENVELOPE_REMEMBERED_BYTES_MAX
+class _Opened:
+    """Opens envelopes and remembers the last `count` of at most `bytes_max`, by their raw bytes:
+    gossip and records bring the same envelope many times."""
+
+    def __init__(self, count: int, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._cached = functools.lru_cache(maxsize=count)(_open)
+
+    def open(self, raw: bytes) -> Envelope:
+        return _open(raw) if len(raw) > self._bytes_max else self._cached(raw)
+
+
+_opened = ContextVar(
+    "_opened",
+    default=_Opened(ENVELOPES_REMEMBERED, defaults.ENVELOPE_REMEMBERED_BYTES_MAX),  # noqa: B039
+)
+"""Shared by all that one process opens: what a signature proves does not depend on who asks."""
 
 
 @contextmanager
 def remembering_envelopes(count: int) -> Iterator[None]:
-    """Inside, keep the last `count` envelopes that were opened, however large, in place of 1024
-    small ones: for a process that is many peers at once, each of which would check the same
-    signatures."""
-    global _open_cached, _remembered_bytes_max
-    before = _open_cached, _remembered_bytes_max
-    _open_cached = functools.lru_cache(maxsize=count)(_open)
-    _remembered_bytes_max = defaults.ENVELOPE_BYTES_MAX
+    """Inside, remember the last `count` opened envelopes, however large: for a process that is
+    many peers at once, each of which would check the same signatures."""
+    token = _opened.set(_Opened(count, defaults.ENVELOPE_BYTES_MAX))
     try:
         yield
     finally:
-        _open_cached, _remembered_bytes_max = before
+        _opened.reset(token)
 
 
 def open_envelope(raw: bytes) -> Envelope:
-    """Decode and check the signature; nothing about time, run or permission. Raises `Dropped`.
-
-    Remembered by the raw bytes, since gossip and records bring the same envelope many times.
-    """
+    """Decode and check the signature; nothing about time, run or permission. Raises `Dropped`."""
     if len(raw) > defaults.ENVELOPE_BYTES_MAX:
         raise Dropped("too_large", f"{len(raw)} bytes")
-    if len(raw) > _remembered_bytes_max:
-        return _open(bytes(raw))
-    return _open_cached(bytes(raw))
+    return _opened.get().open(bytes(raw))
 
 
 class SequenceStore(Protocol):
@@ -288,9 +298,8 @@ class Gate:
             held = self._newest(key)
             if held is not None and newest.order <= held.order:
                 raise Dropped("duplicate" if held.digest == newest.digest else "old_state")
-        if not self.trusts(body.sender):
-            if not self._rates.of(body.sender).take(1, self._world.now()):
-                raise Dropped("over_rate", body.sender)
+        if not self.trusts(body.sender) and not self._within_rate(body.sender):
+            raise Dropped("over_rate", body.sender)
         if isinstance(envelope.message, StateMessage):
             self._keep_newest(key, newest)
         else:
@@ -304,6 +313,9 @@ class Gate:
         if isinstance(envelope.message, StateMessage):
             return int(defaults.TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
         return int(self._clock_off(envelope.sender) * 1000)
+
+    def _within_rate(self, sender: str) -> bool:
+        return self._rates.of(sender).take(1, self._world.now())
 
     def _remember(self, digest: bytes, expires_ms: int, wall_ms: int) -> None:
         self._seen[digest] = expires_ms
