@@ -29,6 +29,8 @@ from swarm.transport import (
     fetch_in_turn,
 )
 from swarm.transport.base import BaseTransport
+from swarm.transport.http import limits
+from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class BulkPlane(BaseTransport):
             try:
                 opened = service.open(client, reference.digest)
             except Refused as refused:
-                raise _refusal(server.peer_id, refused) from refused
+                raise refusal(server.peer_id, refused.status, refused.reason) from refused
             if opened.size_bytes != reference.size_bytes:
                 raise FetchError(
                     f"{server.peer_id} offers {opened.size_bytes} bytes of a blob of "
@@ -118,7 +120,7 @@ class BulkPlane(BaseTransport):
             try:
                 sink = service.accept(client, reference)
             except Refused as refused:
-                raise _refusal(server.peer_id, refused) from refused
+                raise refusal(server.peer_id, refused.status, refused.reason) from refused
             if blob.size_bytes != reference.size_bytes:
                 raise FetchError(f"{path} has {blob.size_bytes} bytes, not {reference.size_bytes}")
             return blob
@@ -136,7 +138,7 @@ class BulkPlane(BaseTransport):
             try:
                 await service.received(client, reference, sink, piece)
             except Refused as refused:
-                raise _refusal(server.peer_id, refused) from refused
+                raise refusal(server.peer_id, refused.status, refused.reason) from refused
         except BaseException:
             if sink is not None:
                 sink.abandon()
@@ -153,7 +155,7 @@ class BulkPlane(BaseTransport):
                 break
             server = None  # behind a NAT: over a connection, if there is one
             if network.is_dark(host):
-                await trio.sleep(defaults.BULK_CONNECT_SECONDS)
+                await trio.sleep(limits.CONNECT_SECONDS)
         if server is None and source.peer is not None:
             neighbour = network.neighbour(self.peer_id, source.peer)
             if neighbour is not None:
@@ -162,7 +164,7 @@ class BulkPlane(BaseTransport):
         if server is None or server.gone or (source.peer and server.peer_id != source.peer):
             reason = "cannot be reached"
         elif network.is_silent(self, server):
-            await trio.sleep(defaults.BULK_CONNECT_SECONDS)
+            await trio.sleep(limits.CONNECT_SECONDS)
             reason = "does not answer"
         if server is None or reason is not None:
             await trio.lowlevel.checkpoint()
@@ -247,9 +249,9 @@ class _Transfer:
         sender._transfers[flow] = receiver._transfers[flow] = ends
         if network.is_silent(sender, receiver):
             network.stall(flow)
-        least = defaults.BULK_BYTES_PER_SECOND_MIN
+        least = limits.BYTES_PER_SECOND_MIN
         if sender.uplink.bytes_per_second < least:  # others are that slow for moments only
-            seconds = defaults.BULK_STALL_SECONDS + blob.size_bytes / least
+            seconds = limits.STALL_SECONDS + blob.size_bytes / least
             too_slow = partial(network.flows.fail, flow, "was too slow")
             network.at(trio.current_time() + seconds, "stalls", too_slow)
 
@@ -287,13 +289,3 @@ async def _copy(
         done += size
     sender._traffic.sent += blob.size_bytes
     receiver._traffic.received += blob.size_bytes
-
-
-def _refusal(peer: PeerId, refused: Refused) -> FetchError:
-    """A refusal as the client sees it; 404, 429 and 503 may pass with time."""
-    return FetchError(
-        f"{peer} refused: {refused.status} {refused.reason}",
-        retry=refused.status in defaults.BULK_RETRY_STATUSES,
-        busy=refused.status in defaults.BULK_BUSY_STATUSES,
-        lacks=refused.status in defaults.BULK_LACKS_STATUSES,
-    )

@@ -41,6 +41,7 @@ from swarm.transport import (
     StreamError,
 )
 from swarm.transport.base import Handler
+from swarm.transport.http import limits
 from swarm.transport.room import least_useful, origin_of
 from swarm.world import Disk, World
 
@@ -330,10 +331,10 @@ class SimulatedNetwork:
 
         def give_up() -> None:
             if self.flows.left_bytes(flow) == left:
-                seconds = defaults.BULK_STALL_SECONDS
+                seconds = limits.STALL_SECONDS
                 self.flows.fail(flow, f"has sent nothing for {seconds:g} s")
 
-        self.at(trio.current_time() + defaults.BULK_STALL_SECONDS, "stalls", give_up)
+        self.at(trio.current_time() + limits.STALL_SECONDS, "stalls", give_up)
 
     # --- what transports ask ---
 

@@ -211,89 +211,6 @@ CONNECTION_EVENTS_MAX = 1024
 CONNECT_DEADLINE_SECONDS = 10.0
 """For all addresses of a peer together: a dial, a handshake, at most one relay hop."""
 
-# --- transport: bulk plane -------------------------------------------------------------------
-
-BULK_STALL_SECONDS = 10.0
-"""A source that moves no byte for this long is given up."""
-
-BULK_READ_BYTES = 1 << 20
-"""Read from a socket or file at once: large enough that system calls cost nothing, small enough
-that a hundred transfers fit in memory."""
-
-BULK_BUFFER_BYTES = 520 * 1024
-"""Received before it is hashed and written: a head and a piece of 512 KiB."""
-
-BULK_BYTES_PER_SECOND_MIN = 64 * 1024
-"""A body slower than this on the whole is broken off, so that nobody holds a connection cheaply."""
-
-BULK_CONNECT_SECONDS = 5.0
-"""Connecting to a source and proving who one is, at all its addresses together: half of
-`PIECE_DEADLINE_SECONDS`, so that a stream can be tried after them."""
-
-BULK_CONNECT_SECONDS_MIN = 1.0
-"""One of several addresses has at least so long: a few round trips."""
-
-BULK_UNREACHABLE_SECONDS = 60.0
-"""An address where nobody answered is left out for so long, where there is another way."""
-
-BULK_HEAD_SECONDS = 10.0
-"""From the first byte of a request or answer to the end of its head; also for small bodies."""
-
-BULK_IDLE_SECONDS = 60.0
-"""A kept-alive connection without a request is closed by the server; clients drop it sooner."""
-
-BULK_HEAD_BYTES_MAX = 16 * 1024
-"""Request line and headers."""
-
-BULK_REASON_BYTES_MAX = 200
-"""Read of a refusal's reason. After a longer one the connection is not used again."""
-
-BULK_BLOB_BYTES_MAX = 1 << 30
-"""Largest blob pushed or served: pieces end at 32 MiB, rollout files stay far below this."""
-
-BULK_CONNECTIONS_MAX = 512
-"""Connections one bulk server holds: each costs a socket and a task."""
-
-BULK_CONNECTIONS_PER_ADDRESS_MAX = 64
-"""From one IP address."""
-
-BULK_CONNECTIONS_PER_PEER_MAX = 32
-"""That proved to be one peer's: an honest one needs about `FETCH_PARALLEL_PER_SOURCE` of them."""
-
-BULK_SMALL_REQUESTS_PER_SECOND = 100.0
-"""Requests of one address, and of one peer, that move no blob: proofs, refusals, heads. Those
-beyond it wait. A peer that waits for a piece asks at most 20 times a second on a connection."""
-
-BULK_SMALL_REQUESTS_BURST = 400.0
-"""Of them at once: a hundred peers behind one address that connect after a checkpoint."""
-
-BULK_CLIENTS_KNOWN_MAX = 4096
-"""Addresses and peers whose small requests are remembered; the least recent is forgotten."""
-
-BULK_ADMITTED_SECONDS = 1.0
-"""It is asked this often whether a client in the middle of something is still admitted."""
-
-BULK_PORTION_SECONDS = 0.02
-"""A peer with a limited uplink sends as much at a time as this takes."""
-
-BULK_UPLINK_BURST_SECONDS = 0.1
-"""Of its limited uplink a peer may make up for so long, when the system woke it late."""
-
-BULK_POOL_PER_SOURCE = 4
-"""Idle connections kept to one source; more are closed after use."""
-
-BULK_STREAM_FRAME_BYTES = 64 * 1024
-"""Blob bytes in one frame of the fallback over a stream; one yamux frame."""
-
-BULK_RETRY_STATUSES = (404, 429, 503)
-"""Refusals that time may cure: the piece is not there yet, too many requests, busy."""
-
-BULK_LACKS_STATUSES = (403, 404, 410)
-"""Of a web server: it has not that file, or gives it to nobody (buckets say 403 for both)."""
-
-BULK_BUSY_STATUSES = (429, 503)
-"""Those that say nothing against the source."""
-
 # --- kademlia --------------------------------------------------------------------------------
 
 DHT_BUCKET_SIZE = 20
@@ -582,7 +499,7 @@ than this."""
 PIECE_DEADLINE_SECONDS = 10.0
 """A piece's deadline without its transfer time."""
 
-PIECE_BYTES_PER_SECOND_MIN = 2 * BULK_BYTES_PER_SECOND_MIN
+PIECE_BYTES_PER_SECOND_MIN = 2 * 64 * 1024
 """A source slower than this misses the deadline: so much before the source breaks off that who
 fetches honestly gives up first."""
 

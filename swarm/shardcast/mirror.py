@@ -42,7 +42,11 @@ from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import Change, CheckpointStore, Held
 from swarm.transport import Arrived, BlobReference, FetchError, Source
 from swarm.transport.base import Traffic
-from swarm.transport.bulk import BulkClient, BulkServer, Unreachable, Uplink
+from swarm.transport.http.client import BulkClient
+from swarm.transport.http.heads import Unreachable
+from swarm.transport.http.pace import Uplink
+from swarm.transport.http.server import BulkServer
+from swarm.transport.http.serving import Serving
 from swarm.world import Piece, Sink
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
@@ -366,12 +370,14 @@ async def serve(
         b"/blob/" + index.manifest.encode(): blob,
     }
     server = BulkServer(
-        PeerId(""),
-        disk,
-        lambda: service,
-        Traffic(),
-        uplink=Uplink(uplink_bytes_per_second),
-        pages=pages,
+        Serving(
+            peer_id=PeerId(""),
+            disk=disk,
+            get_service=lambda: service,
+            traffic=Traffic(),
+            uplink=Uplink(uplink_bytes_per_second),
+            pages=pages,
+        )
     )
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
@@ -416,7 +422,7 @@ class MirrorTransport:
         raise last
 
     def round_trip_seconds(self, source: Source) -> float:
-        return self._client.round_trip_seconds(source.addresses)
+        return self._client.pool.round_trip_seconds(source.addresses)
 
     async def first_index(self, roots: Sequence[str]) -> tuple[str, Index]:
         """The first mirror that can be asked, and its `checkpoint.json`; raises `FetchError` or
@@ -442,7 +448,7 @@ class MirrorTransport:
             raise UserError(f"{root}/{INDEX} describes no checkpoint: {error}") from error
 
     def close(self) -> None:
-        self._client.close()
+        self._client.pool.close()
 
 
 async def fetch(

@@ -38,6 +38,8 @@ from swarm.transport import (
     fetch_in_turn,
 )
 from swarm.transport.base import BaseTransport
+from swarm.transport.http import limits
+from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 
 _Pair = tuple[PeerId, PeerId]
@@ -380,7 +382,7 @@ class MemoryTransport(BaseTransport):
         try:
             blob = service.open(client, reference.digest)
         except Refused as refused:
-            raise _refusal(server.peer_id, refused) from refused
+            raise refusal(server.peer_id, refused.status, refused.reason) from refused
         try:
             if blob.size_bytes != reference.size_bytes:
                 raise FetchError(
@@ -398,7 +400,7 @@ class MemoryTransport(BaseTransport):
         try:
             sink = service.accept(client, reference)
         except Refused as refused:
-            raise _refusal(server.peer_id, refused) from refused
+            raise refusal(server.peer_id, refused.status, refused.reason) from refused
         try:
             blob = OpenBlob(path, 0, self._disk.size_bytes(path))
             if blob.size_bytes != reference.size_bytes:
@@ -410,7 +412,7 @@ class MemoryTransport(BaseTransport):
             try:
                 await service.received(client, reference, sink, piece)
             except Refused as refused:
-                raise _refusal(server.peer_id, refused) from refused
+                raise refusal(server.peer_id, refused.status, refused.reason) from refused
         except BaseException:
             sink.abandon()
             raise
@@ -449,7 +451,7 @@ class MemoryTransport(BaseTransport):
         """Move a blob's bytes, with the stall deadline of the real plane."""
         done = 0
         while done < blob.size_bytes:
-            seconds = defaults.BULK_STALL_SECONDS
+            seconds = limits.STALL_SECONDS
             with trio.move_on_after(seconds) as scope:
                 await trio.sleep(self._network.latency_seconds)
                 await self._network.wait_flowing(self.peer_id, server.peer_id)
@@ -468,13 +470,3 @@ class MemoryTransport(BaseTransport):
             sender._traffic.sent += size
             receiver._traffic.received += size
             done += size
-
-
-def _refusal(peer: PeerId, refused: Refused) -> FetchError:
-    """A refusal as the client sees it; 404, 429 and 503 may pass with time."""
-    return FetchError(
-        f"{peer} refused: {refused.status} {refused.reason}",
-        retry=refused.status in defaults.BULK_RETRY_STATUSES,
-        busy=refused.status in defaults.BULK_BUSY_STATUSES,
-        lacks=refused.status in defaults.BULK_LACKS_STATUSES,
-    )

@@ -24,8 +24,8 @@ from swarm.shardcast.manifest import (
     piece_size_for,
 )
 from swarm.transport import Framing
-from swarm.transport.bulk import Ask, proof_message
 from swarm.transport.framing import END_FRAME, encode_credit, encode_data
+from swarm.transport.http.messages import Ask, proof_message
 
 OWNER = Identity(bytes(32))
 WORKER = Identity(bytes(range(32)))

@@ -877,8 +877,7 @@ def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both send in small reads; the liar's come between the honest ones and after them."""
-    for name in ("BULK_READ_BYTES", "DISK_INLINE_BYTES_MAX"):  # whichever the network reads by
-        monkeypatch.setattr(f"swarm.defaults.{name}", 16 * KIB)
+    monkeypatch.setattr("swarm.defaults.DISK_INLINE_BYTES_MAX", 16 * KIB)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.05)

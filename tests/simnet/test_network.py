@@ -30,6 +30,7 @@ from swarm.transport import (
     Stream,
     StreamError,
 )
+from swarm.transport.http import limits
 
 ECHO = "/swarm/echo/1.0.0"
 ALICE, BOB, CAROL = (Identity(bytes([n]) * 32) for n in range(1, 4))
@@ -399,7 +400,7 @@ def test_a_transfer_survives_a_short_cut_and_not_a_long_one() -> None:
                     network.heal(alice.id, bob.id)
 
                 nursery.start_soon(interrupt)
-                if seconds < defaults.BULK_STALL_SECONDS:
+                if seconds < limits.STALL_SECONDS:
                     took = await fetch(bob, alice.source(), reference)
                     assert took == pytest.approx(SIZE / 125e6 + seconds, rel=0.02)
                 else:

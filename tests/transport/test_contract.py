@@ -23,6 +23,7 @@ from swarm.transport import (
     Stream,
     StreamError,
 )
+from swarm.transport.http import limits
 
 from .harness import ALICE, BOB, CAROL, Network, Peer, Service, Sink
 
@@ -33,7 +34,7 @@ ECHO = "/swarm/echo/1.0.0"
 def network(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Network:
     if request.param == "libp2p":  # real seconds
         monkeypatch.setattr(defaults, "STREAM_SEND_DEADLINE_SECONDS", 0.5)
-        monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.5)
+        monkeypatch.setattr(limits, "STALL_SECONDS", 0.5)
     return Network(request.param, tmp_path)
 
 

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.transport import FetchError, Source
+from swarm.transport.http import limits, pool
+from swarm.transport.libp2p import transport
 
 from .harness import ALICE, BOB, Network, Service, Sink
 
@@ -43,8 +44,8 @@ async def holes(count: int) -> AsyncIterator[list[Hole]]:
 
 @pytest.fixture
 def network(tmp_path, monkeypatch) -> Network:
-    monkeypatch.setattr(defaults, "BULK_CONNECT_SECONDS", 0.4)
-    monkeypatch.setattr(defaults, "BULK_CONNECT_SECONDS_MIN", 0.1)
+    monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.4)
+    monkeypatch.setattr(transport, "CONNECT_SECONDS_MIN", 0.1)
     return Network("libp2p", tmp_path)
 
 
@@ -80,7 +81,7 @@ def test_addresses_that_lead_nowhere_cost_little_and_once(network: Network, how:
             began = trio.current_time()
             for _ in range(3):
                 await ask()
-            assert trio.current_time() - began < 4 * defaults.BULK_CONNECT_SECONDS
+            assert trio.current_time() - began < 4 * limits.CONNECT_SECONDS
             assert [hole.connections for hole in nowhere] == [1, 1, 1]
 
     network.run(main)
@@ -106,8 +107,8 @@ def test_a_port_that_drops_everything_is_left_for_the_connection(
                 began = trio.current_time()
                 piece = await alice.transport.fetch(source, reference, Sink(len(DATA)))
                 assert piece.verify(reference.digest)
-                assert trio.current_time() - began >= defaults.BULK_CONNECT_SECONDS
-                monkeypatch.setattr(defaults, "BULK_CONNECT_SECONDS", 3600.0)  # not once more
+                assert trio.current_time() - began >= limits.CONNECT_SECONDS
+                monkeypatch.setattr(limits, "CONNECT_SECONDS", 3600.0)  # not once more
                 await alice.transport.fetch(source, reference, Sink(len(DATA)))
             for one in waiting:
                 one.close()
@@ -133,7 +134,7 @@ def test_another_address_has_its_turn_first(network: Network) -> None:
 def test_an_address_is_tried_again_without_another_way_and_after_a_while(
     network: Network, monkeypatch
 ) -> None:
-    monkeypatch.setattr(defaults, "BULK_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.1)
 
     async def main() -> None:
         async with (
@@ -158,7 +159,7 @@ def test_an_address_is_tried_again_without_another_way_and_after_a_while(
             await alice.transport.connect(bob.id, bob.transport.addresses())
             assert await fetch() == 3, "who comes back may have been reached again"
             assert await fetch() == 3
-            monkeypatch.setattr(defaults, "BULK_UNREACHABLE_SECONDS", 0.0)
+            monkeypatch.setattr(pool, "UNREACHABLE_SECONDS", 0.0)
             assert await fetch() == 4
 
     network.run(main)

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError
+from swarm.transport.http import clients, server
 
 from .harness import ALICE, BOB, CAROL, FolderDisk, Service, Sink
-from .test_bulk import ask, challenge, client_of, dial, get, prove, serving
+from .test_http import ask, challenge, client_of, dial, get, prove, serving
 
 UNKNOWN = BlobReference(b"?" * 32, 1)
 SLOW = 0.3
@@ -29,8 +29,8 @@ def disk(tmp_path) -> FolderDisk:
 @pytest.fixture
 def few_small_requests(monkeypatch) -> None:
     """Four at once, then one in half a second."""
-    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_PER_SECOND", 2.0)
-    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_BURST", 4.0)
+    monkeypatch.setattr(clients, "SMALL_REQUESTS_PER_SECOND", 2.0)
+    monkeypatch.setattr(clients, "SMALL_REQUESTS_BURST", 4.0)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -102,7 +102,7 @@ def test_a_flood_of_one_peer_slows_it_at_every_address_and_no_other_peer(
 
 
 def test_connections_are_bounded_in_all(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
 
     async def main() -> None:
         async with serving(Service(), disk) as root:
@@ -118,7 +118,7 @@ def test_connections_are_bounded_in_all(disk, monkeypatch) -> None:
 
 
 def test_a_server_that_takes_no_more_connections_is_busy_to_a_client(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
 
     async def main() -> None:
         service = Service()

@@ -23,8 +23,8 @@ from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdic
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
-from swarm.transport.base import Traffic
-from swarm.transport.bulk import BulkServer
+from swarm.transport.http.server import BulkServer
+from swarm.transport.http.serving import Serving
 from swarm.world import Piece, Sink
 from swarm.world.disk import LocalDisk
 from tests.network.harness import VirtualWorld, identity, manifest, sealed_manifest
@@ -141,7 +141,7 @@ def test_two_puts_of_one_digest_over_http_are_kept_apart(
         disk = LocalDisk(tmp_path)
         run = Run(sealed_manifest(OWNER, manifest([OWNER], [OWNER])))
         inbox = Inbox(run, disk, VirtualWorld(1), judged=lambda _: False)
-        server = BulkServer(OWNER.peer_id, disk, lambda: Pushes(inbox), Traffic())
+        server = BulkServer(Serving(OWNER.peer_id, disk, lambda: Pushes(inbox)))
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         address = listeners[0].socket.getsockname()
         with trio.fail_after(20):

@@ -50,15 +50,14 @@ from swarm.transport import (
     StreamError,
 )
 from swarm.transport.base import BaseTransport
-from swarm.transport.bulk import (
-    BLOB_PROTOCOL,
-    BulkClient,
-    BulkServer,
-    Unreachable,
-    Uplink,
-    fetch_over_stream,
-    push_over_stream,
-)
+from swarm.transport.http import limits as http_limits
+from swarm.transport.http.client import BulkClient
+from swarm.transport.http.heads import Unreachable
+from swarm.transport.http.messages import BLOB_PROTOCOL
+from swarm.transport.http.over_stream import StreamServer, fetch_over_stream, push_over_stream
+from swarm.transport.http.pace import Uplink
+from swarm.transport.http.server import BulkServer
+from swarm.transport.http.serving import Serving
 from swarm.transport.libp2p.addresses import (
     check_port_free,
     dial_failure,
@@ -103,7 +102,7 @@ class _Libp2pBytes:
 
     async def read(self) -> bytes:
         try:
-            return bytes(await self._stream.read(defaults.BULK_READ_BYTES))
+            return bytes(await self._stream.read(http_limits.READ_BYTES))
         except StreamEOF:
             self._read_closed = True
             if self._write_closed:
@@ -181,6 +180,9 @@ async def _raise(error: Exception) -> None:
 
 
 NO_LIMIT = 1 << 30
+
+CONNECT_SECONDS_MIN = 1.0
+"""One of several HTTP addresses has at least this long: a few round trips."""
 
 
 @asynccontextmanager
@@ -316,11 +318,11 @@ class Libp2pTransport(BaseTransport):
         self._bulk = BulkClient(
             identity, disk, lambda: self._credential, self._traffic, uplink=uplink
         )
-        self._bulk_server = BulkServer(
-            identity.peer_id, disk, lambda: self._service, self._traffic, uplink=uplink
-        )
+        serving = Serving(identity.peer_id, disk, lambda: self._service, self._traffic, uplink)
+        self._bulk_server = BulkServer(serving)
+        self._stream_server = StreamServer(serving)
         self._bulk_roots: list[str] = []
-        self.serve(BLOB_PROTOCOL, self._bulk_server.serve_stream)
+        self.serve(BLOB_PROTOCOL, self._stream_server.serve)
         swarm.refuses = self._is_banned
         swarm.vouches = self._is_vouched
         swarm.register_notifee(_Notifee(self))
@@ -328,7 +330,7 @@ class Libp2pTransport(BaseTransport):
     async def _close(self) -> None:
         """Take leave of everybody at once."""
         self._close_subscriptions()
-        self._bulk.close()
+        self._bulk.pool.close()
         async with trio.open_nursery() as nursery:
             for peer in list(self._connections):
                 nursery.start_soon(self.disconnect, peer)
@@ -446,7 +448,7 @@ class Libp2pTransport(BaseTransport):
         first = not held
         held.append(connection)
         if first:
-            self._bulk.forget(peer)
+            self._bulk.pool.forget(peer)
         relayed = connection.relayed
         inbound = not connection.muxed_conn.is_initiator
         if inbound and not relayed:
@@ -468,7 +470,7 @@ class Libp2pTransport(BaseTransport):
             held.remove(connection)
             if not held:
                 del self._connections[peer]
-                self._bulk_server.forget(peer)
+                self._stream_server.forget(peer)
                 self._emit(ConnectionEvent(peer, connected=False))
 
     async def _watch(self, connection: Connection) -> None:
@@ -665,7 +667,7 @@ class Libp2pTransport(BaseTransport):
                 await arrived(await self._fetch_over_stream(source, reference, sink, unreachable))
 
     def round_trip_seconds(self, source: Source) -> float:
-        return self._bulk.round_trip_seconds(source.addresses)
+        return self._bulk.pool.round_trip_seconds(source.addresses)
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
         async def ask(root: str, seconds: float) -> None:
@@ -688,17 +690,17 @@ class Libp2pTransport(BaseTransport):
         nobody answered lately is left out while there is another, or a connection to the peer.
         """
         roots = source.addresses[: defaults.DIAL_ADDRESSES_MAX]
-        likely = [root for root in roots if self._bulk.may_reach(root, source.peer)]
+        likely = [root for root in roots if self._bulk.pool.may_reach(root, source.peer)]
         if likely or source.peer in self._connections:
             roots = tuple(likely)
         name = source.peer or "a source"
         unreachable = Unreachable(f"{name} has no bulk address and is not connected")
-        deadline = trio.current_time() + defaults.BULK_CONNECT_SECONDS
+        deadline = trio.current_time() + http_limits.CONNECT_SECONDS
         for index, root in enumerate(roots):
             left = deadline - trio.current_time()
             if left <= 0:
                 break  # the others have their turn in the next request
-            share = max(left / (len(roots) - index), defaults.BULK_CONNECT_SECONDS_MIN)
+            share = max(left / (len(roots) - index), CONNECT_SECONDS_MIN)
             try:
                 return await ask(root, min(left, share))
             except Unreachable as error:

@@ -19,18 +19,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm import defaults
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError, OpenBlob
 from swarm.transport.base import Traffic
-from swarm.transport.bulk import (
-    BulkClient,
-    BulkServer,
-    Proof,
-    Unreachable,
-    Uplink,
-    proof_message,
-)
+from swarm.transport.http import clients, limits, server
+from swarm.transport.http.client import BulkClient
+from swarm.transport.http.heads import Unreachable
+from swarm.transport.http.messages import Proof, proof_message
+from swarm.transport.http.pace import Uplink
+from swarm.transport.http.server import BulkServer
+from swarm.transport.http.serving import Serving
 from swarm.world.disk import LocalDisk
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, Service, Sink
@@ -59,7 +57,7 @@ async def serving(
     uplink: Uplink | None = None,
 ) -> AsyncIterator[str]:
     """A bulk server on loopback; its root."""
-    server = BulkServer(identity.peer_id, disk, lambda: service, Traffic(), uplink=uplink)
+    server = BulkServer(Serving(identity.peer_id, disk, lambda: service, uplink=uplink or Uplink()))
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.serve, listeners)
@@ -93,7 +91,7 @@ async def client_of(
     try:
         yield client
     finally:
-        client.close()
+        client.pool.close()
 
 
 async def dial(root: str) -> trio.SocketStream:
@@ -222,7 +220,7 @@ def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None
                 await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
             credentials[0] = b"second"
             await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
-            client.close()
+            client.pool.close()
         assert service.asked == [(ALICE.peer_id, b"first"), (ALICE.peer_id, b"second")]
 
     run(main)
@@ -230,7 +228,7 @@ def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None
 
 def test_a_refusal_costs_no_new_connection(disk, monkeypatch) -> None:
     """To be told "busy" or "not yet" is usual while a checkpoint spreads."""
-    monkeypatch.setattr(defaults, "BULK_ADMITTED_SECONDS", 3600.0)
+    monkeypatch.setattr(limits, "ADMITTED_SECONDS", 3600.0)
 
     async def main() -> None:
         service = Service()
@@ -271,7 +269,7 @@ def test_a_server_that_restarted_is_found_again(disk) -> None:
     async def main() -> None:
         service = Service()
         reference = service.offer(disk, DATA)
-        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic())
+        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
         async with client_of(disk) as client:
             port = 0
             for _ in range(2):
@@ -344,9 +342,9 @@ def test_hostile_bytes_never_stop_the_server(tmp_path, chunks: list[bytes]) -> N
 
 
 def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_IDLE_SECONDS", 0.3)
-    monkeypatch.setattr(defaults, "BULK_HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
 
     async def main() -> None:
         service = Service()
@@ -372,8 +370,8 @@ def test_slow_and_idle_clients_are_closed(disk, monkeypatch) -> None:
 
 
 def test_a_trickle_is_too_slow_on_the_whole(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
-    monkeypatch.setattr(defaults, "BULK_BYTES_PER_SECOND_MIN", 1 << 20)
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "BYTES_PER_SECOND_MIN", 1 << 20)
 
     async def main() -> None:
         service = Service()
@@ -391,7 +389,7 @@ def test_a_trickle_is_too_slow_on_the_whole(disk, monkeypatch) -> None:
 
 
 def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 2)
 
     async def main() -> None:
         async with serving(Service(), disk) as root:
@@ -421,7 +419,7 @@ async def prove(stream: trio.SocketStream, identity: Identity = ALICE) -> bytes:
 @pytest.mark.parametrize("pushes", [False, True])
 def test_who_is_evicted_is_cut_off_in_the_middle(disk, monkeypatch, pushes: bool) -> None:
     """Also on a connection that proved itself, also within a blob."""
-    monkeypatch.setattr(defaults, "BULK_ADMITTED_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "ADMITTED_SECONDS", 0.05)
 
     async def main() -> None:
         service = Service()
@@ -454,7 +452,7 @@ def test_who_is_evicted_is_cut_off_in_the_middle(disk, monkeypatch, pushes: bool
 
 
 def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_ADMITTED_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "ADMITTED_SECONDS", 0.0)
 
     async def main() -> None:
         service = Service()
@@ -471,7 +469,7 @@ def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch
 
 
 def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_CONNECTIONS_PER_PEER_MAX", 2)
+    monkeypatch.setattr(clients, "CONNECTIONS_PER_PEER_MAX", 2)
 
     async def main() -> None:
         service = Service()
@@ -493,8 +491,8 @@ def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
 
 
 def test_a_flood_of_small_requests_slows_only_its_sender(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_PER_SECOND", 20.0)
-    monkeypatch.setattr(defaults, "BULK_SMALL_REQUESTS_BURST", 4.0)
+    monkeypatch.setattr(clients, "SMALL_REQUESTS_PER_SECOND", 20.0)
+    monkeypatch.setattr(clients, "SMALL_REQUESTS_BURST", 4.0)
 
     async def main() -> None:
         service = Service()
@@ -518,7 +516,7 @@ def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
         service = Service()
         reference = service.offer(disk, DATA)
         uplink = Uplink(10e6)
-        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic(), uplink=uplink)
+        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink()))
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         ended: list[float] = []
@@ -546,7 +544,7 @@ def test_small_documents_are_for_everybody(disk) -> None:
         service = Service()
         service.admitted = set()
         pages = {b"/checkpoint.json": b"{}"}
-        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic(), pages=pages)
+        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service, pages=pages))
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         root = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         async with trio.open_nursery() as nursery, client_of(disk) as client:
@@ -619,11 +617,11 @@ def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> 
                 sink = Sink(len(body))
                 await client.fetch(root, None, BlobReference(bytes(32), len(body)), sink)
                 assert sink.data == body
-            client.close()
+            client.pool.close()
             stranger = BulkClient(ALICE, disk, lambda: b"", Traffic())
             with pytest.raises(Unreachable, match="certificate"):
                 await stranger.fetch(root, None, BlobReference(bytes(32), 1), Sink(1))
-            stranger.close()
+            stranger.pool.close()
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -718,7 +716,7 @@ def answer(head: str, body: bytes = b"") -> Callable:
     ],
 )
 def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) -> None:
-    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
 
     async def main() -> None:
         async with scripted(script) as root, client_of(disk) as client:
@@ -761,7 +759,7 @@ def test_a_connection_is_kept_after_a_refusal_that_was_read_whole(disk, script, 
 
 
 def test_a_server_that_says_nothing_or_hangs_up(disk, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "BULK_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
     reference = BlobReference(bytes(32), 10)
 
     async def silent(stream: trio.SocketStream) -> None:
@@ -815,7 +813,7 @@ def test_no_socket_is_left_when_a_fetch_is_cancelled(disk) -> None:
             with trio.move_on_after(0.1) as scope:
                 await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
             assert scope.cancelled_caught
-            assert not client._idle
+            assert not client.pool._idle
 
     run(main)
 
@@ -827,7 +825,7 @@ def test_ipv6_roots(disk) -> None:
     async def main() -> None:
         service = Service()
         reference = service.offer(disk, DATA)
-        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic())
+        server = BulkServer(Serving(BOB.peer_id, disk, lambda: service))
         try:
             listeners = await trio.open_tcp_listeners(0, host="::1")
         except OSError:

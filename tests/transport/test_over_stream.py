@@ -14,15 +14,11 @@ import trio.testing
 from swarm import defaults
 from swarm.transport import FetchError, Stream, StreamError
 from swarm.transport.base import Traffic
-from swarm.transport.bulk import (
-    BLOB_PROTOCOL,
-    Answer,
-    Ask,
-    BulkServer,
-    Uplink,
-    _Pace,
-    fetch_over_stream,
-)
+from swarm.transport.http import limits, over_stream
+from swarm.transport.http.messages import BLOB_PROTOCOL, Answer, Ask
+from swarm.transport.http.over_stream import StreamServer, fetch_over_stream
+from swarm.transport.http.pace import Pace, Uplink
+from swarm.transport.http.serving import Serving
 from swarm.transport.memory import MemoryNetwork
 
 from .harness import ALICE, BOB, FolderDisk, Service, Sink, World
@@ -49,12 +45,12 @@ def asked_by_alice(
         network = MemoryNetwork()
         disk = FolderDisk(folder)
         service = Service()
-        server = BulkServer(BOB.peer_id, disk, lambda: service, Traffic(), uplink=uplink)
+        serving = Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink())
         async with (
             network.transport(ALICE, world=World(), disk=disk) as alice,
             network.transport(BOB, world=World(), disk=disk) as bob,
         ):
-            bob.serve(BLOB_PROTOCOL, server.serve_stream)
+            bob.serve(BLOB_PROTOCOL, StreamServer(serving).serve)
             await alice.connect(bob.peer_id, bob.addresses())
 
             async def open_stream() -> Stream:
@@ -71,7 +67,7 @@ async def ask(stream: Stream, *, push: bool, digest: bytes, size_bytes: int) -> 
 
 
 def longest_seconds(size_bytes: int) -> float:
-    return defaults.BULK_STALL_SECONDS + size_bytes / defaults.BULK_BYTES_PER_SECOND_MIN
+    return limits.STALL_SECONDS + size_bytes / limits.BYTES_PER_SECOND_MIN
 
 
 def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
@@ -80,7 +76,7 @@ def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
         stream = await open_stream()
         began = trio.current_time()
         await ask(stream, push=False, digest=reference.digest, size_bytes=len(DATA))
-        seconds_a_frame = 2 * longest_seconds(len(DATA)) * defaults.BULK_STREAM_FRAME_BYTES
+        seconds_a_frame = 2 * longest_seconds(len(DATA)) * over_stream.STREAM_FRAME_BYTES
         received = 0
         with pytest.raises(StreamError):
             while received < len(DATA):
@@ -120,7 +116,7 @@ def test_only_what_the_uplink_limit_takes_is_added_to_a_bodys_time() -> None:
         uplink = Uplink(1e6)
         began = trio.current_time()
         own_seconds = 0.0
-        pace = _Pace(1 << 20)
+        pace = Pace(1 << 20)
         with pace.scope:
             while True:
                 await trio.sleep(5.0)  # the client takes nothing
@@ -140,7 +136,7 @@ def test_only_what_the_uplink_limit_takes_is_added_to_a_bodys_time() -> None:
 def test_a_turn_that_was_waited_for_in_vain_is_given_back() -> None:
     async def main() -> None:
         uplink = Uplink(1e6)
-        pace = _Pace(1 << 20)
+        pace = Pace(1 << 20)
         await uplink.take(1_000_000, pace)
         with trio.move_on_after(0.1) as scope:
             await uplink.take(5_000_000, pace)
@@ -160,11 +156,11 @@ def test_who_is_evicted_is_cut_off_in_the_middle(tmp_path, push: bool) -> None:
         await ask(stream, push=push, digest=reference.digest, size_bytes=len(DATA))
         began = trio.current_time()
         with pytest.raises(StreamError):
-            for number in range(len(DATA) // defaults.BULK_STREAM_FRAME_BYTES):
+            for number in range(len(DATA) // over_stream.STREAM_FRAME_BYTES):
                 if number == 5:
                     service.admitted.clear()
                 if push:
-                    await stream.send(bytes(defaults.BULK_STREAM_FRAME_BYTES))
+                    await stream.send(bytes(over_stream.STREAM_FRAME_BYTES))
                 else:
                     await stream.receive()
                 await trio.sleep(0.2)
@@ -190,11 +186,11 @@ def test_an_admission_and_a_refusal_are_asked_for_again(tmp_path) -> None:
         assert len(service.asked) == 1
         for _ in range(2):
             service.admitted.clear()
-            await trio.sleep(2 * defaults.BULK_ADMITTED_SECONDS)
+            await trio.sleep(2 * limits.ADMITTED_SECONDS)
             with pytest.raises(FetchError, match="403 this peer is not admitted"):
                 await fetch()
             service.admitted.add(ALICE.peer_id)
-            await trio.sleep(2 * defaults.BULK_ADMITTED_SECONDS)
+            await trio.sleep(2 * limits.ADMITTED_SECONDS)
             await fetch()
 
     asked_by_alice(tmp_path, main)
@@ -206,7 +202,7 @@ def test_who_asks_for_nothing_is_left_in_time(tmp_path) -> None:
         began = trio.current_time()
         with pytest.raises(StreamError):
             await stream.receive()
-        assert trio.current_time() - began <= defaults.BULK_HEAD_SECONDS + 1
+        assert trio.current_time() - began <= limits.HEAD_SECONDS + 1
 
     asked_by_alice(tmp_path, main)
 
@@ -218,7 +214,7 @@ def test_who_asks_for_nothing_is_left_in_time(tmp_path) -> None:
         msgspec.msgpack.encode(Ask(False, b"short", 1, b"")),
         msgspec.msgpack.encode(Ask(False, bytes(33), 1, b"")),
         msgspec.msgpack.encode(Ask(True, bytes(32), -1, b"")),
-        msgspec.msgpack.encode(Ask(True, bytes(32), defaults.BULK_BLOB_BYTES_MAX + 1, b"")),
+        msgspec.msgpack.encode(Ask(True, bytes(32), limits.BLOB_BYTES_MAX + 1, b"")),
     ],
 )
 def test_a_bad_request_gets_a_status_and_is_no_defect_here(tmp_path, caplog, first: bytes) -> None:

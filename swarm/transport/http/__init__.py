@@ -1,0 +1,25 @@
+"""The piece plane: blobs named by their BLAKE3-256 hash, over HTTP/1.1.
+
+    GET  /blob/<64 hex digits>   the bytes; HEAD likewise without them
+    PUT  /blob/<64 hex digits>   push; `Expect: 100-continue` asks before sending
+    GET  /challenge              32 random bytes, good once on this connection
+    POST /admission              msgpack [peer id, signature, credential]
+
+A client proves its identity once per connection: it signs `PROOF_DOMAIN ‖ server's peer id ‖
+challenge`, so a proof is worthless on another connection or at another server. The `BulkService`
+sees a client without a proof as `None`. The server checks every second whether a client is still
+admitted, during long answers too, so an eviction or an expired lease cuts it off at once.
+
+Heads go through h11, each with a fresh parser, except the one request and the one answer that
+peers exchange thousands of times, which are recognised whole. Bodies bypass h11: they leave by
+sendfile and arrive by recv_into, straight into the sink, which hashes them. Mirrors may also be
+`https://`; only clients speak it.
+
+A peer without a usable HTTP address answers the same requests over a stream, `/swarm/blob/1.0.0`:
+`Ask`, then `Answer` and DATA frames (get), or `Answer`, DATA frames from the client and a second
+`Answer` (put).
+
+Files: `wire` moves heads and bodies over one connection; `pace` bounds how long a body takes and
+how fast this peer sends; `server` and `session` answer; `client`, `pool` and `connection` ask;
+`over_stream` does both over a stream.
+"""

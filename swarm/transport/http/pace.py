@@ -1,0 +1,103 @@
+"""How long a body of the piece plane may take, and how fast this peer sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from swarm.rates import TokenBucket
+from swarm.transport.http import limits
+
+PORTION_SECONDS = 0.02
+"""A peer with a limited uplink sends as much at a time as this takes, so that its connections take
+turns."""
+
+PORTION_BYTES_MIN = 1500
+"""One packet."""
+
+UPLINK_BURST_SECONDS = 0.1
+"""Unused time of a limited uplink that is made up for: the system wakes a process late."""
+
+
+class Broken(Exception):
+    """The other side closed, stalled, or was too slow. Says which."""
+
+
+class Pace:
+    """Deadlines of one body: no stall, a minimum average rate, and an admitted client.
+
+    The body is moved within `scope`.
+    """
+
+    def __init__(self, size_bytes: int, still: Callable[[], bool] = lambda: True) -> None:
+        """`still()` says whether the other side is still admitted."""
+        self._began = trio.current_time()
+        self._end = self._began + limits.STALL_SECONDS + size_bytes / limits.BYTES_PER_SECOND_MIN
+        self._still = still
+        self._asked = self._began
+        self._moved = self._began
+        self.done = 0
+        """Bytes, for the complaint."""
+        self.scope = trio.CancelScope()
+        self._set()
+
+    def _set(self) -> None:
+        self.scope.deadline = min(self._moved + limits.STALL_SECONDS, self._end)
+
+    def moved(self) -> None:
+        """Note that bytes have moved. Raises `Broken` when the other side lost its admission."""
+        now = trio.current_time()
+        if now - self._asked > limits.ADMITTED_SECONDS:
+            self._asked = now
+            if not self._still():
+                raise Broken("is no longer admitted")
+        # A deadline costs more to move than to look at: a tenth of the stall is near enough.
+        if now - self._moved > limits.STALL_SECONDS / 10:
+            self._moved = now
+            self._set()
+
+    def wait(self, seconds: float) -> None:
+        """Extend the deadlines: this side's own limit holds the body up for `seconds` from now."""
+        self._end += seconds
+        self._moved += seconds
+        self._set()
+
+    def complaint(self) -> str:
+        seconds = trio.current_time() - self._began
+        return f"stalled or was too slow: {self.done} bytes in {seconds:.1f} s"
+
+
+class Uplink:
+    """The rate at which this peer's piece plane sends; None: as fast as the network takes it."""
+
+    def __init__(self, bytes_per_second: float | None = None) -> None:
+        self._bucket: TokenBucket | None = None
+        self.portion_bytes = limits.READ_BYTES
+        """Sent at a time."""
+        if bytes_per_second is not None:
+            portion = int(bytes_per_second * PORTION_SECONDS)
+            self.portion_bytes = max(PORTION_BYTES_MIN, min(limits.READ_BYTES, portion))
+            burst = bytes_per_second * UPLINK_BURST_SECONDS
+            self._bucket = TokenBucket(bytes_per_second, burst)
+
+    async def take(self, size_bytes: int, pace: Pace) -> None:
+        """Wait until `size_bytes` of a body may be sent, first come first served."""
+        if self._bucket is None:
+            return
+        now = trio.current_time()
+        seconds = self._bucket.debt_seconds(now)
+        self._bucket.borrow(size_bytes, now)
+        if not seconds:
+            return
+        pace.wait(seconds)
+        try:
+            await trio.sleep(seconds)
+        except trio.Cancelled:
+            self.give_back(size_bytes)
+            raise
+
+    def give_back(self, size_bytes: int) -> None:
+        """Return bytes that were taken and not sent."""
+        if self._bucket is not None:
+            self._bucket.give_back(size_bytes)

@@ -1,0 +1,216 @@
+"""The connections of a piece client: made, proved, kept for the next request, and remembered."""
+
+from __future__ import annotations
+
+import ssl
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import h11
+import trio
+
+from swarm.identity import Identity, PeerId
+from swarm.transport import FetchError
+from swarm.transport.base import Traffic
+from swarm.transport.http import limits
+from swarm.transport.http.connection import Connection
+from swarm.transport.http.heads import Unreachable, split_root
+from swarm.transport.http.messages import CHALLENGE_BYTES, Proof, encode, proof_message
+from swarm.transport.http.pace import Broken
+from swarm.transport.http.wire import Buffers, Wire
+from swarm.transport.refusals import BUSY_STATUSES
+
+POOL_PER_SOURCE = 4
+"""Idle connections kept to one source; more are closed after use."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at all idle connections."""
+
+UNREACHABLE_SECONDS = 60.0
+"""A root that did not answer is left out for this long if there is another way."""
+
+ROOTS_KNOWN_MAX = 4096
+"""Roots whose round trip or silence is remembered."""
+
+_Key = tuple[str, PeerId | None, bytes]
+"""Root, the peer behind it, and the credential that was shown to it."""
+
+
+class Pool:
+    """Connections to roots, on which this peer has proved its identity."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        credential: Callable[[], bytes],
+        traffic: Traffic,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """`tls`: how https mirrors are verified; None: as the system does."""
+        self._identity = identity
+        self._credential = credential
+        self._traffic = traffic
+        self._tls = tls
+        self._buffers = Buffers()
+        self._idle: dict[_Key, list[tuple[Connection, float]]] = {}
+        """And since when each is idle."""
+        self._looked_at = 0.0
+        self._round_trips: OrderedDict[str, float] = OrderedDict()
+        """By root: the shortest time that connecting took, in seconds."""
+        self._unreachable: OrderedDict[tuple[str, PeerId | None], float] = OrderedDict()
+        """Roots that did not answer, and since when."""
+
+    @asynccontextmanager
+    async def connection(
+        self, root: str, peer: PeerId | None, connect_seconds: float
+    ) -> AsyncIterator[Connection]:
+        """A proved connection; kept if every request made on it got a whole answer, even a
+        refusal. Raises `FetchError`, `Unreachable`."""
+        key = (root, peer, self._credential() if peer else b"")
+        connection = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
+        try:
+            yield connection
+        except Broken as error:
+            raise FetchError(f"{root} {error}") from error
+        except h11.RemoteProtocolError as error:
+            raise FetchError(f"{root} speaks no HTTP: {error}") from error
+        finally:
+            idle = len(self._idle.get(key, ()))
+            if connection.can_be_kept:
+                self._unreachable.pop((root, peer), None)
+            if connection.can_be_kept and idle < POOL_PER_SOURCE:
+                self._idle.setdefault(key, []).append((connection, trio.current_time()))
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connections in self._idle.values():
+            for connection, _ in connections:
+                connection.close()
+        self._idle.clear()
+
+    def may_reach(self, root: str, peer: PeerId | None) -> bool:
+        """False for a minute after a root did not answer."""
+        since = self._unreachable.get((root, peer))
+        return since is None or trio.current_time() - since > UNREACHABLE_SECONDS
+
+    def forget(self, peer: PeerId) -> None:
+        """A peer has come back: all its roots may be reached."""
+        for key in [key for key in self._unreachable if key[1] == peer]:
+            del self._unreachable[key]
+
+    def round_trip_seconds(self, roots: Sequence[str]) -> float:
+        """The shortest to any of these; 0 if none was measured."""
+        known = (self._round_trips[root] for root in roots if root in self._round_trips)
+        return min(known, default=0.0)
+
+    def _reuse(self, key: _Key) -> Connection | None:
+        """An idle connection that is still open, if any."""
+        now = trio.current_time()
+        if now - self._looked_at > LOOK_SECONDS:
+            self._looked_at = now
+            self._drop_stale(now)
+        idle = self._idle.get(key, [])
+        while idle:
+            connection, _ = idle.pop()
+            if not connection.is_closed:
+                return connection
+            connection.close()
+        return None
+
+    def _drop_stale(self, now: float) -> None:
+        for key in list(self._idle):
+            for connection, since in list(self._idle[key]):
+                if now - since > limits.IDLE_SECONDS / 2 or connection.is_closed:
+                    self._idle[key].remove((connection, since))
+                    connection.close()
+            if not self._idle[key]:
+                del self._idle[key]
+
+    async def _open(
+        self, root: str, peer: PeerId | None, credential: bytes, connect_seconds: float
+    ) -> Connection:
+        """Connect and prove, within `connect_seconds`; raises `Unreachable`, `FetchError`."""
+        with trio.move_on_after(connect_seconds):
+            stream = await self._connect(root, peer)
+            connection = Connection(Wire(stream, self._traffic, self._buffers), root)
+            try:
+                if peer is not None:
+                    await self._prove(connection, peer, credential)
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, Broken):
+                    raise Unreachable(f"{root} {error}") from error
+                if isinstance(error, h11.RemoteProtocolError):
+                    raise Unreachable(f"{root} speaks no HTTP: {error}") from error
+                raise
+            return connection
+        self._note_unreachable(root, peer)
+        raise Unreachable(f"{root} cannot be reached: no answer in time")
+
+    async def _connect(
+        self, root: str, peer: PeerId | None
+    ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        host, port, secure = split_root(root)
+        began = trio.current_time()
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+            self._note_round_trip(root, trio.current_time() - began)
+            return await self._secured(stream, host) if secure else stream
+        except (OSError, UnicodeError, trio.BrokenResourceError) as error:
+            self._note_unreachable(root, peer)
+            raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
+
+    async def _secured(
+        self, stream: trio.SocketStream, host: str
+    ) -> trio.SSLStream[trio.SocketStream]:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        secured = trio.SSLStream(stream, self._tls, server_hostname=host, https_compatible=True)
+        try:
+            await secured.do_handshake()
+        except BaseException:
+            stream.socket.close()
+            raise
+        return secured
+
+    async def _prove(self, connection: Connection, peer: PeerId, credential: bytes) -> None:
+        await connection.request(b"GET", "/challenge")
+        status, size = await connection.response()
+        if status in BUSY_STATUSES:
+            raise await connection.refusal(status, size)
+        challenge = await connection.small_answer(size)
+        if status != 200 or len(challenge) != CHALLENGE_BYTES:
+            return  # a plain web server in front: it needs no proof, or will refuse
+        signature = self._identity.sign(proof_message(peer, challenge))
+        proof = encode(Proof(self._identity.peer_id, signature, credential))
+        headers = [(b"content-length", b"%d" % len(proof))]
+        await connection.request(b"POST", "/admission", headers, proof)
+        status, size = await connection.response()
+        if status != 204:
+            raise await connection.refusal(status, size)
+        await connection.small_answer(size, 0)
+
+    def _note_unreachable(self, root: str, peer: PeerId | None) -> None:
+        self._unreachable.pop((root, peer), None)
+        self._unreachable[root, peer] = trio.current_time()
+        if len(self._unreachable) > ROOTS_KNOWN_MAX:
+            self._unreachable.popitem(last=False)
+
+    def _note_round_trip(self, root: str, seconds: float) -> None:
+        self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))
+        if len(self._round_trips) > ROOTS_KNOWN_MAX:
+            self._round_trips.popitem(last=False)
+
+
+def _why(error: BaseException) -> str:
+    """The cause of a failed connection; of several attempts, the first."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, OSError) and cause.strerror:
+        # trio puts the address before it, which the caller names already.
+        return cause.strerror.rpartition("): ")[2]
+    return str(cause)

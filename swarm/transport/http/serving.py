@@ -1,0 +1,52 @@
+"""What every answer of one piece server needs, over HTTP and over streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from swarm.identity import PeerId
+from swarm.transport import BlobReference, BulkService
+from swarm.transport.base import Traffic
+from swarm.transport.http.pace import Uplink
+from swarm.world import Disk, Sink
+
+
+class Reply(Exception):
+    """Ends a request with a status and a line of text."""
+
+    def __init__(self, status: int, text: str, *, close: bool = False) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.close = close
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One peer's side of the piece plane."""
+
+    peer_id: PeerId
+    disk: Disk
+    get_service: Callable[[], BulkService | None]
+    traffic: Traffic = field(default_factory=Traffic)
+    uplink: Uplink = field(default_factory=Uplink)
+    """The limit on all that is sent."""
+    pages: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Small documents by path, for everybody; only over HTTP."""
+
+    def service(self) -> BulkService:
+        service = self.get_service()
+        if service is None:
+            raise Reply(404, "this peer serves no blobs")
+        return service
+
+
+async def finish_push(
+    service: BulkService, client: PeerId | None, reference: BlobReference, sink: Sink
+) -> None:
+    """Check a pushed blob and hand it to the service. Raises `Reply`, `Refused`."""
+    piece = sink.finish()
+    if not piece.verify(reference.digest):
+        raise Reply(422, "the bytes have another hash")
+    await service.received(client, reference, sink, piece)
