@@ -19,4 +19,4 @@ class RelayRole:
     async def run(self) -> None:
         """Follow the run's checkpoints until it is over or the peer is cancelled."""
         self._peer.status.doing = "relaying"
-        await self._peer.follow_checkpoints()
+        await self._peer.policies.follow()

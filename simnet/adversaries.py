@@ -86,7 +86,7 @@ class Adversary:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._peer.follow_checkpoints)
+            nursery.start_soon(self._peer.policies.follow)
             while True:
                 await trio.sleep(ATTACK_SECONDS)
                 await self.attack()

@@ -102,7 +102,7 @@ class InferenceRole:
 
     async def _follow_checkpoints(self) -> None:
         await self._equipped.wait()
-        await self._peer.follow_checkpoints(POLICIES_IN_MEMORY)
+        await self._peer.policies.follow(POLICIES_IN_MEMORY)
 
     # --- generating --------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class InferenceRole:
             self._start_step(order)
             if self._run.manifest_of(order) is None:
                 self._peer.status.doing = f"waiting for version {order.run_version} of the run"
-                await self._while_wanted(order, partial(self._peer.manifest_of, order))
+                await self._while_wanted(order, partial(self._peer.versions.manifest_of, order))
                 continue
             if self._loaded != (order.lineage, order.policy):
                 await self._load(engine, order)
@@ -165,7 +165,7 @@ class InferenceRole:
         folder = await self._while_wanted(
             order,
             partial(
-                self._peer.fetch_policy,
+                self._peer.policies.fetch,
                 order.lineage,
                 order.policy,
                 order.manifest_digest,

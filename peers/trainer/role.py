@@ -782,7 +782,7 @@ class TrainerRole:
         digest, size = self._published[policy]
         followed = self._follow(step)
         manifest = manifest_in(followed)
-        await self._peer.store_versions()  # before one is named
+        await self._peer.versions.store()  # before one is named
         submissions = -(-missing // manifest.sampling.groups_per_submission)
         if revised and manifest.filters.fill == "refill":
             submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
@@ -1082,7 +1082,7 @@ class TrainerRole:
         held = self._peer.store.held((self._lineage, step))
         if held is None or not held.complete:
             folder = await self._export(learner, step)
-            held = await self._peer.deltas.publish(
+            held = await self._peer.policies.deltas.publish(
                 folder, self._lineage, step, mirrors=self._options.mirrors
             )
         if step not in self._logged_policies:

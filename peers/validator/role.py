@@ -197,7 +197,7 @@ class ValidatorRole:
 
     async def _follow_checkpoints(self) -> None:
         await self._equipped.wait()
-        await self._peer.follow_checkpoints(POLICIES_IN_MEMORY)
+        await self._peer.policies.follow(POLICIES_IN_MEMORY)
 
     async def _live(self) -> None:
         """Judge for as long as the prefill child lives, which may take long to load a policy;
@@ -399,7 +399,7 @@ class ValidatorRole:
             self._on_order(shown)
         with trio.move_on_after(ORDER_WAIT_SECONDS):
             await self._progress.wait_until(lambda _: key in self._orders)
-            await self._peer.manifest_of(self._orders[key])
+            await self._peer.versions.manifest_of(self._orders[key])
         return self._orders.get(key)
 
     def _take_receipt(self, worker: str, shown: Envelope | None) -> None:
@@ -542,7 +542,7 @@ class ValidatorRole:
         if evicted is not None:
             return evicted
         with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
-            await self._peer.manifest_of(order)
+            await self._peer.versions.manifest_of(order)
         manifest = self._run.manifest_of(order)
         if manifest is None:
             raise PeerError(f"nobody has version {order.run_version} of the run")
@@ -555,7 +555,7 @@ class ValidatorRole:
                 "stale",
                 "its policy is too old to be trained on",
             )
-        folder = await self._peer.fetch_policy(
+        folder = await self._peer.policies.fetch(
             order.lineage,
             order.policy,
             order.manifest_digest,

@@ -27,7 +27,7 @@ async def from_peers(
     """Fetch the newest policy of a run into the folder `out`, as one of the run's observers; none
     but that of manifest `digest`, if given.
 
-    `deadline` is in seconds. Raises `UserError` and what `RunNode.fetch_policy` raises.
+    `deadline` is in seconds. Raises `UserError` and what `Policies.fetch` raises.
     """
     check_out(out)
     with writing(out) as disk:
@@ -65,7 +65,7 @@ async def _newest_policy(
                 # From here the fetch keeps the deadline: it says whom it waited for.
                 left = math.ceil(scope.deadline - trio.current_time())
                 scope.deadline = math.inf
-                await peer.fetch_policy(
+                await peer.policies.fetch(
                     checkpoint.lineage,
                     checkpoint.step,
                     checkpoint.manifest_digest,

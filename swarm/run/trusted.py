@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
 from swarm import defaults
-from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.envelope import Dropped, Envelope, Gate, open_envelope
 from swarm.errors import PeerError, UserError
+from swarm.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.ledger.entries import (
     Admitted,
@@ -32,25 +33,57 @@ from swarm.ledger.entries import (
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.ledger.wire import LedgerClient, open_ledger, serving_ledger
-from swarm.messages import Eviction, LogHead, Present, Reinstatement, Verdict
+from swarm.messages import (
+    Eviction,
+    Heartbeat,
+    LogHead,
+    Message,
+    Present,
+    Reinstatement,
+    Verdict,
+)
+from swarm.messenger import Messenger
+from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.registrar import Registrar
-
-if TYPE_CHECKING:
-    from swarm.node.run_node import RunNode
-
+from swarm.run.run import Run
 
 STATUS_SECONDS = 1.0
-"""How long the same status is told to whoever asks."""
+"""Lifetime of a status: it is made at most this often, however many peers ask."""
 
 REINSTATEMENTS_WAITING_MAX = 1000
 """Reinstatements heard and not yet logged; an owner signs a handful."""
 
 
+class Host(Protocol):
+    """The peer in a run that a trusted part belongs to (`swarm.node.run_node.RunNode`)."""
+
+    @property
+    def node(self) -> Node: ...
+    @property
+    def peer_id(self) -> PeerId: ...
+    @property
+    def run(self) -> Run: ...
+    @property
+    def gate(self) -> Gate: ...
+    @property
+    def gossip(self) -> Gossip: ...
+    @property
+    def messenger(self) -> Messenger: ...
+
+    async def seal(self, message: Message, lifetime_seconds: float) -> Envelope: ...
+
+    def describe(self) -> Heartbeat: ...
+
+    def newest(self) -> list[Envelope]:
+        """The newest manifest, checkpoint and step order known."""
+        ...
+
+
 class TrustedPart:
     """The trusted side of one peer. `open()` before anything else; `run()` in the background."""
 
-    def __init__(self, peer: RunNode) -> None:
+    def __init__(self, peer: Host) -> None:
         self._peer = peer
         self._run = peer.run
         self._events = peer.node.events
@@ -62,7 +95,7 @@ class TrustedPart:
         self._grown = Observable(0)
         """Size of the own log, as far as this process has seen it grow."""
         self._signed_head: Envelope | None = None
-        self._told: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
+        self._status: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
         """The last status, and when it was made."""
         self._others: dict[str, Observable[Envelope]] = {}
         """The newest head heard of each other trusted peer's log."""
@@ -238,19 +271,14 @@ class TrustedPart:
         ]
 
     def status(self) -> tuple[list[bytes], list[Present]]:
-        """The newest manifest, checkpoint and order, and those who are there: for anyone who asks,
-        so not made more than once a second."""
+        """The newest manifest, checkpoint and order, and the peers present. Anyone may ask, so it
+        is made at most every `STATUS_SECONDS`."""
         now = self._peer.node.world.now()
-        made, told = self._told
+        made, status = self._status
         if now >= made + STATUS_SECONDS:
-            newest = (
-                self._run.manifest_envelope,
-                self._peer.checkpoint.value,
-                self._peer.order.value,
-            )
-            told = ([e.raw for e in newest if e is not None], self.registrar.present())
-            self._told = (now, told)
-        return told
+            status = ([newest.raw for newest in self._peer.newest()], self.registrar.present())
+            self._status = (now, status)
+        return status
 
     def expulsions_of(self, peer: str) -> list[bytes]:
         """The signed evictions and reinstatements in force or overruled, of one peer."""
@@ -456,7 +484,7 @@ class TrustedPart:
             self._events.emit("ledger.not_spread", cause=dropped.cause)
 
 
-def not_named(peer: RunNode, role: str) -> UserError:
+def not_named(peer: Host, role: str) -> UserError:
     """The error of a peer that wants a trusted role which its run does not give it."""
     return UserError(
         f"the manifest of run {peer.run.id} does not name peer {peer.peer_id} as a {role}; "

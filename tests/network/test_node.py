@@ -14,7 +14,8 @@ from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord, RunManifest
 from swarm.node.node import RECORDS_MAX
-from swarm.node.run_node import SOURCES_MAX, SOURCES_NEAR_MAX, RunNode
+from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
+from swarm.node.run_node import RunNode
 from swarm.transport import Source
 from tests.ledger.harness import (
     OWNER,
@@ -42,7 +43,7 @@ def test_a_peer_whose_run_changes_its_mode_says_what_it_passes_on(tmp_path: Path
     async def main() -> None:
         run = Swarm(tmp_path)
         async with run.peer(TRAINER) as trainer, run.peer(WORKER) as worker:
-            have = trainer.run_node.have
+            have = trainer.run_node.policies.have
             digest = await publish(worker, 0)
 
             def is_claimed() -> bool:
@@ -84,13 +85,13 @@ def test_in_a_large_run_neighbours_and_some_of_the_others_are_sources(tmp_path: 
                 peer.node.learn_record(sealed(keys[0], RECORD, ""))
                 peer.node.learn_record(sealed(keys[1], RECORD, ""))
             first, second = [peer.run_node for peer in viewers]
-            assert first.have.speaks(speaker.node.peer_id)
-            assert not first.have.speaks(connected.node.peer_id)
+            assert first.policies.have.speaks(speaker.node.peer_id)
+            assert not first.policies.have.speaks(connected.node.peer_id)
             provider = Source(max(identity(number).peer_id for number in strangers))
-            first._providers = {b"digest": [provider]}
+            first.policies._providers = {b"digest": [provider]}
 
             def found(part: RunNode, digest: bytes = b"digest") -> set[PeerId]:
-                sources = [source.peer for source in part.sources(digest)]
+                sources = [source.peer for source in part.policies.sources(digest)]
                 assert sources == sorted(set(sources))
                 assert len(sources) == SOURCES_MAX
                 return set(sources)
@@ -130,8 +131,8 @@ def test_neighbours_in_numbers_are_not_the_only_sources(tmp_path: Path) -> None:
             learn(viewer, range(1000, 1400))
             liars = [identity(number).peer_id for number in range(1000, 1100)]
             for liar in liars:
-                viewer.run_node.have._claims[liar] = OrderedDict()
-            sources = {source.peer for source in viewer.run_node.sources(b"digest")}
+                viewer.run_node.policies.have._claims[liar] = OrderedDict()
+            sources = {source.peer for source in viewer.run_node.policies.sources(b"digest")}
             assert SOURCES_NEAR_MAX <= len(sources & set(liars)) < SOURCES_MAX - 4
 
     in_virtual_time(main)

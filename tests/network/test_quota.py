@@ -52,7 +52,7 @@ def test_a_peer_of_a_run_fetches_no_more_than_its_quota(tmp_path: Path) -> None:
                 settings = PeerSettings(role=["observer"], quota_bytes=quota)
                 node = replace(validator.node, settings=settings)
                 part = RunNode(node, Run(swarm.manifest), (RUN, WORK))
-                fetch = part.fetcher.fetch(
+                fetch = part.policies.fetcher.fetch(
                     announcement(held), lambda: [Source(trainer.node.peer_id)]
                 )
                 if quota > QUOTA:

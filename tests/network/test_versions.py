@@ -224,18 +224,18 @@ def test_a_peer_that_lacks_the_version_of_a_step_gets_it_from_a_trusted_one(tmp_
         late = await stack.enter_async_context(swarm.peer(WORKER))
         assert late.run_node.run.manifest_of(order(6, first)) is None
         with trio.fail_after(30):
-            assert await late.run_node.manifest_of(order(6, first)) == FIRST
+            assert await late.run_node.versions.manifest_of(order(6, first)) == FIRST
         assert late.run_node.run.manifest.version == 2
         assert late.events("run.version_refused") == []
 
         unknown = version(3, sampling={"max_new_tokens": 11})  # waited for, not guessed at
         with trio.move_on_after(60) as waited:
-            await late.run_node.manifest_of(order(9, unknown))
+            await late.run_node.versions.manifest_of(order(9, unknown))
         assert waited.cancelled_caught
         assert late.events("run.version_awaited") == [{"version": 3, "step": 9}] * 2
         trainer.run_node.gossip.publish(unknown)
         with trio.fail_after(30):
-            held = await late.run_node.manifest_of(order(9, unknown))
+            held = await late.run_node.versions.manifest_of(order(9, unknown))
         assert held.sampling.max_new_tokens == 11 and late.run_node.run.manifest.version == 3
 
     in_a_run(main, tmp_path)
@@ -260,7 +260,7 @@ def test_other_content_under_a_version_is_refused_aloud_by_everybody(tmp_path: P
         assert len(late.events("run.version_refused")) == 1
         # It works all the same: an order names the content, not only the number.
         with trio.fail_after(30):
-            followed = await late.run_node.manifest_of(order(7, honest))
+            followed = await late.run_node.versions.manifest_of(order(7, honest))
         assert followed.sampling.max_new_tokens == 9
 
     in_a_run(main, tmp_path)

@@ -1,0 +1,58 @@
+"""Evictions heard in a run: evicted peers are cut off, and this one leaves when it is evicted."""
+
+from __future__ import annotations
+
+import math
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.identity import PeerId
+from swarm.messages import (
+    Eviction,
+)
+from swarm.node.node import Node
+from swarm.observable import Observable
+from swarm.run.admission import NotAdmitted
+from swarm.run.run import Run
+
+EVICTION_NOTICE_SECONDS = 2.0
+"""An evicted peer is disconnected this long after the eviction, so that it hears the reason."""
+
+
+class Evictions:
+    """Carries out the evictions of a run."""
+
+    def __init__(self, node: Node, run: Run) -> None:
+        self._node = node
+        self._run = run
+        self._own: Observable[Eviction | None] = Observable(None)
+        self._heard, self._evicted = trio.open_memory_channel[tuple[PeerId, float]](
+            math.inf  # as many as trusted peers sign
+        )
+        """Who is evicted, and when that was heard."""
+
+    def hear(self, envelope: Envelope) -> None:
+        self._run.evict(envelope)
+        assert isinstance(envelope.message, Eviction)
+        evicted = PeerId(envelope.message.peer)
+        self._node.events.emit(
+            "membership.peer_evicted", remote=evicted, reason=envelope.message.reason
+        )
+        if evicted == self._node.peer_id:
+            self._own.set(envelope.message)
+        else:
+            self._heard.send_nowait((evicted, self._node.world.now()))
+
+    async def cut_off(self) -> None:
+        """Disconnect evicted peers, once they have had the time to hear why."""
+        async for peer, heard in self._evicted:
+            await trio.sleep_until(heard + EVICTION_NOTICE_SECONDS)
+            if self._run.evicted(peer) is not None:
+                self._node.transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
+
+    async def leave(self) -> None:
+        eviction = await self._own.wait_until(lambda eviction: eviction is not None)
+        assert eviction is not None
+        raise NotAdmitted(f"evicted: {eviction.reason}")

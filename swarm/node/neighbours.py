@@ -1,0 +1,124 @@
+"""Which peers of a run this one knows, connects to, and names to others."""
+
+from __future__ import annotations
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope
+from swarm.errors import PeerError
+from swarm.gossip import Gossip
+from swarm.identity import PeerId
+from swarm.messages import (
+    PeerRecord,
+)
+from swarm.node.node import Node
+from swarm.run.run import Run
+from swarm.transport import (
+    Reachability,
+)
+
+NEIGHBOUR_SEARCH_SECONDS = 3.0
+"""Between attempts to find more gossip neighbours."""
+
+NEIGHBOUR_CHECK_SECONDS = 10.0
+"""After which a peer that had enough looks whether it still has."""
+
+RELAY_AFTER_SECONDS = 30.0
+"""A peer that nobody has reached directly by then asks relays to carry connections to it."""
+
+RELAYS_USED = 2
+
+
+class Neighbours:
+    """The peers of a run around this one."""
+
+    def __init__(self, node: Node, run: Run) -> None:
+        self._node = node
+        self._run = run
+
+    def deals_with(self, peer: str, record: PeerRecord) -> bool:
+        """Whether a peer is asked for pieces, connected to and named to others."""
+        return self._run.evicted(peer) is None and self._run.passes_on(peer, record.roles)
+
+    def others(self) -> dict[PeerId, PeerRecord]:
+        """The peers heard of that this one deals with."""
+        found = {}
+        for envelope in self._node.records():
+            assert isinstance(envelope.message, PeerRecord)
+            if envelope.sender != self._node.peer_id and self.deals_with(
+                envelope.sender, envelope.message
+            ):
+                found[PeerId(envelope.sender)] = envelope.message
+        return found
+
+    def records(self) -> list[Envelope]:
+        """Peer records for neighbours."""
+        told = []
+        for envelope in self._node.records():
+            assert isinstance(envelope.message, PeerRecord)
+            if self._run.passes_on(envelope.sender, envelope.message.roles):
+                told.append(envelope)
+        return told
+
+    async def meet(self) -> PeerId | None:
+        """Connect to one more peer of the run, drawn at random: there is uplink to spare."""
+        connected = set(self._node.transport.connected())
+        others = [peer for peer in self.others() if peer not in connected]
+        if not others:
+            return None
+        peer = self._node.world.random.choice(others)
+        try:
+            await self._node.reach(peer)
+        except PeerError:
+            return None  # it was worth a try: another one is drawn next time
+        return peer
+
+    async def keep_enough(self, gossip: Gossip, *, trusted_wanted: int) -> None:
+        """Keep enough gossip neighbours that take part, trusted ones among them: of these a trusted
+        peer wants as many, and every other at least one, whoever else crowds in."""
+        while True:
+            members = gossip.members()
+            near = sum(self._run.trusts(peer) for peer in members)
+            wanted = max(0, defaults.GOSSIP_NEIGHBOURS_WANTED - len(members))
+            lacking = max(wanted, trusted_wanted - near)
+            if lacking > 0:
+                connected = self._node.transport.connected()
+                known = [peer for peer in self.others() if peer not in connected]
+                trusted = [
+                    PeerId(peer)
+                    for peer in self._run.manifest.trusted_ids()
+                    if peer not in connected and peer != self._node.peer_id
+                ]
+                others = self._node.world.random.sample(known, min(wanted, len(known)))
+                for peer in list(dict.fromkeys(trusted[:lacking] + others)):
+                    try:
+                        await self._node.reach(peer)
+                    except (PeerError, Dropped) as error:
+                        self._node.events.emit(
+                            "gossip.neighbour_unreachable", remote=peer, reason=str(error)
+                        )
+            await trio.sleep(NEIGHBOUR_SEARCH_SECONDS if wanted > 0 else NEIGHBOUR_CHECK_SECONDS)
+
+    async def be_reachable(self) -> None:
+        """Behind NAT, have relays carry connections here; hole punching makes them direct."""
+        await trio.sleep(RELAY_AFTER_SECONDS)
+        transport = self._node.transport
+        if transport.reachability() is Reachability.PUBLIC or "relay" in self._node.settings.role:
+            return
+        if not self._run.passes_on(self._node.peer_id, self._node.settings.role):
+            return  # nobody is to come
+        used = 0
+        for envelope in self._node.records():
+            record = envelope.message
+            assert isinstance(record, PeerRecord)
+            if "relay" not in record.roles or used >= RELAYS_USED or not record.addresses:
+                continue
+            try:
+                await transport.use_relay(record.addresses[0])
+                used += 1
+                self._node.events.emit("transport.relay_used", relay=envelope.sender)
+            except PeerError as error:
+                self._node.events.emit(
+                    "transport.relay_refused", relay=envelope.sender, reason=str(error)
+                )

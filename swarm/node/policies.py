@@ -1,0 +1,273 @@
+"""Policies of a run on this peer: fetched from others, kept up with, and provided to others."""
+
+from __future__ import annotations
+
+import trio
+from blake3 import blake3
+
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.errors import PeerError, UserError
+from swarm.identity import PeerId
+from swarm.messages import (
+    Checkpoint,
+)
+from swarm.node.neighbours import Neighbours
+from swarm.node.node import Node
+from swarm.node.status import Status
+from swarm.observable import Observable
+from swarm.run.records import checkpoint_key
+from swarm.run.run import Run
+from swarm.shardcast.chain import Deltas
+from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.manifest import BadManifest
+from swarm.shardcast.store import CheckpointConflict, CheckpointStore
+from swarm.shardcast.uploads import Uploads
+from swarm.transport import (
+    Source,
+)
+
+SOURCES_MAX = 64
+"""Peers considered as sources of one checkpoint."""
+
+SOURCES_NEAR_MAX = 48
+"""Of those, neighbours and others preferred; the rest is drawn, so that liars that connect in
+numbers are never the only ones."""
+
+CLAIM_SECONDS = 1.0
+"""For neighbours to say that they have a checkpoint, before the DHT is asked who has: a new one
+comes from neighbour to neighbour about as fast as a lookup goes."""
+
+PROVIDE_SECONDS = 30.0
+"""Between provider records of this peer's newest checkpoint: neighbours learn of pieces at once
+by HAVE, the DHT only serves newcomers."""
+
+PROVIDERS_WANTED = 64
+"""About so many inference peers are named as sources of a checkpoint."""
+
+
+class Policies:
+    """Fetches policies of a run, and provides those complete here."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: Run,
+        *,
+        neighbours: Neighbours,
+        store: CheckpointStore,
+        uploads: Uploads,
+        checkpoint: Observable[Envelope | None],
+        status: Status,
+    ) -> None:
+        """`checkpoint` holds the newest announcement of a trainer; `status` is kept up to date."""
+        self._node = node
+        self._run = run
+        self._neighbours = neighbours
+        self._store = store
+        self._checkpoint = checkpoint
+        self._status = status
+        self.have = HaveExchange(
+            node.world,
+            node.transport,
+            store,
+            node.events,
+            uploads=uploads,
+            meet=neighbours.meet,
+            tells=self._passes_on,
+        )
+        self.deltas = Deltas(store, node.compute, node.events)
+        self.fetcher = Fetcher(
+            node.world,
+            node.transport,
+            store,
+            node.events,
+            have=self.have,
+            deltas=self.deltas,
+        )
+        self._providers: dict[bytes, list[Source]] = {}
+        self._lot = b""
+        """Secret, drawn when first needed: decides which of many peers are sources."""
+
+    def _passes_on(self) -> bool:
+        return self._run.passes_on(self._node.peer_id, self._node.settings.role)
+
+    def newest(self) -> Checkpoint | None:
+        envelope = self._checkpoint.value
+        if envelope is None:
+            return None
+        assert isinstance(envelope.message, Checkpoint)
+        return envelope.message
+
+    def sources(self, manifest_digest: bytes) -> list[Source]:
+        """Peers that may hold a checkpoint, in the order of their ids: neighbours, others
+        connected, the DHT's providers, and of those heard of some at random, the same ones each
+        time."""
+        found: dict[PeerId, Source] = {
+            peer: Source(peer, tuple(record.bulk_addresses))
+            for peer, record in self._neighbours.others().items()
+        }
+        provided = {source.peer: source for source in self._providers.get(manifest_digest, ())}
+        for peer, source in provided.items():
+            if peer is not None:
+                found.setdefault(peer, source)
+        peers = sorted(found)
+        if len(peers) > SOURCES_MAX:
+            connected = set(self._node.transport.connected())
+            self._lot = self._lot or self._node.world.random.randbytes(16)
+            drawn = sorted(
+                peers, key=lambda peer: blake3(self._lot + manifest_digest + peer.encode()).digest()
+            )
+            near = sorted(
+                drawn,
+                key=lambda peer: (
+                    not self.have.speaks(peer),
+                    peer not in connected,
+                    peer not in provided,
+                ),
+            )
+            peers = sorted(list(dict.fromkeys(near[:SOURCES_NEAR_MAX] + drawn))[:SOURCES_MAX])
+        return [found[peer] for peer in peers]
+
+    async def fetch(
+        self,
+        lineage: int,
+        step: int,
+        manifest_digest: bytes,
+        manifest_bytes: int,
+        *,
+        deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
+    ) -> str:
+        """The folder of one policy on this peer's disk, fetched if it is not there.
+
+        Raises what `Fetcher.fetch` raises, and `BadManifest` for another tokenizer than the run's.
+        """
+        checkpoint = Checkpoint(
+            lineage=lineage,
+            step=step,
+            manifest_digest=manifest_digest,
+            manifest_bytes=manifest_bytes,
+            total_bytes=0,
+        )
+        held = self._store.held((lineage, step))
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            if held is None or not held.complete:
+                # Beside the fetch: a lookup may have to wait for peers that are away.
+                nursery.start_soon(self._find_providers, manifest_digest)
+            try:
+                folder = await self.fetcher.fetch(
+                    checkpoint,
+                    lambda: self.sources(manifest_digest),
+                    deadline_seconds=deadline_seconds,
+                )
+            except Exception as error:  # raised again below, outside the nursery's group
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+        await self._check_tokenizer(folder, step)
+        return folder
+
+    async def _check_tokenizer(self, folder: str, step: int) -> None:
+        path = f"{folder}/tokenizer.json"
+        disk = self._node.disk
+        known = disk.exists(path)
+        digest = await disk.digest(path, 0, disk.size_bytes(path)) if known else b""
+        if digest != self._run.manifest.tokenizer_hash:
+            raise BadManifest(
+                f"policy {step} {'has another' if known else 'lacks the'} tokenizer than run "
+                f"{self._run.id} was signed for"
+            )
+
+    async def _find_providers(self, manifest_digest: bytes) -> None:
+        """Ask the DHT who holds a checkpoint, if no neighbour claims to before long."""
+        if await self.have.wait_claimed(manifest_digest, CLAIM_SECONDS):
+            return
+        try:
+            providers = await self._node.dht.find_providers(checkpoint_key(manifest_digest))
+        except PeerError as error:
+            self._node.events.emit("dht.no_providers", reason=str(error))
+            return
+        sources = []
+        for provider in providers:
+            record = self._node.record(provider.peer)
+            try:
+                if not self._run.passes_on(provider.peer, record.roles if record else ()):
+                    record = record or await self._node.find_record(provider.peer)
+                    if record is None or not self._neighbours.deals_with(provider.peer, record):
+                        continue
+                sources.append(Source(provider.peer))
+                if record is None:
+                    await self._node.reach(provider.peer)
+            except PeerError as error:
+                self._node.events.emit(
+                    "dht.provider_unreachable", remote=provider.peer, reason=str(error)
+                )
+        self._providers = {manifest_digest: sources}
+
+    async def follow(self, kept_in_memory: int = 0) -> None:
+        """Fetch every checkpoint as it is announced (the newest first), until cancelled.
+
+        Raises `UserError` before anything of the first is fetched if so many policies as this
+        peer's role keeps at a time do not fit into the memory of this machine.
+        """
+        checked = False
+        while True:
+            checkpoint = self.newest()
+            if checkpoint is None:
+                await self._checkpoint.wait_change()
+                continue
+            if not checked:
+                self._check_memory(checkpoint, kept_in_memory)
+                checked = True
+            try:
+                await self.fetch(
+                    checkpoint.lineage,
+                    checkpoint.step,
+                    checkpoint.manifest_digest,
+                    checkpoint.manifest_bytes,
+                )
+                self._status.policy = max(self._status.policy, checkpoint.step)
+            except (PeerError, BadManifest, CheckpointConflict) as error:
+                self._node.events.emit(
+                    "shardcast.checkpoint_failed", step=checkpoint.step, reason=str(error)
+                )
+            if checkpoint == self.newest():
+                await self._checkpoint.wait_change()
+
+    def _check_memory(self, checkpoint: Checkpoint, policies: int) -> None:
+        needed = policies * checkpoint.total_bytes
+        if not needed:
+            return
+        free = self._node.compute.free_memory_bytes()
+        if needed > free:
+            raise UserError(
+                f"policies of run {self._run.id} have {checkpoint.total_bytes / 1e6:,.1f} MB, and "
+                f"{policies} must fit into memory at a time, but only {free / 1e6:,.1f} MB are "
+                "free; stop other programs, or use a machine with more memory"
+            )
+
+    async def provide_newest(self) -> None:
+        provided: bytes | None = None
+        while True:
+            complete = self._store.complete()
+            held = self._store.held(max(complete)) if complete and self._passes_on() else None
+            if held is not None and held.digest != provided:
+                if provided is not None:
+                    self._node.dht.stop_providing(checkpoint_key(provided))
+                if self._is_named():
+                    await self._node.dht.provide(checkpoint_key(held.digest))
+                provided = held.digest
+            await trio.sleep(PROVIDE_SECONDS if provided else 1.0)
+
+    def _is_named(self) -> bool:
+        """Whether the DHT is to name this peer as a source of a checkpoint: in a large run not
+        everybody, since the twenty holders of that record would hear from all of them at once."""
+        if (
+            self._node.peer_id in self._run.manifest.trusted_ids()
+            or "relay" in self._node.settings.role
+        ):
+            return True
+        return self._node.world.random.random() * len(self._neighbours.others()) < PROVIDERS_WANTED

@@ -1,0 +1,118 @@
+"""Versions of a run's manifest: had from others, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.messages import (
+    RunManifest,
+    StepOrder,
+)
+from swarm.node.node import Node
+from swarm.observable import Observable
+from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests
+from swarm.run.manifest import content_digest
+from swarm.run.run import Run
+
+VERSION_SECONDS = 2.0
+"""Between two rounds of asking for a version of the run that a step order names."""
+
+VERSION_COMPLAINT_SECONDS = 30.0
+"""How often it is said that nobody has it."""
+
+
+class Versions:
+    """Finds the versions of a run's manifest that steps follow, and keeps them on disk."""
+
+    def __init__(self, node: Node, run: Run, hear: Callable[[Envelope], None]) -> None:
+        """`hear` takes and spreads a manifest that came another way than by gossip."""
+        self._node = node
+        self._run = run
+        self._hear = hear
+        self.changed = Observable(0)
+        """Changes when a version of the run's manifest is taken."""
+        self._stored: list[Envelope] = []
+        self._asking = trio.Lock()
+
+    async def manifest_of(self, order: StepOrder) -> RunManifest:
+        """The manifest that an order's step follows, had from a trusted peer if it is not here.
+
+        Waits for as long as none has it: callers set a deadline, or stop when the order no longer
+        counts.
+        """
+        complain_at = 0.0
+        while (held := self._run.manifest_of(order)) is None:
+            async with self._asking:
+                if self._run.manifest_of(order) is not None or await self._ask(order):
+                    continue
+            if self._node.world.now() >= complain_at:
+                complain_at = self._node.world.now() + VERSION_COMPLAINT_SECONDS
+                self._node.events.emit(
+                    "run.version_awaited", version=order.run_version, step=order.step
+                )
+            with trio.move_on_after(VERSION_SECONDS):
+                await self.changed.wait_change()
+        return held
+
+    async def _ask(self, order: StepOrder) -> bool:
+        """Ask the trusted peers for the version that an order names; whether one had it."""
+        for trusted in self._run.manifest.trusted_ids():
+            peer = PeerId(trusted)
+            if peer == self._node.peer_id:
+                continue
+            try:
+                await self._node.reach(peer)
+                for envelope in await ask_for_manifests(
+                    self._node.transport, peer, order.run_digest
+                ):
+                    if (
+                        envelope.body.run == self._run.id
+                        and content_digest(envelope) == order.run_digest
+                    ):
+                        self._hear(envelope)
+                        self._run.keep(envelope)
+                        self.changed.touch()
+                        return True
+            except PeerError as error:
+                self._node.events.emit("gossip.version_not_told", remote=peer, reason=str(error))
+        return False
+
+    async def store(self) -> None:
+        """Make the versions that the run remembers durable."""
+        versions = self._run.versions()
+        if versions != self._stored:
+            await self._node.store_versions(self._run.id, versions)
+            self._stored = versions
+
+    async def keep_stored(self) -> None:
+        while True:
+            await self.store()
+            if self._stored == self._run.versions():
+                await self.changed.wait_change()
+
+    async def compare_with_bootstrap(self) -> None:
+        """Take newer manifests from the bootstrap peers, and bring them newer ones, until
+        cancelled."""
+        named = [
+            (PeerId(address.rpartition("/p2p/")[2]), address)
+            for address in self._node.settings.bootstrap
+        ]
+        while True:
+            await trio.sleep(BOOTSTRAP_SECONDS)
+            for peer, address in named:
+                if peer == self._node.peer_id:
+                    continue
+                try:
+                    if peer not in self._node.transport.connected():
+                        await self._node.transport.connect(peer, [address])
+                    mine = self._run.manifest_envelope
+                    for told in await ask_for_manifests(self._node.transport, peer, mine.raw):
+                        if told.body.run == self._run.id:
+                            self._hear(told)
+                except PeerError as error:
+                    self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
