@@ -22,7 +22,7 @@ from blake3 import blake3
 from simnet.disk import PowerCut, SimulatedDisk, Symbol
 from swarm import jobs
 from swarm.jobs import SubmissionOrder
-from swarm.messages import CheckpointReference, EnvironmentReference, Sampling
+from swarm.messages import Check, CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.world import Child, ChildDied, ChildError, Job
 
@@ -215,128 +215,94 @@ _ENGINE: type[jobs.InferenceService] = EngineModel
 
 
 class InspectorModel:
-    """`peers.validator.inspector.InspectorService`."""
+    """In place of `peers.validator.inspector.InspectorService`."""
 
     def __init__(self, setting: Setting, **_: str) -> None:
         self._setting = setting
 
-    async def inspect(
-        self,
-        path: str,
-        digest: bytes,
-        out_path: str,
-        run: str,
-        lineage: int,
-        step: int,
-        policy: int,
-        worker: str,
-        number: int,
-        nonce: bytes,
-        groups: int,
-        group_size: int,
-        environment: str,
-        environment_version: str,
-        tokenizer_folder: str,
-        temperature: float,
-        max_new_tokens: int,
-        stop_ids: Sequence[int],
-        bytes_max: int,
-    ) -> dict[str, Any]:
-        failed = {"proven_fault": True, "rewards": [], "group_digests": [], "tokens": 0}
+    async def inspect(self, job: jobs.Inspect) -> jobs.Inspected:
         try:
-            found = await read_rollouts(self._setting, path, digest)
+            found = await read_rollouts(self._setting, job.path, job.digest)
         except msgspec.MsgspecError as error:
-            checks = [["schema", 1, 0, False]]
-            return {**failed, "checks": checks, "failed": "schema", "detail": str(error)}
-        order = jobs.SubmissionOrder(
-            run=run,
-            policy=CheckpointReference(
-                lineage=lineage, step=policy, digest=bytes(32), size_bytes=1
-            ),
-            step=step,
-            nonce=nonce,
-            worker=worker,
-            number=number,
-            groups=groups,
-            environment=EnvironmentReference(
-                name=environment, version=environment_version, probe_hash=PROBE_HASH
-            ),
-            sampling=Sampling(
-                temperature=temperature,
-                max_new_tokens=max_new_tokens,
-                stop_ids=list(stop_ids),
-                group_size=group_size,
-                groups_per_submission=groups,
-            ),
-        )
-        right = rollouts(self._setting, order)
+            return _fault("schema", str(error))
+        right = rollouts(self._setting, job.order)
         right.invented = found.invented  # not to be seen in the file
         if found != right:
-            checks = [["schema", 0, 0, True], ["header", 1, 0, False]]
-            return {**failed, "checks": checks, "failed": "header", "detail": "another submission"}
+            return _fault("header", "another submission", _exact("schema"))
         grades = self._setting.hardware.grades
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
-        await disk.write(disk.path_of(out_path), canonical)
-        return {
-            "checks": [["schema", 0, 0, True], ["header", 0, 0, True]],
-            "failed": "",
-            "detail": "",
-            "proven_fault": False,
-            "ungraded": "" if grades else "environment 'simulated' cannot grade",
-            "rewards": true_rewards(self._setting.workload, right) if grades else [],
-            "group_digests": [
-                digest_of("simnet/1/group", found.seed, bytes([group])) for group in range(groups)
+        await disk.write(disk.path_of(job.canonical_path), canonical)
+        return jobs.Inspected(
+            checks=[_exact("schema"), _exact("header")],
+            ungraded="" if grades else "environment 'simulated' cannot grade",
+            rewards=true_rewards(self._setting.workload, right) if grades else [],
+            group_digests=[
+                digest_of("simnet/1/group", found.seed, bytes([group]))
+                for group in range(job.order.groups)
             ],
-            "canonical_digest": blake3(canonical).digest(),
-            "tokens": sum(map(sum, found.lengths)),
-        }
+            canonical_digest=blake3(canonical).digest(),
+            tokens=sum(map(sum, found.lengths)),
+        )
+
+
+def _exact(name: str, faults: int = 0) -> Check:
+    """An exact check, which allows no fault."""
+    return Check(name=name, figure=faults, threshold=0, passed=faults == 0)
+
+
+def _fault(check: str, detail: str, *passed: Check) -> jobs.Inspected:
+    return jobs.Inspected(
+        checks=[*passed, _exact(check, 1)], failed=check, detail=detail, proven_fault=True
+    )
+
+
+_INSPECTOR: type[jobs.InspectionService] = InspectorModel
 
 
 class PrefillModel:
-    """`peers.validator.prefill.PrefillService`."""
+    """In place of `peers.validator.prefill.PrefillService`."""
 
     def __init__(
         self, setting: Setting, policies_kept: int = 2, engine: str = "native", **_: Any
     ) -> None:
         self._setting = setting
         self._kept = policies_kept
-        self._policies: list[int] = []
+        self._policies: list[CheckpointReference] = []
 
-    async def load(self, policy: int, folder: str) -> dict[str, Any]:
+    async def load(self, job: jobs.Load) -> jobs.PoliciesLoaded:
         size = self._setting.workload.model_bytes
         await trio.sleep(size / self._setting.hardware.load_bytes_per_second)
-        self._policies = [*(held for held in self._policies if held != policy), policy]
+        self._policies = [*(held for held in self._policies if held != job.policy), job.policy]
         self._policies = self._policies[-self._kept :]
-        return {"policies": list(self._policies)}
+        return jobs.PoliciesLoaded(policies=list(self._policies))
 
-    async def judge(
-        self,
-        path: str,
-        digest: bytes,
-        policy: int,
-        seed: bytes,
-        temperature: float,
-        thresholds: Mapping[str, float],
-        rows: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
-        if policy not in self._policies:
-            raise ValueError(f"policy {policy} is not loaded")
-        found = await read_rollouts(self._setting, path, digest)
+    async def judge(self, job: jobs.Judge) -> jobs.Judged:
+        if job.order.policy not in self._policies:
+            raise ValueError(f"{job.order.policy} is not loaded")
+        found = await read_rollouts(self._setting, job.path, job.digest)
         tokens = sum(map(sum, found.lengths))
         await trio.sleep(tokens / self._setting.hardware.prefill_tokens_per_second)
-        least = thresholds["proof_exponents_min"]
-        figure = 0.0 if found.invented else 128.0
-        return {
-            "checks": [["proofs", figure, least, figure >= least]],
-            "failed": "proofs" if figure < least else "",
-            "detail": "the proofs are of another model" if figure < least else "",
-            "proven_fault": False,
-            "tokens": tokens,
-            "positions": tokens,
-            "mismatches": tokens if found.invented else 0,
-            "margin_mean": 0.0,
-            "margin_max": 0.0,
-        }
+        least = job.thresholds.proof_exponents_min
+        figure = 0 if found.invented else 128
+        passed = figure >= least
+        return jobs.Judged(
+            checks=[Check(name="proofs", figure=figure, threshold=least, passed=passed)],
+            failed="" if passed else "proofs",
+            detail="" if passed else "the proofs are of another model",
+            chunks=1,
+            chunks_passed=int(passed),
+            exponents_min=figure,
+            exponents_mean=figure,
+            mantissa_mean_max=0.0,
+            tokens=tokens,
+            positions=tokens,
+            mismatches=tokens if found.invented else 0,
+            margin_mean=0.0,
+            margin_max=0.0,
+        )
+
+
+_PREFILL: type[jobs.PrefillService] = PrefillModel
 
 
 class TrainerModel:

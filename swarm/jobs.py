@@ -11,7 +11,15 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from swarm.messages import CheckpointReference, Digest, EnvironmentReference, Sampling
+from swarm.messages import (
+    Check,
+    CheckpointReference,
+    Digest,
+    EnvironmentReference,
+    Rewards,
+    Sampling,
+    Thresholds,
+)
 from swarm.rollouts.seeds import submission_seed
 from swarm.world import Child, Job
 
@@ -52,7 +60,7 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(Job, frozen=True, kw_only=True):
-    """Make a Hugging Face folder the policy in use."""
+    """Load the policy in a Hugging Face folder."""
 
     patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
@@ -137,3 +145,152 @@ class InferenceClient:
 
 
 _INFERENCE: type[InferenceService] = InferenceClient
+
+
+# --- checking --------------------------------------------------------------------------------
+
+
+class Report(Reply, frozen=True, kw_only=True):
+    """The results of a series of checks."""
+
+    checks: list[Check]
+    """Up to the first that failed; all, where their figures come together."""
+    failed: str = ""
+    """Name of the check that failed; empty if none has."""
+    detail: str = ""
+    """One sentence on that."""
+    proven_fault: bool = False
+    """Anyone can recompute the fault exactly from signed bytes."""
+    quarantined: bool = False
+    """The failure is no fault of the worker."""
+
+
+class Inspect(Job, frozen=True, kw_only=True):
+    """Judge a submission's file by everything that needs no policy."""
+
+    patience_seconds: ClassVar[float] = 60.0
+    """The hostile file is given up after 30 s; then each group is graded, and reported."""
+
+    order: SubmissionOrder
+    path: str
+    digest: Digest
+    """BLAKE3-256 of the file at `path`, as announced."""
+    canonical_path: str
+    """Where to write the rollouts in canonical form."""
+    tokenizer_folder: str
+    """Hugging Face folder of the policy."""
+    bytes_max: int
+    """Largest file that is read."""
+
+
+class Inspected(Report, frozen=True, kw_only=True):
+    """All but the report is empty when a check failed."""
+
+    rewards: Rewards = []
+    """[groups][G]; empty where the environment cannot grade."""
+    task_means: list[float] = []
+    """[groups] Mean reward without the length penalty; empty: there is no penalty."""
+    task_spreads: list[float] = []
+    """[groups] Likewise largest less smallest."""
+    ungraded: str = ""
+    """Why the environment cannot grade. The tokens tell whose fault that is."""
+    group_digests: list[Digest] = []
+    """[groups] BLAKE3-256 of each group's prompt and completions."""
+    canonical_digest: bytes = b""
+    """BLAKE3-256 of the rollouts in canonical form."""
+    tokens: int = 0
+    """Completion tokens."""
+
+
+class InspectionService(Protocol):
+    """Judges what needs no policy."""
+
+    async def inspect(self, job: Inspect) -> Inspected:
+        """An environment that is not installed or draws no task fails the check "environment".
+
+        Raises `UserError` when the tokenizer is missing, `OSError` when the file is missing or its
+        hash differs.
+        """
+        ...
+
+
+class InspectionClient:
+    """Calls the `InspectionService` in a child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def inspect(self, job: Inspect) -> Inspected:
+        return await self._child.request("inspect", job, Inspected)
+
+
+_INSPECTION: type[InspectionService] = InspectionClient
+
+
+class PoliciesLoaded(Reply, frozen=True, kw_only=True):
+    policies: list[CheckpointReference]
+    """All that are held now, the least recently used first."""
+
+
+class Judge(Job, frozen=True, kw_only=True):
+    """Judge canonical rollouts by the activations and logits of their policy."""
+
+    patience_seconds: ClassVar[float] = 600.0
+    """Prefill reports after each batch; one of a large model on a busy CPU takes minutes."""
+
+    order: SubmissionOrder
+    path: str
+    """Of the canonical rollouts."""
+    digest: Digest
+    """Their BLAKE3-256."""
+    thresholds: Thresholds
+    rows: list[int] | None = None
+    """Judge only these; None: all."""
+
+
+class Judged(Report, frozen=True, kw_only=True):
+    """Means are over the chunks; a chunk is what one proof covers."""
+
+    chunks: int
+    chunks_passed: int
+    exponents_min: int
+    exponents_mean: float
+    mantissa_mean_max: float
+    tokens: int
+    positions: int
+    """Tokens where the policy left a choice."""
+    mismatches: int
+    """Of those, tokens that are not what the seed gives."""
+    margin_mean: float
+    """Mean of min(margin, 1) over `positions`."""
+    margin_max: float
+    """Over all tokens."""
+
+
+class PrefillService(Protocol):
+    """Recomputes what a policy would have done; holds the last few policies used."""
+
+    async def load(self, job: Load) -> PoliciesLoaded:
+        """Raises `UserError` for a folder that holds no supported model."""
+        ...
+
+    async def judge(self, job: Judge) -> Judged:
+        """Raises `ValueError` when the policy is not loaded, `OSError` when the file's hash
+        differs."""
+        ...
+
+
+class PrefillClient:
+    """Calls the `PrefillService` in a child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def load(self, job: Load) -> PoliciesLoaded:
+        return await self._child.request("load", job, PoliciesLoaded)
+
+    async def judge(self, job: Judge) -> Judged:
+        return await self._child.request("judge", job, Judged)
+
+
+_PREFILL: type[PrefillService] = PrefillClient

@@ -7,13 +7,13 @@ fault. The hostile file itself is opened in a process of its own (`peers.validat
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import blake3
 import numpy as np
+import trio
 
 from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments import load as load_environment
@@ -21,8 +21,10 @@ from peers.validator.checks.base import Report
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from swarm.errors import UserError
+from swarm.jobs import Inspect, Inspected, InspectionService, SubmissionOrder
+from swarm.messages import Sampling
 from swarm.rollouts.rollouts import Rollouts
-from swarm.rollouts.seeds import submission_seed, task_seed
+from swarm.rollouts.seeds import task_seed
 from swarm.rollouts.submission_file import ReadLimits
 
 
@@ -36,99 +38,70 @@ class InspectorService:
         if environment:
             self._environment(environment, environment_version)
         self._reader = Reader()
+        self._lock = trio.Lock()  # one reader reads one file at a time
 
-    def inspect(
-        self,
-        path: str,
-        digest: bytes,
-        out_path: str,
-        run: str,
-        lineage: int,
-        step: int,
-        policy: int,
-        worker: str,
-        number: int,
-        nonce: bytes,
-        groups: int,
-        group_size: int,
-        environment: str,
-        environment_version: str,
-        tokenizer_folder: str,
-        temperature: float,
-        max_new_tokens: int,
-        stop_ids: Sequence[int],
-        bytes_max: int,
-    ) -> dict[str, Any]:
-        """Judge the file at `path`, whose BLAKE3-256 is `digest`, and write its rollouts in
-        canonical form to `out_path`.
+    async def inspect(self, job: Inspect) -> Inspected:
+        """See `InspectionService.inspect`."""
+        async with self._lock:
+            return await trio.to_thread.run_sync(self._inspect, job)
 
-        Gives `checks` [[name, figure, threshold, passed], …] up to the first that fails, and its
-        name as `failed` (empty: none), `detail`, `proven_fault`, `rewards` [groups][G],
-        `task_means` and `task_spreads` [groups] (empty: no length penalty), `group_digests`
-        (BLAKE3 of each group's prompt and completions), `canonical_digest` (of what was written)
-        and `tokens` (completion tokens). An environment that is not here or draws no task fails
-        the check "environment"; one that cannot grade leaves `rewards` empty, says why as
-        `ungraded`, and the tokens tell whose fault that is. Raises `UserError` when the tokenizer
-        is missing here, `OSError` when the file is, or is another one.
-        """
-        seed = submission_seed(run, nonce, worker, number)
+    def _inspect(self, job: Inspect) -> Inspected:
+        order = job.order
+        seed = order.seed()
         try:
-            grader = self._environment(environment, environment_version)
-            tasks = [task_of_step(grader, task_seed(seed, group), step) for group in range(groups)]
+            grader = self._environment(order.environment.name, order.environment.version)
+            tasks = [
+                task_of_step(grader, task_seed(seed, group), order.step)
+                for group in range(order.groups)
+            ]
         except UserError as error:
-            return _stopped(Report(failed="environment", detail=str(error)))
-        renderer = self._renderer_in(Path(tokenizer_folder))
-        vocabulary = _vocabulary_size(Path(tokenizer_folder))
+            # Nothing that its worker has done.
+            return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
+        renderer = self._renderer_in(Path(job.tokenizer_folder))
         prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-        limits = ReadLimits(
-            bytes_max=bytes_max,
-            rows_max=groups * group_size,
-            # One more than right, so that a longer prompt is found to be a wrong prompt.
-            prompt_tokens_max=max(map(len, prompts)) + 1,
-            completion_tokens_max=max_new_tokens + 1,
-        )
-        inspection = Inspection(
-            read=lambda: self._reader.read(Path(path), digest, Path(out_path), limits),
-            header={
-                "run": run,
-                "lineage": lineage,
-                "step": step,
-                "policy": policy,
-                "worker": worker,
-                "number": number,
-                "environment": environment,
-                "environment_version": environment_version,
-                "temperature": temperature,
-                "max_new_tokens": max_new_tokens,
-                "stop_ids": list(stop_ids),
-            },
-            tasks=tasks,
-            prompts=prompts,
-            group_size=group_size,
-            vocabulary=vocabulary,
-            stop_ids=stop_ids,
-            max_new_tokens=max_new_tokens,
-        )
+        inspection = self._inspection(job, tasks, prompts)
         report = Report().run(CHECKS, inspection)
         if report.failed:
-            return _stopped(report)
+            return Inspected(**asdict(report))
         rollouts = inspection.rollouts
         ungraded = ""
         try:
-            graded = _rewards(rollouts, grader, renderer, tasks, group_size, stop_ids)
+            graded = _rewards(rollouts, grader, renderer, tasks, order.sampling)
         except UserError as error:
             graded, ungraded = [], str(error)
         penalised = bool(graded) and any(task.length_weight for task in tasks)
-        return {
+        return Inspected(
             **asdict(report),
-            "ungraded": ungraded,
-            "rewards": _less_penalties(rollouts, tasks, graded) if graded else [],
-            "task_means": [sum(group) / len(group) for group in graded] if penalised else [],
-            "task_spreads": [max(group) - min(group) for group in graded] if penalised else [],
-            "group_digests": _group_digests(rollouts, group_size),
-            "canonical_digest": inspection.contents.canonical_digest,
-            "tokens": len(rollouts.completion_tokens),
-        }
+            ungraded=ungraded,
+            rewards=_less_penalties(rollouts, tasks, graded) if graded else [],
+            task_means=[sum(group) / len(group) for group in graded] if penalised else [],
+            task_spreads=[max(group) - min(group) for group in graded] if penalised else [],
+            group_digests=_group_digests(rollouts, order.sampling.group_size),
+            canonical_digest=inspection.contents.canonical_digest,
+            tokens=len(rollouts.completion_tokens),
+        )
+
+    def _inspection(self, job: Inspect, tasks: list[Task], prompts: list[list[int]]) -> Inspection:
+        order, sampling = job.order, job.order.sampling
+        limits = ReadLimits(
+            bytes_max=job.bytes_max,
+            rows_max=order.rows(),
+            # One more than right, so that a longer prompt is found to be a wrong prompt.
+            prompt_tokens_max=max(map(len, prompts)) + 1,
+            completion_tokens_max=sampling.max_new_tokens + 1,
+        )
+        return Inspection(
+            read=lambda: self._reader.read(
+                Path(job.path), job.digest, Path(job.canonical_path), limits
+            ),
+            header=expected_header(order),
+            tasks=tasks,
+            prompts=prompts,
+            group_size=sampling.group_size,
+            vocabulary=_vocabulary_size(Path(job.tokenizer_folder)),
+            stop_ids=sampling.stop_ids,
+            max_new_tokens=sampling.max_new_tokens,
+        )
 
     def close(self) -> None:
         """End the process that reads files; the end of this process does so too."""
@@ -151,17 +124,23 @@ class InspectorService:
         return self._renderer
 
 
-def _stopped(report: Report) -> dict[str, Any]:
-    """What `inspect` gives when a check has failed."""
+_SERVICE: type[InspectionService] = InspectorService
+
+
+def expected_header(order: SubmissionOrder) -> dict[str, Any]:
+    """Header fields that the announcement, the step order and the manifest give."""
     return {
-        **asdict(report),
-        "ungraded": "",
-        "rewards": [],
-        "task_means": [],
-        "task_spreads": [],
-        "group_digests": [],
-        "canonical_digest": b"",
-        "tokens": 0,
+        "run": order.run,
+        "lineage": order.policy.lineage,
+        "step": order.step,
+        "policy": order.policy.step,
+        "worker": order.worker,
+        "number": order.number,
+        "environment": order.environment.name,
+        "environment_version": order.environment.version,
+        "temperature": order.sampling.temperature,
+        "max_new_tokens": order.sampling.max_new_tokens,
+        "stop_ids": order.sampling.stop_ids,
     }
 
 
@@ -178,16 +157,14 @@ def _rewards(
     grader: Environment,
     renderer: Renderer,
     tasks: list[Task],
-    group_size: int,
-    stop_ids: Sequence[int],
+    sampling: Sampling,
 ) -> list[list[float]]:
     """[groups][G], from the very tokens that go on to proof and training; raises `UserError`."""
-    stops = set(stop_ids)
     rewards = []
     for group, task in enumerate(tasks):
         graded = []
-        for row in range(group * group_size, (group + 1) * group_size):
-            text, finished = renderer.decode_completion(rollouts.completion(row), list(stops))
+        for row in range(group * sampling.group_size, (group + 1) * sampling.group_size):
+            text, finished = renderer.decode_completion(rollouts.completion(row), sampling.stop_ids)
             graded.append(grade(grader, task, [text], finished))
         rewards.append(graded)
     return rewards

@@ -8,12 +8,12 @@ differs between machines, so they refuse, and evict only when honest chance cann
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
+import trio
 
 from peers.policy.engine import Engine, Prefill, check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
@@ -21,7 +21,9 @@ from peers.proofs import toploc
 from peers.proofs.format import split
 from peers.validator.checks.base import Report
 from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
-from swarm.messages import Thresholds
+from swarm import jobs
+from swarm.jobs import Judge, Judged, Load, PoliciesLoaded
+from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
 from swarm.rollouts.submission_file import check_digest
@@ -48,48 +50,39 @@ class PrefillService:
         check_engine(engine)
         self._policies_kept = policies_kept
         self._engine_name = engine
-        self._engines: OrderedDict[int, Engine] = OrderedDict()
+        self._lock = trio.Lock()  # calls share the memory of a device
+        self._engines: OrderedDict[CheckpointReference, Engine] = OrderedDict()
         # Build the tables of a first check now, not in the first submission.
         warm = [torch.randn(2, 128).bfloat16()]
         toploc.verify(warm, toploc.build(warm))
 
-    def load(self, policy: int, folder: str) -> dict[str, Any]:
-        """Take in the Hugging Face folder as `policy`, in place of any other of that number.
+    async def load(self, job: Load) -> PoliciesLoaded:
+        """See `swarm.jobs.PrefillService.load`."""
+        async with self._lock:
+            return await trio.to_thread.run_sync(self._load, job)
 
-        Raises `UserError`.
-        """
-        self._engines.pop(policy, None)
+    async def judge(self, job: Judge) -> Judged:
+        """See `swarm.jobs.PrefillService.judge`."""
+        async with self._lock:
+            return await trio.to_thread.run_sync(self._judge, job)
+
+    def _load(self, job: Load) -> PoliciesLoaded:
+        self._engines.pop(job.policy, None)
         while len(self._engines) >= self._policies_kept:  # makes room first
             self._engines.popitem(last=False)
-        self._engines[policy] = make_engine(self._engine_name, Path(folder))
-        return {"policies": list(self._engines)}
+        self._engines[job.policy] = make_engine(self._engine_name, Path(job.folder))
+        return PoliciesLoaded(policies=list(self._engines))
 
     @torch.inference_mode()
-    def judge(
-        self,
-        path: str,
-        digest: bytes,
-        policy: int,
-        seed: bytes,
-        temperature: float,
-        thresholds: Mapping[str, Any],
-        rows: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
-        """Judge canonical rollouts (`InspectorService.inspect`), by their BLAKE3-256 `digest`, all
-        or those in `rows`.
-
-        `thresholds` are those of `swarm.messages.Thresholds`; other settings of the sampling than
-        the temperature were checked before and play no part here. Gives `checks` [[name, figure,
-        threshold, passed], …], `failed`, `detail`, and the figures behind them. Raises
-        `ValueError` when the policy is not loaded, `OSError` when the file is another one.
-        """
+    def _judge(self, job: Judge) -> Judged:
+        policy = job.order.policy
         if policy not in self._engines:
-            raise ValueError(f"policy {policy} is not loaded; there are: {list(self._engines)}")
+            raise ValueError(f"{policy} is not loaded; there are: {list(self._engines)}")
         self._engines.move_to_end(policy)
-        raw = Path(path).read_bytes()
-        check_digest(raw, digest)
+        raw = Path(job.path).read_bytes()
+        check_digest(raw, job.digest)
         rollouts = Rollouts.from_bytes(raw)
-        chosen = range(len(rollouts)) if rows is None else rows
+        chosen = range(len(rollouts)) if job.rows is None else job.rows
         completions = [rollouts.completion(row) for row in chosen]
         engine = self._engines[policy]
         prompts = [rollouts.prompt(row) for row in chosen]
@@ -98,14 +91,19 @@ class PrefillService:
             [[*prompt, *completion] for prompt, completion in pairs],
             [range(len(prompt), len(prompt) + len(completion)) for prompt, completion in pairs],
         )
-        allowed = Thresholds(**thresholds)
+        temperature = job.order.sampling.temperature
         found = Recomputation(
-            proofs=_judge_proofs(prefill, [rollouts.proof(row) for row in chosen], allowed),
-            sampling=judge_sampling(engine, prefill, completions, chosen, seed, temperature),
-            thresholds=allowed,
+            proofs=_judge_proofs(prefill, [rollouts.proof(row) for row in chosen], job.thresholds),
+            sampling=judge_sampling(
+                engine, prefill, completions, chosen, job.order.seed(), temperature
+            ),
+            thresholds=job.thresholds,
         )
         report = Report().run_all(CHECKS, found)
-        return {**asdict(report), **asdict(found.proofs), **asdict(found.sampling)}
+        return Judged(**asdict(report), **asdict(found.proofs), **asdict(found.sampling))
+
+
+_SERVICE: type[jobs.PrefillService] = PrefillService
 
 
 def _judge_proofs(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import trio
@@ -24,12 +24,24 @@ from swarm.errors import PeerError
 from swarm.events import Rationed
 from swarm.gossip import RUN, WORK
 from swarm.identity import PeerId
+from swarm.jobs import (
+    Inspect,
+    InspectionClient,
+    InspectionService,
+    Judge,
+    Load,
+    PrefillClient,
+    PrefillService,
+    Report,
+    SubmissionOrder,
+)
 from swarm.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
     Check,
     Checkpoint,
+    CheckpointReference,
     RunManifest,
     StepOrder,
     Submission,
@@ -38,14 +50,11 @@ from swarm.messages import (
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable, complain
-from swarm.rollouts.seeds import submission_seed
 from swarm.run.admission import check_admission
 from swarm.run.manifest import manifest_in
-from swarm.world import Child, ChildDied, ChildError
+from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
-INSPECT_DEADLINE_SECONDS = 60.0
-PREFILL_DEADLINE_SECONDS = 600.0
 ORDER_WAIT_SECONDS = 3.0
 """A worker may hear of a new step a moment before this validator does."""
 
@@ -171,8 +180,8 @@ class ValidatorRole:
         """The children have found engine and environment: a policy is worth fetching."""
         self._inspector_restarts = Restarts(self._events, "inspector")
         self._prefill_restarts = Restarts(self._events, "prefill")
-        self._loaded: dict[int, int] = {}
-        """Lineage of each policy that the prefill child holds under that number."""
+        self._loaded: list[CheckpointReference] = []
+        """Policies that the prefill child holds."""
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._on_verdict)
 
@@ -202,7 +211,7 @@ class ValidatorRole:
     async def _live(self) -> None:
         """Judge for as long as the prefill child lives, which may take long to load a policy;
         the inspector, which hostile files may kill, is started again beside it."""
-        self._loaded = {}
+        self._loaded = []
         async with self._node.compute.child(
             "peers.validator.prefill:PrefillService",
             name="prefill",
@@ -223,11 +232,11 @@ class ValidatorRole:
                     memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
                 ) as inspector:
                     self._equipped.set()
-                    await self._judge_in_turn(inspector, prefill)
+                    await self._judge_in_turn(InspectionClient(inspector), PrefillClient(prefill))
 
             await self._inspector_restarts.run(live)
 
-    async def _judge_in_turn(self, inspector: Child, prefill: Child) -> None:
+    async def _judge_in_turn(self, inspector: InspectionService, prefill: PrefillService) -> None:
         while True:
             case = self._in_hand = self._in_hand or await self._next_case()
             elsewhere = self._accepted_elsewhere.get(case.key)
@@ -515,7 +524,9 @@ class ValidatorRole:
 
     # --- judging -----------------------------------------------------------------------------
 
-    async def _judge(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
+    async def _judge(
+        self, case: _Case, inspector: InspectionService, prefill: PrefillService
+    ) -> _Outcome:
         started = self._node.world.now()
         try:
             outcome = await self._check(case, inspector, prefill)
@@ -536,7 +547,9 @@ class ValidatorRole:
         await self._conclude(case.announced, case.submission, outcome, seconds=seconds)
         return outcome
 
-    async def _check(self, case: _Case, inspector: Child, prefill: Child) -> _Outcome:
+    async def _check(
+        self, case: _Case, inspector: InspectionService, prefill: PrefillService
+    ) -> _Outcome:
         submission, order = case.submission, case.order
         evicted = self._refused_as_evicted(case.worker)
         if evicted is not None:
@@ -565,36 +578,25 @@ class ValidatorRole:
         canonical = path_of(case.key) + ".canonical"
         local = self._disk.local_path
         try:
-            inspected = await inspector.call(
-                "inspect",
-                {
-                    "path": str(local(path_of(case.key))),
-                    "digest": submission.digest,
-                    "out_path": str(local(canonical)),
-                    "run": self._run.id,
-                    "lineage": submission.lineage,
-                    "step": submission.step,
-                    "policy": submission.policy,
-                    "worker": case.worker,
-                    "number": submission.number,
-                    "nonce": order.nonce,
-                    "groups": submission.groups,
-                    "group_size": manifest.sampling.group_size,
-                    "environment": manifest.environment.name,
-                    "environment_version": manifest.environment.version,
-                    "tokenizer_folder": str(local(folder)),
-                    "temperature": manifest.sampling.temperature,
-                    "max_new_tokens": manifest.sampling.max_new_tokens,
-                    "stop_ids": manifest.sampling.stop_ids,
-                    "bytes_max": manifest.limits.submission_bytes_max,
-                },
-                deadline_seconds=INSPECT_DEADLINE_SECONDS,
+            ordered = self._submission_order(case, manifest)
+            inspected = await inspector.inspect(
+                Inspect(
+                    order=ordered,
+                    path=str(local(path_of(case.key))),
+                    digest=submission.digest,
+                    canonical_path=str(local(canonical)),
+                    tokenizer_folder=str(local(folder)),
+                    bytes_max=manifest.limits.submission_bytes_max,
+                )
             )
             self._inspector_restarts.succeeded()
             outcome = _outcome(inspected)
+            outcome.rewards = inspected.rewards
+            outcome.task_means = inspected.task_means
+            outcome.task_spreads = inspected.task_spreads
             if outcome.failed:
                 return outcome
-            copied = self._duplicates.seen(inspected["group_digests"], case.worker)
+            copied = self._duplicates.seen(inspected.group_digests, case.worker)
             outcome.checks.append(
                 Check(name="duplicates", figure=copied, threshold=0, passed=copied == 0)
             )
@@ -603,7 +605,7 @@ class ValidatorRole:
                 outcome.detail = f"{copied} groups are copies of another submission's"
                 return outcome
             pace = self._paces.setdefault(case.worker, Pace())
-            tokens_per_second = pace.observe(inspected["tokens"], self._node.world.now())
+            tokens_per_second = pace.observe(inspected.tokens, self._node.world.now())
             fastest = defaults.WORKER_TOKENS_PER_SECOND_MAX
             outcome.checks.append(
                 Check(
@@ -623,9 +625,9 @@ class ValidatorRole:
                 if record.accepted >= manifest.thresholds.proven_after
                 else manifest.thresholds.prefill_share_new
             )
-            ungraded = inspected["ungraded"]
+            ungraded = inspected.ungraded
             if ungraded or prefill_wanted(self._secret, submission.digest, share):
-                digest = inspected["canonical_digest"]
+                digest = inspected.canonical_digest
                 await self._recompute(case, manifest, folder, (canonical, digest), prefill, outcome)
             if ungraded and not outcome.failed:
                 # The seed gave these very tokens: no worker can choose text that is not graded.
@@ -640,43 +642,45 @@ class ValidatorRole:
         manifest: RunManifest,
         folder: str,
         canonical: tuple[str, bytes],
-        prefill: Child,
+        prefill: PrefillService,
         outcome: _Outcome,
     ) -> None:
         """Checks 6 and 7, added to `outcome`. `canonical`: path and digest."""
-        submission = case.submission
+        submission, ordered = case.submission, self._submission_order(case, manifest)
         policy = (submission.lineage, submission.policy)
-        if self._loaded.get(submission.policy) != submission.lineage:
+        if ordered.policy not in self._loaded:
             self._peer.store.pin(policy)
             try:
-                loaded = await prefill.call(
-                    "load",
-                    {"policy": submission.policy, "folder": str(self._disk.local_path(folder))},
-                    deadline_seconds=PREFILL_DEADLINE_SECONDS,
-                )
+                local = str(self._disk.local_path(folder))
+                loaded = await prefill.load(Load(policy=ordered.policy, folder=local))
             finally:
                 self._peer.store.unpin(policy)
-            self._loaded = {held: self._loaded.get(held, -1) for held in loaded["policies"]}
-            self._loaded[submission.policy] = submission.lineage
-        seed = submission_seed(self._run.id, case.order.nonce, case.worker, submission.number)
-        judged = await prefill.call(
-            "judge",
-            {
-                "path": str(self._disk.local_path(canonical[0])),
-                "digest": canonical[1],
-                "policy": submission.policy,
-                "seed": seed,
-                "temperature": manifest.sampling.temperature,
-                "thresholds": _plain_thresholds(manifest.thresholds),
-            },
-            deadline_seconds=PREFILL_DEADLINE_SECONDS,
+            self._loaded = loaded.policies
+        judged = await prefill.judge(
+            Judge(
+                order=ordered,
+                path=str(self._disk.local_path(canonical[0])),
+                digest=canonical[1],
+                thresholds=manifest.thresholds,
+            )
         )
         self._prefill_restarts.succeeded()
         found = _outcome(judged)
         outcome.checks.extend(found.checks)
         outcome.failed, outcome.detail = found.failed, found.detail
-        self._record(case.worker).observe(
-            judged["mismatches"], judged["positions"], manifest.thresholds
+        self._record(case.worker).observe(judged.mismatches, judged.positions, manifest.thresholds)
+
+    def _submission_order(self, case: _Case, manifest: RunManifest) -> SubmissionOrder:
+        return SubmissionOrder(
+            run=self._run.id,
+            policy=case.order.checkpoint,
+            step=case.submission.step,
+            nonce=case.order.nonce,
+            worker=case.worker,
+            number=case.submission.number,
+            groups=case.submission.groups,
+            environment=manifest.environment,
+            sampling=manifest.sampling,
         )
 
     def _record(self, worker: str) -> WorkerRecord:
@@ -928,22 +932,12 @@ def _verdict(worker: str, submission: Submission, outcome: _Outcome, log_index: 
     )
 
 
-def _outcome(result: dict[str, Any]) -> _Outcome:
-    """A child's answer as an outcome."""
+def _outcome(report: Report) -> _Outcome:
+    """A child's report as an outcome."""
     return _Outcome(
-        checks=[
-            Check(name=name, figure=float(figure), threshold=float(threshold), passed=bool(passed))
-            for name, figure, threshold, passed in result["checks"]
-        ],
-        failed=result["failed"],
-        detail=result["detail"],
-        proven_fault=bool(result.get("proven_fault", False)),
-        quarantined=result["failed"] == "environment",  # nothing that its worker has done
-        rewards=result.get("rewards"),
-        task_means=result.get("task_means", []),
-        task_spreads=result.get("task_spreads", []),
+        checks=list(report.checks),
+        failed=report.failed,
+        detail=report.detail,
+        proven_fault=report.proven_fault,
+        quarantined=report.quarantined,
     )
-
-
-def _plain_thresholds(thresholds: Any) -> dict[str, float]:
-    return {name: getattr(thresholds, name) for name in thresholds.__struct_fields__}

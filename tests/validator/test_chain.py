@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import trio
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -19,11 +20,15 @@ from peers.policy.sampling import gumbel_noise
 from peers.proofs import toploc
 from peers.validator.prefill import PrefillService, judge_sampling
 from peers.validator.statistics import binomial_tail
+from swarm.jobs import Judge, Judged, Load
+from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
 from swarm.rollouts.submission_file import Header
+from tests.orders import ORDER
+from tests.orders import policy as reference
 from tests.policy.harness import prefill_completions
-from tests.validator.conftest import STOP_IDS, THRESHOLDS, Stage, generate, load
+from tests.validator.conftest import STOP_IDS, Stage, generate, load
 
 Choose = Callable[[Tensor, Tensor], int]
 """(logits / T [vocabulary], noise [rows, vocabulary] of this position) → the token to take."""
@@ -58,31 +63,31 @@ def forge(stage: Stage, rollouts: Rollouts, choose: Callable[[int], Choose]) -> 
     )
 
 
-def judge(stage: Stage, header: Header, rollouts: Rollouts) -> dict[str, object]:
+def judge(stage: Stage, header: Header, rollouts: Rollouts) -> Judged:
     inspected = stage.inspect(header, rollouts)
-    assert inspected["failed"] == ""
+    assert inspected.failed == ""
     return stage.judge()
 
 
 def test_honest_work_is_accepted_without_a_mismatch(stage: Stage) -> None:
     for number in range(5):
         header, rollouts = stage.generate(number=number)
-        assert stage.inspect(header, rollouts, number=number)["failed"] == ""
+        assert stage.inspect(header, rollouts, number=number).failed == ""
         judged = stage.judge(number=number)
-        assert judged["failed"] == ""
-        assert judged["chunks_passed"] == judged["chunks"] == 16
-        assert judged["mismatches"] == 0
-        assert judged["positions"] == judged["tokens"] == len(rollouts.completion_tokens)
-        assert judged["margin_max"] < 1e-4
-        assert all(check.passed for check in judged["checks"])
+        assert judged.failed == ""
+        assert judged.chunks_passed == judged.chunks == 16
+        assert judged.mismatches == 0
+        assert judged.positions == judged.tokens == len(rollouts.completion_tokens)
+        assert judged.margin_max < 1e-4
+        assert all(check.passed for check in judged.checks)
 
 
 def test_a_subset_of_the_rows_is_judged_by_its_own_noise(stage: Stage) -> None:
     header, rollouts = stage.generate()
-    assert stage.inspect(header, rollouts)["failed"] == ""
+    assert stage.inspect(header, rollouts).failed == ""
     judged = stage.judge(rows=[3, 14])
-    assert judged["failed"] == ""
-    assert judged["tokens"] == len(rollouts.completion(3)) + len(rollouts.completion(14))
+    assert judged.failed == ""
+    assert judged.tokens == len(rollouts.completion(3)) + len(rollouts.completion(14))
 
 
 def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
@@ -96,7 +101,7 @@ def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
     assert [forged.completion(row) for row in range(16)] == [
         rollouts.completion(row) for row in range(16)
     ]
-    assert judge(stage, header, forged)["failed"] == ""
+    assert judge(stage, header, forged).failed == ""
 
 
 @pytest.mark.parametrize("size", [0.02, 0.05, 0.2])
@@ -107,11 +112,11 @@ def test_altered_weights_are_refused_at_once(stage: Stage, size: float) -> None:
     for number in range(3):
         generate(cheat, path, stage.order(number=number))
         inspected = stage.inspect_bytes(path.read_bytes(), number=number)
-        assert inspected["failed"] == ""
+        assert inspected.failed == ""
         judged = stage.judge(number=number)
-        assert judged["failed"] == "proofs"
-        assert not judged["proven_fault"]
-        assert "activations" in judged["detail"]
+        assert judged.failed == "proofs"
+        assert not judged.proven_fault
+        assert "activations" in judged.detail
 
 
 def test_another_policys_rollouts_are_refused(stage: Stage, tmp_path: Path) -> None:
@@ -120,16 +125,16 @@ def test_another_policys_rollouts_are_refused(stage: Stage, tmp_path: Path) -> N
     load(other, tmp_path)
     path = stage.folder / "other"
     generate(other, path, stage.order())
-    assert stage.inspect_bytes(path.read_bytes())["failed"] == ""
-    assert stage.judge()["failed"] == "proofs"
+    assert stage.inspect_bytes(path.read_bytes()).failed == ""
+    assert stage.judge().failed == "proofs"
 
 
 def test_greedy_decoding_is_refused(stage: Stage) -> None:
     header, rollouts = stage.generate()
     forged = forge(stage, rollouts, lambda _: lambda logits, _noise: int(logits.argmax()))
     judged = judge(stage, header, forged)
-    assert judged["chunks_passed"] == judged["chunks"]
-    assert judged["failed"] == "sampling"
+    assert judged.chunks_passed == judged.chunks
+    assert judged.failed == "sampling"
 
 
 def test_best_of_n_by_other_noise_is_refused(stage: Stage) -> None:
@@ -143,8 +148,8 @@ def test_best_of_n_by_other_noise_is_refused(stage: Stage) -> None:
     forged = forge(stage, rollouts, exchanged)
     assert forged.completion(0) == rollouts.completion(1)
     judged = judge(stage, header, forged)
-    assert judged["chunks_passed"] == judged["chunks"]
-    assert judged["failed"] == "sampling"
+    assert judged.chunks_passed == judged.chunks
+    assert judged.failed == "sampling"
 
 
 def test_suppressed_stop_tokens_are_refused(stage: Stage) -> None:
@@ -161,10 +166,10 @@ def test_suppressed_stop_tokens_are_refused(stage: Stage) -> None:
     forged = forge(stage, rollouts, endless)
     assert len(forged.completion_tokens) == 8 * 16
     judged = judge(stage, header, forged)
-    assert judged["chunks_passed"] == judged["chunks"]
-    assert judged["failed"] == "sampling"
+    assert judged.chunks_passed == judged.chunks
+    assert judged.failed == "sampling"
     stopped = sum(rollouts.completion(row)[-1] in STOP_IDS for row in range(16))
-    assert judged["mismatches"] >= stopped > 0  # one or more for each ending that was suppressed
+    assert judged.mismatches >= stopped > 0  # one or more for each ending that was suppressed
 
 
 def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
@@ -181,12 +186,12 @@ def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
         tokens[last] = token
         swapped = Rollouts(**{**vars(rollouts), "completion_tokens": tokens})
         judged[token] = judge(stage, header, swapped)
-        assert judged[token]["chunks_passed"] == judged[token]["chunks"]
-        assert judged[token]["mismatches"] == 1
-    refused = [found for found in judged.values() if found["failed"]]
+        assert judged[token].chunks_passed == judged[token].chunks
+        assert judged[token].mismatches == 1
+    refused = [found for found in judged.values() if found.failed]
     assert len(refused) > len(judged) * 0.6  # the rest cannot be told from rounding, one by one
-    assert any(found["failed"] == "sampling_bound" for found in refused) or all(
-        found["failed"] == "sampling" for found in refused
+    assert any(found.failed == "sampling_bound" for found in refused) or all(
+        found.failed == "sampling" for found in refused
     )
 
 
@@ -197,7 +202,7 @@ def test_a_swapped_token_inside_breaks_the_proof(stage: Stage) -> None:
     first = rollouts.completion_offsets[row]
     tokens[first] = 30 if tokens[first] != 30 else 31
     swapped = Rollouts(**{**vars(rollouts), "completion_tokens": tokens})
-    assert judge(stage, header, swapped)["failed"] == "proofs"
+    assert judge(stage, header, swapped).failed == "proofs"
 
 
 def test_random_proofs_are_refused(stage: Stage) -> None:
@@ -210,7 +215,7 @@ def test_random_proofs_are_refused(stage: Stage) -> None:
         }
     )
     judged = judge(stage, header, forged)
-    assert (judged["failed"], judged["chunks_passed"]) == ("proofs", 0)
+    assert (judged.failed, judged.chunks_passed) == ("proofs", 0)
 
 
 def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None:
@@ -222,9 +227,9 @@ def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None
         generate(cheat, path, stage.order(number=number))
         stage.inspect_bytes(path.read_bytes(), number=number)
         judged = stage.judge(number=number)
-        mismatches += judged["mismatches"]
-        positions += judged["positions"]
-    rate, threshold = THRESHOLDS["honest_mismatch_rate"], THRESHOLDS["eviction_p_value"]
+        mismatches += judged.mismatches
+        positions += judged.positions
+    rate, threshold = Thresholds().honest_mismatch_rate, Thresholds().eviction_p_value
     assert binomial_tail(mismatches, positions, rate) < threshold
 
 
@@ -272,11 +277,17 @@ def resident_bytes(figure: str) -> int:
 
 def test_prefill_keeps_the_last_policies(policy: Path) -> None:
     prefill = PrefillService()
-    assert prefill.load(1, str(policy)) == {"policies": [1]}
-    assert prefill.load(2, str(policy)) == {"policies": [1, 2]}
-    assert prefill.load(3, str(policy)) == {"policies": [2, 3]}
-    with pytest.raises(ValueError, match="policy 1 is not loaded"):
-        prefill.judge("", bytes(32), 1, bytes(32), 1.0, THRESHOLDS)
+    first, second, third = (reference(step) for step in (1, 2, 3))
+
+    def load_as(wanted: CheckpointReference) -> list[CheckpointReference]:
+        return trio.run(prefill.load, Load(policy=wanted, folder=str(policy))).policies
+
+    assert load_as(first) == [first]
+    assert load_as(second) == [first, second]
+    assert load_as(third) == [second, third]
+    job = Judge(order=ORDER, path="", digest=bytes(32), thresholds=Thresholds())
+    with pytest.raises(ValueError, match="policy 1 of lineage 0 is not loaded"):
+        trio.run(prefill.judge, job)
 
 
 def test_other_rollouts_than_were_inspected_are_not_judged(stage: Stage) -> None:
@@ -284,17 +295,11 @@ def test_other_rollouts_than_were_inspected_are_not_judged(stage: Stage) -> None
     inspected = stage.inspect(header, rollouts)
     (stage.folder / "canonical").write_bytes(b"something else")
     with pytest.raises(OSError, match="its hash differs"):
-        stage.prefill.judge(
-            str(stage.folder / "canonical"),
-            inspected["canonical_digest"],
-            1,
-            stage.seed(),
-            1.0,
-            THRESHOLDS,
-        )
+        stage.judge_canonical(inspected.canonical_digest)
 
 
 def test_figures_can_travel(stage: Stage) -> None:
     header, rollouts = stage.generate()
     stage.inspect(header, rollouts)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stage.judge()))["failed"] == ""
+    judged = stage.judge()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(judged), type=Judged) == judged

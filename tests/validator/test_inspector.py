@@ -14,6 +14,7 @@ import pytest
 from peers.environments import Task
 from peers.environments.base import Split
 from peers.environments.sort_digits import SortDigits
+from peers.validator.inspector import expected_header
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header
 from tests.validator.conftest import STOP_IDS, Stage
@@ -44,8 +45,8 @@ def changed(rollouts: Rollouts, change: Callable[[Lists], None]) -> Rollouts:
 def test_an_honest_submission_passes(stage: Stage) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(header, rollouts)
-    assert found["failed"] == ""
-    assert [check.name for check in found["checks"] if check.passed] == [
+    assert found.failed == ""
+    assert [check.name for check in found.checks if check.passed] == [
         "schema",
         "header",
         "counts",
@@ -54,10 +55,10 @@ def test_an_honest_submission_passes(stage: Stage) -> None:
         "ending",
         "proof_format",
     ]
-    assert not found["proven_fault"]
-    assert [len(group) for group in found["rewards"]] == [4] * 4
-    assert len(set(found["group_digests"])) == 4
-    assert found["tokens"] == len(rollouts.completion_tokens)
+    assert not found.proven_fault
+    assert [len(group) for group in found.rewards] == [4] * 4
+    assert len(set(found.group_digests)) == 4
+    assert found.tokens == len(rollouts.completion_tokens)
     canonical = Rollouts.from_bytes((stage.folder / "canonical").read_bytes())
     assert canonical.to_bytes() == rollouts.to_bytes()
     lengths = np.diff(rollouts.completion_offsets)
@@ -74,9 +75,9 @@ def test_rewards_are_the_environments_own(stage: Stage) -> None:
         lists["completions"][6] = [*digits, 7, 7]  # did not stop in time
 
     found = stage.inspect(header, changed(rollouts, answer), stop_ids=[2])
-    assert found["failed"] == ""
-    assert found["rewards"][1] == [0.0, 1.0, 0.0, 0.0]
-    assert sum(map(sum, found["rewards"])) == 1.0
+    assert found.failed == ""
+    assert found.rewards[1] == [0.0, 1.0, 0.0, 0.0]
+    assert sum(map(sum, found.rewards)) == 1.0
 
 
 def _token_outside(lists: Lists) -> None:
@@ -180,11 +181,11 @@ def test_an_exact_fault_is_named_and_proven(
 ) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(header, changed(rollouts, change))
-    assert found["failed"] == check
-    assert found["proven_fault"]
-    assert found["detail"]
-    assert found["rewards"] == []
-    last = found["checks"][-1]
+    assert found.failed == check
+    assert found.proven_fault
+    assert found.detail
+    assert found.rewards == []
+    last = found.checks[-1]
     assert (last.name, last.passed) == (check, False)
     assert last.figure != last.threshold
 
@@ -206,57 +207,50 @@ def test_an_exact_fault_is_named_and_proven(
 def test_a_header_that_lies_is_a_proven_fault(stage: Stage, lie: dict[str, Any]) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(msgspec.structs.replace(header, **lie), rollouts)
-    assert (found["failed"], found["proven_fault"]) == ("header", True)
-    assert next(iter(lie)) in found["detail"]
+    assert (found.failed, found.proven_fault) == ("header", True)
+    assert next(iter(lie)) in found.detail
 
 
 def test_another_seeds_submission_has_the_wrong_prompts(stage: Stage) -> None:
     header, rollouts = stage.generate(number=1)
-    assert stage.inspect(header, rollouts, number=1)["failed"] == ""
+    assert stage.inspect(header, rollouts, number=1).failed == ""
     pretending = msgspec.structs.replace(header, number=0)
-    assert stage.inspect(pretending, rollouts, number=0)["failed"] == "prompts"
+    assert stage.inspect(pretending, rollouts, number=0).failed == "prompts"
 
 
 def test_fewer_groups_announced_are_a_prefix_of_the_seeds(stage: Stage) -> None:
     header, rollouts = stage.generate(groups=2)
     _, whole = stage.generate(groups=4)
     assert rollouts.prompt(7) == whole.prompt(7)
-    assert stage.inspect(header, rollouts, groups=2)["failed"] == ""
+    assert stage.inspect(header, rollouts, groups=2).failed == ""
 
 
 def test_bytes_that_are_no_parquet_are_a_proven_fault(stage: Stage) -> None:
     found = stage.inspect_bytes(b"PAR1" * 100)
-    assert (found["failed"], found["proven_fault"]) == ("schema", True)
+    assert (found.failed, found.proven_fault) == ("schema", True)
 
 
 def test_equal_groups_have_equal_digests_whoever_made_them(stage: Stage) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(header, rollouts)
-    assert stage.inspect(header, rollouts)["group_digests"] == found["group_digests"]
+    assert stage.inspect(header, rollouts).group_digests == found.group_digests
 
     def one_token(lists: Lists) -> None:
         completion = next(row for row in lists["completions"][:4] if len(row) > 1)
         completion[0] = 5 if completion[0] != 5 else 6
 
-    other = stage.inspect(header, changed(rollouts, one_token))["group_digests"]
-    assert other[0] != found["group_digests"][0]
-    assert other[1:] == found["group_digests"][1:]
+    other = stage.inspect(header, changed(rollouts, one_token)).group_digests
+    assert other[0] != found.group_digests[0]
+    assert other[1:] == found.group_digests[1:]
 
 
 def test_what_this_machine_lacks_is_no_fault_of_the_worker(stage: Stage) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(header, rollouts, environment="chess")
-    assert found["failed"] == "environment" and not found["proven_fault"]
-    assert "environment 'chess' is not installed here" in found["detail"]
+    assert found.failed == "environment" and not found.proven_fault
+    assert "environment 'chess' is not installed here" in found.detail
     with pytest.raises(OSError, match="missing"):
-        stage.inspector.inspect(
-            path=str(stage.folder / "missing"),
-            digest=bytes(32),
-            out_path=str(stage.folder / "canonical"),
-            tokenizer_folder=str(stage.policy),
-            bytes_max=1 << 20,
-            **stage.facts(),
-        )
+        stage.inspect_file(stage.folder / "missing", bytes(32))
 
 
 class Failing(SortDigits):
@@ -283,21 +277,21 @@ def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_i
         stage.inspector._environments[environment.name, "1"] = environment
     of_failing = msgspec.structs.replace(header, environment="failing")
     found = stage.inspect(of_failing, rollouts, environment="failing")
-    assert found["failed"] == "" and found["rewards"] == [] and found["task_means"] == []
-    assert "cannot grade the completion" in found["ungraded"]
-    assert "RuntimeError: no sandbox" in found["ungraded"]
-    assert stage.judge()["failed"] == "", "its tokens are the seed's all the same"
+    assert found.failed == "" and found.rewards == [] and found.task_means == []
+    assert "cannot grade the completion" in found.ungraded
+    assert "RuntimeError: no sandbox" in found.ungraded
+    assert stage.judge().failed == "", "its tokens are the seed's all the same"
 
     def invent(lists: Lists) -> None:
         for completion in (some for some in lists["completions"] if len(some) > 1):
             completion[0] = 5 if completion[0] != 5 else 6
 
     invented = stage.inspect(of_failing, changed(rollouts, invent), environment="failing")
-    assert invented["ungraded"] and stage.judge()["failed"] != ""
+    assert invented.ungraded and stage.judge().failed != ""
 
     found = stage.inspect(header, rollouts, environment="taskless")
-    assert (found["failed"], found["proven_fault"]) == ("environment", False)
-    assert "cannot draw a task (RuntimeError: no data)" in found["detail"]
+    assert (found.failed, found.proven_fault) == ("environment", False)
+    assert "cannot draw a task (RuntimeError: no data)" in found.detail
 
 
 def test_the_inspector_needs_no_torch() -> None:
@@ -305,9 +299,11 @@ def test_the_inspector_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_header_names_every_field_of_the_facts(stage: Stage) -> None:
-    facts = set(stage.facts()) - {"nonce", "groups", "group_size"}
-    assert facts | {"format", "engine"} == {field.name for field in msgspec.structs.fields(Header)}
+def test_every_field_of_a_header_is_checked(stage: Stage) -> None:
+    checked = set(expected_header(stage.order()))
+    assert checked | {"format", "engine"} == {
+        field.name for field in msgspec.structs.fields(Header)
+    }
 
 
 def test_length_penalties_come_off_the_rewards_and_the_tasks_own_are_told_apart(
@@ -318,13 +314,13 @@ def test_length_penalties_come_off_the_rewards_and_the_tasks_own_are_told_apart(
     header, rollouts = stage.generate(environment=name)
     assert set(rollouts.target_length.tolist()) <= {3, 7}
     found = stage.inspect(header, rollouts, environment=name)
-    assert found["failed"] == ""
+    assert found.failed == ""
     lengths = np.diff(rollouts.completion_offsets)
     off = np.abs(lengths - rollouts.target_length).reshape(4, 4)
     assert off.any()
-    assert found["rewards"] == (-0.125 * off).tolist()  # random weights sort nothing
-    assert found["task_means"] == found["task_spreads"] == [0.0] * 4
+    assert found.rewards == (-0.125 * off).tolist()  # random weights sort nothing
+    assert found.task_means == found.task_spreads == [0.0] * 4
     other = changed(rollouts, lambda lists: lists.update(target_length=[5] * 16))
-    assert stage.inspect(header, other, environment=name)["failed"] == "prompts"
+    assert stage.inspect(header, other, environment=name).failed == "prompts"
     plain = stage.inspect(*stage.generate())
-    assert plain["task_means"] == plain["task_spreads"] == []
+    assert plain.task_means == plain.task_spreads == []
