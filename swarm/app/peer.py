@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from swarm.app.exit import exit_with
+from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
 from swarm.errors import SwarmError, UserError
@@ -48,6 +49,9 @@ async def run_peer(settings: PeerSettings) -> None:
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
     if not settings.role:
         raise UserError("no role given; use --role inference, for example")
+    for name in settings.role:
+        if name in EXTRA_OF_ROLE:
+            require_extra(EXTRA_OF_ROLE[name], f"--role {name}")
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
     async with open_node(settings) as node:

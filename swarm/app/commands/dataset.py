@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from swarm.app.exit import finish
+from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.errors import UserError
 
@@ -36,6 +37,7 @@ def filter_command(
     """
 
     def work() -> None:
+        require_extra("infer", "swarm dataset filter")
         from swarm.app.dataset import Filtering, Progress, filter_tasks, parse_bounds
 
         low, high = parse_bounds(keep)

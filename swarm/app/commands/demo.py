@@ -10,6 +10,7 @@ import trio
 import typer
 
 from swarm.app.exit import finish
+from swarm.app.extras import require_extra
 from swarm.errors import UserError
 
 
@@ -43,6 +44,8 @@ def demo(
     def work() -> int:
         if cheat not in (None, "wrong-weights"):
             raise UserError(f"--cheat is {cheat!r}; there is: wrong-weights")
+        require_extra("train", "swarm demo")
+        require_extra("plots", "swarm demo")
         from swarm.app.demo.command import run_demo
         from swarm.app.demo.options import DemoOptions
 

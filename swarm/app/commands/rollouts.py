@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from swarm.app.exit import finish
+from swarm.app.extras import require_extra
 from swarm.app.options import AsJson
 from swarm.app.output import plain, print_json
 from swarm.untrusted import printable
@@ -31,6 +32,7 @@ def show(
     """Print a submission readably: whose it is, then each prompt with its completions."""
 
     def work() -> None:
+        require_extra("infer", "swarm rollouts show")
         from swarm.rollouts.show import show as read_submission
 
         header, rows = read_submission(file, tokenizer)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from swarm.app.exit import finish
+from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson
 from swarm.strict_json import to_json
@@ -48,6 +49,7 @@ def sft(
         print(f"{told['event']:<10} {words}", flush=True)
 
     def work() -> None:
+        require_extra("train", "swarm sft")
         from swarm.app.sft import SftOptions, run_sft
 
         options = SftOptions(

@@ -1,0 +1,36 @@
+"""Packages that only some commands and roles need: the extras of the distribution.
+
+A relay or a bootstrap peer does without all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from swarm.errors import UserError
+
+EXTRAS = {
+    "infer": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
+    "plots": ("matplotlib",),
+}
+"""Modules that come with each extra."""
+
+EXTRA_OF_ROLE = {"inference": "infer", "validator": "infer", "trainer": "train"}
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Raise `UserError` unless everything in an extra is installed; `what` needs it."""
+    missing = [module for module in EXTRAS[extra] if not _is_installed(module)]
+    if missing:
+        raise UserError(
+            f"{what} needs {', '.join(missing)}, which this environment lacks; "
+            f"type: pip install 'swarm-rl[{extra}]'"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

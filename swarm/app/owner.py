@@ -1,0 +1,132 @@
+"""What the owner of a run does: sign its manifest, sign another version, hand it to the network."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.run_description import described
+from swarm.app.visit import visit
+from swarm.envelope import Envelope
+from swarm.errors import UserError
+from swarm.identity import load_or_create
+from swarm.messages import RunManifest
+from swarm.run.exchange import BOOTSTRAP_SECONDS
+from swarm.run.manifest import load_manifest, manifest_in, run_id
+from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
+from swarm.settings import PeerSettings
+
+
+@dataclass(frozen=True)
+class OwnersFiles:
+    """The files that a run is signed from and to."""
+
+    description: Path
+    """TOML."""
+    manifest: Path
+    """Signed; written anew with each version."""
+    key: Path | None
+    """The owner's; None is the one in the default home."""
+    tokenizer: Path | None
+    """Folder with `tokenizer.json` and `config.json`; None is the model's."""
+
+
+def create_run(files: OwnersFiles) -> None:
+    """Sign the first version of a run, and say what to type next."""
+    manifest = described(files.description, files.tokenizer)
+    key = files.key or _default_key()
+    owner = load_or_create(key)
+    before = signed_before(files.manifest, owner.peer_id, manifest.name)
+    if before is not None:
+        check_update(manifest_in(before), manifest, str(files.description))
+    envelope = sign_manifest(owner, manifest, time.time())
+    _write_manifest(files.manifest, envelope)
+    print(
+        f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {files.manifest}"
+    )
+    print(f"owner key: {key} (keep it safe: whoever has it owns the run)")
+    print("next, start a peer that hands the manifest out, then the trainer and validators:")
+    print(f"  python -m swarm.peer --role bootstrap --home HOME --manifest {files.manifest}")
+    print("  python -m swarm.peer --role trainer --home HOME --bootstrap MULTIADDR --config FILE")
+    print("each with a HOME of its own: the one in which `swarm id` made its key")
+
+
+def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:
+    """Sign another version of a run; hand it to the network through `bootstrap`, if given."""
+    if not files.manifest.exists():
+        raise UserError(
+            f"there is no signed manifest {files.manifest} to change; name it, or sign the first "
+            f"version with swarm run create {files.description}"
+        )
+    held = load_manifest(files.manifest)
+    new = described(files.description, files.tokenizer)
+    if bootstrap:
+        run_until_interrupted(_update_network, files, held, new, bootstrap)
+        return
+    _sign_update(files, held, new)
+    print("next, hand it to the running network:")
+    print(f"  swarm run update {files.description} {files.manifest} --bootstrap MULTIADDR")
+    print(f"or restart its bootstrap peer with --manifest {files.manifest}")
+
+
+async def _update_network(
+    files: OwnersFiles, held: Envelope, new: RunManifest, bootstrap: list[str]
+) -> None:
+    """Update a run that the network knows, perhaps in a newer version than the file here."""
+    async with visit(bootstrap, held.body.run) as (node, run):
+        check_update(run.manifest, new, f"{files.description} (compared with the running network)")
+        newer = run.manifest.version > manifest_in(held).version
+        before = run.manifest_envelope if newer else held
+        envelope = _sign_update(files, before, new)
+        for peer in await hand_over(node, envelope):
+            print(
+                f"bootstrap peer {peer} has it; the trusted peers ask there every "
+                f"{BOOTSTRAP_SECONDS:g} s, and pass it on to everybody"
+            )
+
+
+def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelope:
+    """Sign `new` in place of `held`, unless it is the same; say what changes."""
+    before = manifest_in(held)
+    found = check_update(before, new, str(files.description))
+    if new.version == before.version:
+        print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
+        return held
+    key = files.key or _default_key()
+    if not key.exists():
+        raise UserError(f"there is no key {key}; give the key that signed the run with --owner-key")
+    owner = load_or_create(key)
+    if owner.peer_id != held.sender:
+        raise UserError(
+            f"--owner-key {key} is the key of {owner.peer_id}, but the run was signed by "
+            f"{held.sender}; only that key can change it"
+        )
+    envelope = sign_manifest(owner, new, time.time())
+    _write_manifest(files.manifest, envelope)
+    print(f"run {held.body.run}: version {before.version} → {new.version}")
+    print("\n".join(listed(found)))
+    print(f"signed manifest in {files.manifest}")
+    return envelope
+
+
+def _write_manifest(target: Path, envelope: Envelope) -> None:
+    """Replace a file by a signed manifest, at once or not at all."""
+    aside = target.with_name(f"{target.name}.new")
+    try:
+        aside.write_bytes(envelope.raw)
+        aside.replace(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written ({error.strerror})") from error
+
+
+def _default_key() -> Path:
+    """The owner's key in the default home, where no checkout can publish it."""
+    key, earlier = PeerSettings().home_path / "owner.key", Path("owner.key")
+    if earlier.exists() and not key.exists():
+        raise UserError(
+            f"there is a key {earlier} in this folder, and none at {key}; give --owner-key "
+            f"{earlier} to sign with it, or move it there"
+        )
+    return key

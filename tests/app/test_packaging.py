@@ -1,0 +1,142 @@
+"""What is imported is declared, and the network part of Swarm does without the heavy libraries."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.app.extras import EXTRAS
+from swarm.identity import Identity
+from tests.app.harness import bootstrap_peer, complaint, signed_manifest
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = ("swarm", "peers", "simnet")
+OPTIONAL = sorted({module for modules in EXTRAS.values() for module in modules})
+
+
+def project() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    return table
+
+
+def name_of(requirement: str) -> str:
+    """The distribution that a requirement names, normalised."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match is not None, requirement
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+def imported(package: str) -> Iterator[str]:
+    """Top-level names of the modules that a package's files import."""
+    for path in (REPOSITORY / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                yield node.module.partition(".")[0]
+
+
+def test_every_import_is_declared() -> None:
+    table = project()["project"]
+    extras = table["optional-dependencies"]
+    wanted = [*table["dependencies"], *extras["infer"], *extras["plots"]]
+    declared = {name_of(requirement) for requirement in wanted}
+    foreign = {module for package in SHIPPED for module in imported(package)}
+    foreign -= {*SHIPPED, *sys.stdlib_module_names}
+    distributions = packages_distributions()
+    undeclared = {
+        module
+        for module in foreign
+        if not declared & {name_of(name) for name in distributions.get(module, [module])}
+    }
+    assert undeclared == set()
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS))
+def test_commands_know_what_each_extra_holds(extra: str) -> None:
+    extras = project()["project"]["optional-dependencies"]
+    requirements = extras["infer"] if extra == "train" else extras[extra]
+    assert {name_of(requirement) for requirement in requirements} == set(EXTRAS[extra])
+
+
+@pytest.fixture
+def core_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes find only what the core distribution depends on."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {OPTIONAL}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+def peer(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "swarm.peer", *map(str, arguments)]
+
+
+@pytest.mark.usefixtures("core_only")
+def test_a_bootstrap_peer_and_a_relay_need_none_of_the_extras(tmp_path: Path) -> None:
+    manifest = tmp_path / "run.manifest"
+    manifest.write_bytes(signed_manifest(tmp_path / "model", Identity(bytes(32))).raw)
+    with bootstrap_peer(tmp_path / "bootstrap", manifest) as address:
+        relay = peer("--role", "relay", "--home", tmp_path / "relay", "--bootstrap", address)
+        relay += ["--listen", "/ip4/127.0.0.1/tcp/0", "--json-logs"]
+        with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                events = (json.loads(line)["event"] for line in process.stdout)
+                assert "peer.run_found" in events
+            finally:
+                process.terminate()
+                process.communicate(timeout=10)
+
+
+@pytest.mark.usefixtures("core_only")
+@pytest.mark.parametrize("role", ["inference", "validator", "trainer"])
+def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) -> None:
+    command = peer("--role", role, "--home", tmp_path / "home", "--manifest", tmp_path / "none")
+    done = subprocess.run(command, capture_output=True, text=True)
+    extra = "train" if role == "trainer" else "infer"
+    assert done.stderr == (
+        f"error: --role {role} needs torch, transformers, tokenizers, safetensors, pyarrow, which "
+        f"this environment lacks; type: pip install 'swarm-rl[{extra}]'\n"
+    )
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["demo"], "train"),
+        (["sft", "--model", "m", "--out", "o"], "train"),
+        (["dataset", "filter", "--policy", "p", "--environment", "e"], "infer"),
+        (["rollouts", "show", "file"], "infer"),
+        (["run", "create", "run.toml"], "infer"),
+    ],
+)
+def test_a_command_says_what_to_install(
+    arguments: list[str], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.app.extras._is_installed", lambda module: module != "tokenizers")
+    assert complaint(*arguments).endswith(
+        f"needs tokenizers, which this environment lacks; type: pip install 'swarm-rl[{extra}]'"
+    )
