@@ -41,6 +41,9 @@ PEERS_MET_MAX = 16
 RECORDS_MAX = 1024
 """Peer records remembered (about 0.5 KB each)."""
 
+RECORDS_BYTES_MAX = 2 << 20
+"""And their bytes: each takes three times as much in memory, and strangers choose their length."""
+
 RECORD_BYTES_MAX = 11 * 1024
 """A larger one is not remembered: 16 + 16 addresses of 300 characters fit, and 16 records fit the
 frame in which they are handed on."""
@@ -108,6 +111,7 @@ class Node:
     part: Part | None = None
     """Its part in a run, once it has one."""
     _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
+    _records_bytes: int = 0
     _refused: dict[str, RunManifest] = field(default_factory=dict)
     """The last manifest of each run that was not taken."""
     _met: dict[PeerId, list[str]] = field(default_factory=dict)
@@ -203,11 +207,13 @@ class Node:
         if held is None or held.body.sequence < envelope.body.sequence:
             self._records[envelope.sender] = envelope
             self._records.move_to_end(envelope.sender)
-            if len(self._records) > RECORDS_MAX:
-                # Identities are free: however many are told of, those met stay.
-                met = {self.peer_id, *self.transport.connected()}
+            self._records_bytes += len(envelope.raw) - (len(held.raw) if held is not None else 0)
+            while len(self._records) > RECORDS_MAX or self._records_bytes > RECORDS_BYTES_MAX:
+                # Identities are free: however many are announced, connected peers stay.
+                connected = {self.peer_id, *self.transport.connected()}
                 oldest = next(iter(self._records))
-                del self._records[next((p for p in self._records if p not in met), oldest)]
+                forgotten = next((p for p in self._records if p not in connected), oldest)
+                self._records_bytes -= len(self._records.pop(forgotten).raw)
 
     def record(self, peer: str) -> PeerRecord | None:
         """The newest record known of a peer."""

@@ -13,7 +13,7 @@ import trio
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord, RunManifest
-from swarm.node.node import RECORDS_MAX
+from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode
 from swarm.transport import Source
@@ -120,6 +120,13 @@ def test_peers_that_were_met_are_remembered_however_many_one_is_told_of(tmp_path
             assert len(trainer.node.records()) == RECORDS_MAX
             assert trainer.node.record(identity(1000).peer_id) is None
             assert {TRAINER.peer_id, worker.node.peer_id} <= set(trainer.node._records)
+            long = ["/dns4/" + "x" * 280] * 16
+            record = PeerRecord(roles=["relay"], addresses=long, bulk_addresses=long)
+            for number in range(3000, 3300):
+                trainer.node.learn_record(sealed(identity(number), record, ""))
+            held = trainer.node.records()
+            assert sum(len(envelope.raw) for envelope in held) <= RECORDS_BYTES_MAX
+            assert {TRAINER.peer_id, worker.node.peer_id} <= {one.sender for one in held}
 
     in_virtual_time(main)
 
