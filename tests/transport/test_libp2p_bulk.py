@@ -11,7 +11,7 @@ import trio
 
 from swarm.transport import FetchError, Source
 from swarm.transport.http import limits, pool
-from swarm.transport.libp2p import transport
+from swarm.transport.libp2p import pieces
 
 from .harness import ALICE, BOB, Network, Service, Sink
 
@@ -45,7 +45,7 @@ async def holes(count: int) -> AsyncIterator[list[Hole]]:
 @pytest.fixture
 def network(tmp_path, monkeypatch) -> Network:
     monkeypatch.setattr(limits, "CONNECT_SECONDS", 0.4)
-    monkeypatch.setattr(transport, "CONNECT_SECONDS_MIN", 0.1)
+    monkeypatch.setattr(pieces, "CONNECT_SECONDS_MIN", 0.1)
     return Network("libp2p", tmp_path)
 
 

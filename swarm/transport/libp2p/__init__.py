@@ -9,6 +9,7 @@ What libp2p 0.8.1 gets wrong, and what is done about it here, is listed in
 """
 
 from swarm.transport.libp2p.addresses import check_port_free, parse_multiaddr, require_peer
-from swarm.transport.libp2p.transport import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.opening import open_libp2p
+from swarm.transport.libp2p.transport import Libp2pTransport
 
 __all__ = ["Libp2pTransport", "check_port_free", "open_libp2p", "parse_multiaddr", "require_peer"]

@@ -1,0 +1,139 @@
+"""Builds a libp2p host with its defects repaired, and a transport on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.relay.circuit_v2.resources import RelayLimits
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+from swarm import defaults
+from swarm.errors import UserError
+from swarm.events import Events
+from swarm.identity import Identity
+from swarm.transport.http.pace import Uplink
+from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
+from swarm.transport.libp2p.circuits import Circuits
+from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
+from swarm.transport.libp2p.guard import Guard
+from swarm.transport.libp2p.transport import Libp2pTransport
+from swarm.world import Disk, World
+
+NO_LIMIT = 1 << 30
+
+
+def quiet_libp2p() -> None:
+    """Keep libp2p's own loggers silent, for the whole process: they report as errors what strangers
+    cause at will. `Guard` reports those events."""
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+
+
+@asynccontextmanager
+async def open_libp2p(
+    identity: Identity,
+    listen: Sequence[str] = (),
+    *,
+    world: World,
+    disk: Disk,
+    events: Events | None = None,
+    relay: bool = False,
+    bulk_port: int = 0,
+    uplink_bytes_per_second: float | None = None,
+) -> AsyncIterator[Libp2pTransport]:
+    """A peer on the real network, until the block ends.
+
+    `listen`: TCP multiaddrs; none for a peer that only dials. `events`: receives contained faults
+    of strangers. `relay`: carry connections for peers behind NAT. `bulk_port`: the port of HTTP, on
+    the same interfaces (0: any). `uplink_bytes_per_second`: a limit on all blobs sent.
+    Raises `UserError` for a malformed address or a port that is taken.
+    """
+    addresses = _listen_addresses(listen, bulk_port)
+    quiet_libp2p()
+    tcp = TamedTCP()
+    swarm = _swarm(identity, tcp, Guard(events))
+    host = Host(swarm)
+    punching = HolePunching(host)
+    async with host.run(addresses):
+        if len(swarm.listeners) < len(addresses):
+            raise UserError(f"cannot listen on {', '.join(listen)}; choose another with --listen")
+        async with (
+            background_trio_service(_circuits(host, relay)),
+            background_trio_service(punching),
+            trio.open_nursery() as nursery,
+        ):
+            uplink = Uplink(uplink_bytes_per_second)
+            transport = Libp2pTransport(
+                identity, host, punching, uplink, world=world, disk=disk, nursery=nursery
+            )
+            try:
+                await transport.listen_http(addresses, bulk_port)
+                yield transport
+            finally:
+                with trio.move_on_after(defaults.CLOSE_SECONDS, shield=True):
+                    await transport.close()
+                tcp.close_sockets()
+                nursery.cancel_scope.cancel()
+
+
+def _listen_addresses(listen: Sequence[str], bulk_port: int) -> list[Multiaddr]:
+    """The addresses to listen on, all of them free; raises `UserError`."""
+    addresses = []
+    for text in listen:
+        address, _ = parse_multiaddr(text)
+        host, port = host_and_port(address)
+        check_port_free(host, port)
+        if bulk_port:
+            check_port_free(host, bulk_port)
+        addresses.append(address)
+    return addresses
+
+
+def _swarm(identity: Identity, tcp: TamedTCP, guard: Guard) -> TamedSwarm:
+    """The connection table: TCP, noise and nothing else, yamux."""
+    key_pair = create_new_key_pair(identity.seed)
+    peer_id = ID.from_pubkey(key_pair.public_key)
+    peerstore = PeerStore()
+    peerstore.add_key_pair(peer_id, key_pair)
+    noise_key = create_new_x25519_key_pair().private_key
+    return TamedSwarm(
+        guard,
+        peer_id,
+        peerstore,
+        Upgrader({NOISE_PROTOCOL: NoiseTransport(key_pair, noise_key)}, guard),
+        transports=[tcp],
+        retry_config=RetryConfig(max_retries=0),
+        connection_config=ConnectionConfig(
+            max_connections=NO_LIMIT,  # `TamedSwarm` makes room itself
+            high_watermark=NO_LIMIT,
+            max_connections_per_peer=NO_LIMIT,
+            inbound_upgrade_timeout=defaults.HANDSHAKE_SECONDS,
+            low_watermark=0,
+            min_connections=0,
+            auto_connect_interval=1e9,
+        ),
+    )
+
+
+def _circuits(host: Host, relay: bool) -> Circuits:
+    return Circuits(
+        host,
+        RelayLimits(
+            duration=defaults.RELAY_CIRCUIT_SECONDS,
+            data=defaults.RELAY_CIRCUIT_BYTES,
+            max_circuit_conns=defaults.RELAY_CIRCUITS_PER_PEER_MAX,
+            max_reservations=defaults.RELAY_RESERVATIONS_MAX,
+            reservation_ttl=defaults.RELAY_RESERVATION_SECONDS,
+        ),
+        allow_hop=relay,
+    )
