@@ -21,7 +21,7 @@ from swarm.settings import load_settings
 from tests.docs.pages import ROOT, text
 
 PAGES = sorted(
-    [Path("README.md"), *(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]
+    path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
 )
 HASHES = {"tokenizer_hash": bytes(32), "environment.probe_hash": bytes(32)}
 
@@ -105,3 +105,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.M)
             anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
             assert parts.fragment in anchors, f"{page} points to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:swarm|peers|simnet|benchmarks|tests|tools)/[\w/.-]+)`", text(str(page))
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
