@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from benchmarks.recipe import OBJECTIVE
 from benchmarks.study import TAIL, Variant, band, learn
 from peers.environments.base import Split, Task, draw
-from peers.environments.length import LengthTargets
+from peers.environments.length import LengthOptions, LengthTargets
 from peers.policy.demo import make_policy
 from peers.trainer.service import DEMO_SAMPLING
 from peers.trainer.warmup import Warmup, warm_up
@@ -60,9 +60,8 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.05)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    environment = LengthTargets(
-        Letters(), "letters", TARGETS, alpha=given.alpha, prompt="{length}:{prompt}"
-    )
+    options = LengthOptions(lengths=[*TARGETS], alpha=given.alpha, prompt="{length}:{prompt}")
+    environment = LengthTargets(Letters(), options)
     sampling = replace(DEMO_SAMPLING, max_new_tokens=LONGEST + 2)
     curves = []
     with tempfile.TemporaryDirectory() as name:

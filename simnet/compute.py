@@ -22,7 +22,7 @@ from blake3 import blake3
 from simnet.disk import PowerCut, SimulatedDisk, Symbol
 from swarm import jobs
 from swarm.jobs import SubmissionOrder
-from swarm.messages import Check, CheckpointReference
+from swarm.messages import Check, CheckpointReference, EnvironmentReference
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.world import Child, ChildDied, ChildError, Job
 
@@ -162,7 +162,7 @@ class _Crash(Exception):
 class EngineModel:
     """In place of `peers.inference.engine_service.EngineService`."""
 
-    def __init__(self, setting: Setting, alter_weights: float = 0.0, **_: str) -> None:
+    def __init__(self, setting: Setting, alter_weights: float = 0.0, **_: object) -> None:
         self._setting = setting
         self._altered = bool(alter_weights)
         self._policy: CheckpointReference | None = None
@@ -217,7 +217,7 @@ _ENGINE: type[jobs.InferenceService] = EngineModel
 class InspectorModel:
     """In place of `peers.validator.inspector.InspectorService`."""
 
-    def __init__(self, setting: Setting, **_: str) -> None:
+    def __init__(self, setting: Setting, **_: object) -> None:
         self._setting = setting
 
     async def inspect(self, job: jobs.Inspect) -> jobs.Inspected:
@@ -322,8 +322,7 @@ class TrainerModel:
         optimiser: Mapping[str, Any],
         schedule: Mapping[str, Any],
         sampling: Mapping[str, Any],
-        environment: str,
-        environment_version: str,
+        environments: Sequence[EnvironmentReference],
         seed: int,
         sharding: Mapping[str, Any] | None = None,
         attention: str = "fastest",

@@ -381,7 +381,9 @@ class Simulation:
             version=1,
             model="simulated",
             tokenizer_hash=TOKENIZER_HASH,
-            environment=EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH),
+            environments=[
+                EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
+            ],
             sampling=Sampling(
                 temperature=1.0,
                 max_new_tokens=max_new_tokens,

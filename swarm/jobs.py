@@ -44,7 +44,8 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Consecutive from 0 within the step."""
     groups: int
-    environment: EnvironmentReference
+    environments: list[EnvironmentReference]
+    """The run's; each group's follows from the seed by their weights."""
     sampling: Sampling
 
     def seed(self) -> bytes:
@@ -192,6 +193,8 @@ class Inspected(Report, frozen=True, kw_only=True):
     """[groups] Mean reward without the length penalty; empty: there is no penalty."""
     task_spreads: list[float] = []
     """[groups] Likewise largest less smallest."""
+    environments: list[int] = []
+    """[groups] Index among the run's environments."""
     ungraded: str = ""
     """Why the environment cannot grade. The tokens tell whose fault that is."""
     group_digests: list[Digest] = []

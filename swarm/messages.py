@@ -104,32 +104,61 @@ class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     from_version: Count = 1
 
 
+ENVIRONMENTS_MAX = 16
+"""Environments that one run may mix."""
+
+OptionName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")]
+OptionText = Annotated[str, Meta(max_length=1000)]
+OptionScalar = bool | int | float | OptionText
+OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
+
+
 class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """An environment, pinned: name, version, and a hash that shows both sides render alike."""
+    """One of a run's environments: what it is, its share of the tasks, and its filter.
+
+    Name, version, options and a hash that shows both sides render alike are fixed for the run.
+    """
 
     name: Name
-    """Options follow behind a question mark: `sort-digits?lengths=8,12&alpha=0.01`."""
     version: Name
-    probe_hash: Digest
-    """BLAKE3 over the token ids of 64 rendered probe tasks."""
+    probe_hash: Digest = bytes(32)
+    """BLAKE3 over the token ids of 64 rendered probe tasks; computed by `swarm run create`."""
+    weight: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    """Its share of the groups is this by the sum over all of the run's environments."""
+    options: Annotated[dict[OptionName, OptionValue], Meta(max_length=32)] = {}
+    """What the environment is made with; which ones there are, the environment says."""
+    where: Literal["local", "served"] = "local"
+    """local: each worker renders its tasks. served: a trusted peer does."""
+    spread: Literal["task", "total"] = "task"
+    """Rewards that must differ within a group: those of the task, or with the length penalty."""
+    accuracy_min: float = 0.0
+    """Groups whose mean task reward is lower are left out."""
+    accuracy_max: float = 1.0
+    """Likewise higher. (PRIME keeps 0.2 to 0.8.)"""
+
+
+Environments = Annotated[
+    list[EnvironmentReference], Meta(min_length=1, max_length=ENVIRONMENTS_MAX)
+]
 
 
 class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """How every rollout is sampled. No top-k, no top-p."""
 
-    temperature: Annotated[float, Meta(gt=0, le=10)]
-    max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     stop_ids: Annotated[list[Count], Meta(min_length=1, max_length=16)]
-    group_size: Annotated[int, Meta(ge=1, le=4096)]
-    groups_per_submission: Annotated[int, Meta(ge=1, le=4096)]
+    """The tokenizer's; there is no default that fits every model."""
+    group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
+    groups_per_submission: Annotated[int, Meta(ge=1, le=4096)] = 1
 
 
 class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """How steps are cut and overlapped."""
 
-    steps: Annotated[int, Meta(ge=1, le=1 << 30)]
+    steps: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     """Rollout steps in all; the run is over after the last."""
-    groups_per_step: Annotated[int, Meta(ge=1, le=1 << 20)]
+    groups_per_step: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     asynchrony: Annotated[int, Meta(ge=0, le=64)] = 2
     max_staleness: Annotated[int, Meta(ge=0, le=256)] = 4
     old: Literal["generation", "step_start"] = "generation"
@@ -227,14 +256,9 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Which accepted groups are trained on, and what happens when they are too few."""
+    """What happens when too few of a step's accepted groups are worth training on (which of them
+    are, each environment's `spread` and bounds say)."""
 
-    spread: Literal["task", "total"] = "task"
-    """Rewards that must differ within a group: those of the task, or with the length penalty."""
-    accuracy_min: float = 0.0
-    """Groups whose mean task reward is lower are left out."""
-    accuracy_max: float = 1.0
-    """Likewise higher. (PRIME keeps 0.2 to 0.8.)"""
     fill: Literal["drop", "refill"] = "drop"
     """drop: a batch is `groups_per_step` accepted groups, less what is left out. refill: more are
     asked for until as many remain."""
@@ -308,9 +332,9 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1, le=2**53)]
     model: Name
     tokenizer_hash: Digest
-    environment: EnvironmentReference
+    environments: Environments
     sampling: Sampling
-    schedule: Schedule
+    schedule: Schedule = Schedule()
     objective: Objective = Objective()
     optimiser: Optimiser = Optimiser()
     trainers: Annotated[list[TrustedKey], Meta(min_length=1, max_length=16)]
@@ -475,6 +499,7 @@ class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     passed: bool
 
 
+EnvironmentIndex = Annotated[int, Meta(ge=0, le=ENVIRONMENTS_MAX - 1)]
 Reward = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Rewards = Annotated[list[Annotated[list[Reward], Meta(max_length=4096)]], Meta(max_length=4096)]
 
@@ -504,6 +529,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Mean reward of each group without the length penalty; empty: there is no penalty."""
     task_spreads: Annotated[list[Reward], Meta(max_length=4096)] = []
     """Likewise largest less smallest."""
+    environments: Annotated[list[EnvironmentIndex], Meta(max_length=4096)] = []
+    """Of each group, the index among the run's environments; empty: all are the first's."""
 
 
 class Eviction(Message, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ ORDER = SubmissionOrder(
     worker=Identity(bytes(32)).peer_id,
     number=0,
     groups=4,
-    environment=EnvironmentReference(name="sort-digits", version="1", probe_hash=bytes(32)),
+    environments=[EnvironmentReference(name="sort-digits", version="1")],
     sampling=Sampling(
         temperature=1.0,
         max_new_tokens=8,
@@ -29,16 +29,17 @@ ORDER = SubmissionOrder(
 )
 
 
+def reference(name: str = "sort-digits", version: str = "1", **fields: Any) -> EnvironmentReference:
+    """An environment as a run manifest names it."""
+    return EnvironmentReference(name=name, version=version, **fields)
+
+
 def policy(step: int, lineage: int = 0) -> CheckpointReference:
     return msgspec.structs.replace(ORDER.policy, step=step, lineage=lineage)
 
 
 def submission_order(base: SubmissionOrder = ORDER, **changes: Any) -> SubmissionOrder:
-    """`base` with other values of its own fields, or of its sampling's; `environment`: a name."""
-    if "environment" in changes:
-        changes["environment"] = msgspec.structs.replace(
-            base.environment, name=changes["environment"]
-        )
+    """`base` with other values of its own fields, or of its sampling's."""
     sampling = {name: changes.pop(name) for name in Sampling.__struct_fields__ if name in changes}
     replaced = msgspec.structs.replace(base.sampling, **sampling)
     return msgspec.structs.replace(base, **{"sampling": replaced, **changes})

@@ -6,21 +6,24 @@ validator redraws every task and regrades every completion (design §7, checks 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import blake3
+import msgspec
 import tokenizers
 
 from swarm.errors import UserError
+from swarm.messages import OptionValue
 from swarm.rollouts.seeds import digest
+from swarm.tables import struct_from_mapping
 
 ENTRY_POINT_GROUP = "swarm.environments"
-"""A lab's own environments: `name = "module:Class"`, made without arguments."""
+"""A lab's own environments: `name = "module:Class"`."""
 
 PROBE_TASKS = 64
 HELD_OUT_BELOW = 16
@@ -52,7 +55,11 @@ class Task:
 
 
 class Environment(Protocol):
-    """Tasks drawn from seeds, and their grading. A changed task or grade is a new `version`."""
+    """Tasks drawn from seeds, and their grading. A changed task or grade is a new `version`.
+
+    A class made without arguments, or one with an attribute `Options`, a `msgspec.Struct`: it is
+    then made with those of the run manifest.
+    """
 
     name: str
     version: str
@@ -210,46 +217,63 @@ def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
     raise ValueError(f"no {split} task in {DRAWS_MAX} draws")
 
 
-def load(name: str, version: str) -> Environment:
+def load(name: str, version: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
     """The environment of that name and version: a built-in one, or one a package registers.
 
-    `name?options` is that environment with length targets (`peers.environments.length`). Raises
+    Of the options, those of `LengthOptions` give it length targets; its own are the rest. Raises
     `UserError` when there is none, it has another version, or the options make no sense.
     """
     from peers.environments.calculator import Calculator
-    from peers.environments.length import with_options
+    from peers.environments.length import LengthOptions, LengthTargets
     from peers.environments.sort_digits import SortDigits
 
     built_in: dict[str, Callable[[], Environment]] = {
         SortDigits.name: SortDigits,
         Calculator.name: Calculator,
     }
-
-    name, asked, options = name.partition("?")
     installed = entry_points(group=ENTRY_POINT_GROUP)
-    environment: Environment
-    if name in built_in:
-        environment = built_in[name]()
-    elif name in installed.names:
-        try:
-            environment = installed[name].load()()
-        except UserError:
-            raise
-        except Exception as error:  # a lab's package may do anything
-            raise UserError(
-                f"environment {name!r} cannot be loaded ({_described(error)}); repair its package"
-            ) from error
-    else:
+    if name not in built_in and name not in installed.names:
         known = sorted({*built_in, *installed.names})
         raise UserError(
             f"environment {name!r} is not installed here; there are: {', '.join(known)}"
         )
+    length_names = LengthOptions.__struct_fields__
+    own = {key: value for key, value in (options or {}).items() if key not in length_names}
+    of_length = {key: value for key, value in (options or {}).items() if key in length_names}
+    try:
+        made = built_in[name] if name in built_in else installed[name].load()
+        environment: Environment = _made(made, own, f"environment {name!r}: options")
+    except UserError:
+        raise
+    except Exception as error:  # a lab's package may do anything
+        raise UserError(
+            f"environment {name!r} cannot be loaded ({_described(error)}); repair its package"
+        ) from error
     if environment.version != version:
         raise UserError(
             f"environment {name!r} is installed in version {environment.version!r}, but the run "
             f"wants {version!r}; install that version"
         )
-    return with_options(environment, f"{name}?{options}", options) if asked else environment
+    if not of_length:
+        return environment
+    where = f"environment {name!r}: options"
+    return LengthTargets(environment, struct_from_mapping(LengthOptions, of_length, where))
+
+
+def _made(made: Any, options: Mapping[str, OptionValue], where: str) -> Environment:
+    """Make an environment with its own options; raises `UserError` for those it does not have."""
+    from peers.environments.length import LengthOptions
+
+    kind: type[msgspec.Struct] | None = getattr(made, "Options", None)
+    known = kind.__struct_fields__ if kind is not None else ()
+    for name in options:
+        if name not in known:
+            there = ", ".join(sorted({*known, *LengthOptions.__struct_fields__}))
+            raise UserError(f"{where}: unknown key {name!r}; there are: {there}")
+    environment: Environment = (
+        made() if kind is None else made(struct_from_mapping(kind, options, where))
+    )
+    return environment
 
 
 class Renderer:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import blake3
+import msgspec
 import safetensors.torch
 import torch
 import trio
 
-from peers.environments import Environment, Renderer, probe_hash, task_of_step
-from peers.environments import load as load_environment
+from peers.environments import Renderer, probe_hash
+from peers.environments.collection import Environments
 from peers.policy.engine import Completions, Engine, check_engine, make_engine
 from peers.policy.model import read_weights
 from peers.proofs import toploc
@@ -29,7 +30,7 @@ from swarm.jobs import (
     Probed,
     SubmissionOrder,
 )
-from swarm.messages import CheckpointReference
+from swarm.messages import CheckpointReference, EnvironmentReference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
@@ -49,10 +50,9 @@ class EngineService:
         self,
         engine: str = "native",
         alter_weights: float = 0.0,
-        environment: str = "",
-        environment_version: str = "",
+        environments: Sequence[EnvironmentReference] = (),
     ) -> None:
-        """Raises `UserError` for an engine or environment (unless "") that is not here: before
+        """Raises `UserError` for an engine or environment that is not installed here: before
         anything large is fetched."""
         check_engine(engine)
         self._engine_name = engine
@@ -62,9 +62,7 @@ class EngineService:
         self._policy: CheckpointReference | None = None
         self._lock = trio.Lock()
         self._renderer: Renderer | None = None
-        self._environments: dict[tuple[str, str], Environment] = {}
-        if environment:
-            self._environment(environment, environment_version)
+        self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
         _warm_up()
 
     async def load(self, job: Load) -> Loaded:
@@ -99,7 +97,7 @@ class EngineService:
         return Loaded(seconds=time.perf_counter() - started)
 
     def _probe(self, job: Probe) -> Probed:
-        environment = load_environment(job.environment.name, job.environment.version)
+        environment = self._environments.of(job.environment)
         return Probed(digest=probe_hash(environment, Renderer(self._folder)))
 
     def _load_folder(self, folder: Path) -> None:
@@ -162,34 +160,23 @@ class EngineService:
             policy=order.policy.step,
             worker=order.worker,
             number=order.number,
-            environment=order.environment.name,
-            environment_version=order.environment.version,
+            environments=[(each.name, each.version) for each in order.environments],
             temperature=order.sampling.temperature,
             max_new_tokens=order.sampling.max_new_tokens,
             stop_ids=order.sampling.stop_ids,
             engine=self._engine_name,
         )
 
-    def _environment(self, name: str, version: str) -> Environment:
-        found = self._environments.get((name, version))
-        if found is None:
-            found = self._environments[name, version] = load_environment(name, version)
-        return found
-
     def _prompts(self, seed: bytes, order: SubmissionOrder) -> tuple[list[list[int]], list[int]]:
         """(token ids, target length) of each group's task."""
-        environment = self._environment(order.environment.name, order.environment.version)
+        drawn = self._environments.tasks(order.environments, seed, order.groups, order.step)
         # Every policy of a run has the same tokenizer, and a large one takes a second to read.
         raw = (self._folder / "tokenizer.json").read_bytes()
         if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():
             self._renderer = Renderer(self._folder)
-        tasks = [
-            task_of_step(environment, seeds.task_seed(seed, group), order.step)
-            for group in range(order.groups)
-        ]
         return (
-            [self._renderer.encode_prompt(task.prompt) for task in tasks],
-            [task.target_length for task in tasks],
+            [self._renderer.encode_prompt(each.task.prompt) for each in drawn],
+            [each.task.target_length for each in drawn],
         )
 
 

@@ -72,11 +72,9 @@ class InferenceRole:
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         await self._node.disk.remove(OUTBOX)
-        environment = self._run.manifest.environment
         arguments: dict[str, Any] = {
             "engine": self._node.settings.engine,
-            "environment": environment.name,
-            "environment_version": environment.version,
+            "environments": self._run.manifest.environments,
         }
         altered = self._node.settings.options.get("inference.alter_weights")
         if altered:
@@ -225,14 +223,14 @@ class InferenceRole:
 
     async def _check_rendering(self, engine: InferenceService) -> None:
         """Make sure that this machine renders tasks as the run's owner does."""
-        environment = self._run.manifest.environment
-        probed = await engine.probe(Probe(environment=environment))
-        if probed.digest != environment.probe_hash:
-            raise UserError(
-                f"this machine renders the tasks of {environment.name} {environment.version} "
-                "differently from the run's owner, so its work would be refused; install the "
-                "version of Swarm that the run uses"
-            )
+        for environment in self._run.manifest.environments:
+            probed = await engine.probe(Probe(environment=environment))
+            if probed.digest != environment.probe_hash:
+                raise UserError(
+                    f"this machine renders the tasks of {environment.name} {environment.version} "
+                    "differently from the run's owner, so its work would be refused; install the "
+                    "version of Swarm that the run uses"
+                )
 
     async def _make_submission(
         self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
@@ -255,7 +253,7 @@ class InferenceRole:
                     worker=self._peer.peer_id,
                     number=number,
                     groups=manifest.sampling.groups_per_submission,
-                    environment=manifest.environment,
+                    environments=manifest.environments,
                     sampling=manifest.sampling,
                 ),
                 path=str(self._node.disk.local_path(path)),

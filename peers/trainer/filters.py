@@ -7,9 +7,11 @@ here, and whatever has no advantage besides.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
-from swarm.messages import Filters, Verdict
+from peers.environments.collection import labels
+from swarm.messages import EnvironmentReference, Verdict
 
 Verdicts = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
 """Of a group: worth training on; all its rewards are equal; they differ by length penalties only;
@@ -25,14 +27,16 @@ SPREAD_MIN = 1e-9
 """Rewards closer than this are equal."""
 
 
-def judge_groups(verdict: Verdict, filters: Filters) -> list[Verdicts]:
+def judge_groups(verdict: Verdict, environments: Sequence[EnvironmentReference]) -> list[Verdicts]:
     """What the filter says of each group of an accepted submission.
 
-    Spread and accuracy are those of the task's reward. A group that lives through its length alone
-    is kept only where `filters.spread` is "total".
+    Each group is judged by its own environment's bounds. Spread and accuracy are those of the
+    task's reward. A group that lives through its length alone is kept only where that
+    environment's `spread` is "total".
     """
     found: list[Verdicts] = []
     for place, rewards in enumerate(verdict.rewards):
+        filters = environments[environment_of(verdict, place)]
         total = max(rewards) - min(rewards)
         if verdict.task_means:
             mean, spread = verdict.task_means[place], verdict.task_spreads[place]
@@ -49,6 +53,23 @@ def judge_groups(verdict: Verdict, filters: Filters) -> list[Verdicts]:
         else:
             found.append("kept")
     return found
+
+
+def environment_rewards(
+    verdicts: Sequence[Verdict], environments: Sequence[EnvironmentReference]
+) -> dict[str, float]:
+    """Mean reward of a batch's rollouts by environment; those without any are left out."""
+    found: dict[int, list[float]] = {}
+    for verdict in verdicts:
+        for group, rewards in enumerate(verdict.rewards):
+            found.setdefault(environment_of(verdict, group), []).extend(rewards)
+    names = labels(environments)
+    return {names[index]: sum(rewards) / len(rewards) for index, rewards in sorted(found.items())}
+
+
+def environment_of(verdict: Verdict, group: int) -> int:
+    """Index of a group's environment among the run's."""
+    return verdict.environments[group] if verdict.environments else 0
 
 
 class KeepRate:

@@ -61,15 +61,15 @@ class Metrics:
                     "environment the figures stay in a folder here)"
                 ) from error
 
-    def record(self, step: int, environment: str, figures: Mapping[str, Any]) -> None:
+    def record(self, step: int, figures: Mapping[str, Any]) -> None:
         """Write one step's figures; those that are no finite numbers are left out."""
         named = {
             f"{_place(name)}/{name}": float(value)
             for name, value in figures.items()
             if isinstance(value, (int, float)) and math.isfinite(value)
         }
-        if "reward" in figures:
-            named[f"reward/of/{environment}"] = float(figures["reward"])
+        for environment, reward in figures.get("environment_rewards", {}).items():
+            named[f"reward/of/{environment}"] = float(reward)
         for name, share in idle_shares(figures).items():
             named[f"time/{name}"] = share
         if self._folder:

@@ -19,7 +19,13 @@ import msgspec
 import trio
 
 from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
-from peers.trainer.filters import KeepRate, Verdicts, groups_to_ask_for, judge_groups
+from peers.trainer.filters import (
+    KeepRate,
+    Verdicts,
+    environment_rewards,
+    groups_to_ask_for,
+    judge_groups,
+)
 from peers.trainer.options import trainer_options
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, open_envelope
@@ -311,8 +317,7 @@ class TrainerRole:
         manifest = manifest_in(self._taught)
         arguments: dict[str, Any] = {
             **_lessons(manifest),
-            "environment": manifest.environment.name,
-            "environment_version": manifest.environment.version,
+            "environments": manifest.environments,
             "seed": options.seed,
             "model": options.model,
             "sharding": options.sharding,
@@ -464,10 +469,10 @@ class TrainerRole:
                 await self._disk.remove(f"{ACCEPTED}/{name}")
 
     def _add_to_pool(self, digest: bytes, verdict: Verdict) -> None:
-        filters = self._manifest_of(verdict.step).filters
-        groups = judge_groups(verdict, filters)
+        manifest = self._manifest_of(verdict.step)
+        groups = judge_groups(verdict, manifest.environments)
         self._keep_rate.observe(groups)
-        self._pool.add(Accepted(digest, verdict, _path(digest), groups, filters.fill))
+        self._pool.add(Accepted(digest, verdict, _path(digest), groups, manifest.filters.fill))
         self._fed = self._node.world.now()
         if self._too_old(verdict):  # since it was looked at last
             self._swept = None
@@ -878,6 +883,9 @@ class TrainerRole:
                 "keep_rate": self._keep_rate.value,
                 **{f"left_out_{reason}": n for reason, n in sorted(self._left_out.items())},
                 "staleness": step - min(accepted.verdict.policy for accepted in batch),
+                "environment_rewards": environment_rewards(
+                    [accepted.verdict for accepted in batch], self._manifest_of(step).environments
+                ),
             }
             self._events.emit("trainer.step_trained", **{**result, **figures, "step": step})
             await learner.call(

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from peers.environments import load as load_environment
+from peers.environments.collection import Environments, labels
 from peers.policy.demo import EOS_ID, make_policy
 from peers.policy.native import NativeEngine
 from peers.trainer import metrics
@@ -23,7 +25,7 @@ from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import Sharding
 from peers.trainer.warmup import warm_up
 from swarm.errors import UserError
-from swarm.messages import Objective, Optimiser, Sampling, Schedule
+from swarm.messages import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
 
@@ -55,8 +57,7 @@ class TrainerService:
         optimiser: Mapping[str, Any],
         schedule: Mapping[str, Any],
         sampling: Mapping[str, Any],
-        environment: str,
-        environment_version: str,
+        environments: Sequence[EnvironmentReference],
         seed: int,
         sharding: Mapping[str, Any] | None = None,
         attention: str = "fastest",
@@ -64,7 +65,8 @@ class TrainerService:
         """Begin a run with the HF folder `model` as policy 0. Raises `UserError`."""
         self._sampling = Sampling(**sampling)
         self._schedule = Schedule(**schedule)
-        self._environment = load_environment(environment, environment_version)
+        self._references = msgspec.convert(environments, list[EnvironmentReference])
+        self._environments = Environments(self._references)
         self._base = Path(model)
         settings = LearnerSettings(
             objective=Objective(**objective),
@@ -140,7 +142,7 @@ class TrainerService:
 
     def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Write one step's figures."""
-        self._metrics.record(step, self._environment.name, figures)
+        self._metrics.record(step, figures)
         return {}
 
     def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -202,10 +204,25 @@ class TrainerService:
         return {}
 
     def evaluate(self, folder: str, prompts: int, split: str) -> dict[str, Any]:
-        """`sampled` and `greedy` accuracy of a published policy on `prompts` tasks of a split."""
+        """`sampled` and `greedy` accuracy of a published policy on `prompts` tasks of a split, of
+        each of the `environments` that has a weight, and their mean by these weights."""
         if self._ranks.rank != 0:
             return {}
-        return _accuracies(Path(folder), self._environment, self._sampling, prompts, split)
+        found: dict[str, dict[str, float]] = {}
+        shares: dict[str, float] = {}
+        total = sum(reference.weight for reference in self._references)
+        for label, reference in zip(labels(self._references), self._references, strict=True):
+            if reference.weight:
+                shares[label] = reference.weight / total
+                environment = self._environments.of(reference)
+                found[label] = _accuracies(
+                    Path(folder), environment, self._sampling, prompts, split
+                )
+        means = {
+            kind: sum(share * found[label][kind] for label, share in shares.items())
+            for kind in ("sampled", "greedy")
+        }
+        return {**means, "environments": found}
 
     def end(self) -> dict[str, Any]:
         """The run is over; other ranks, if there are any, end now."""

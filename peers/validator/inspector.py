@@ -7,36 +7,35 @@ fault. The hostile file itself is opened in a process of its own (`peers.validat
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import blake3
+import msgspec
 import numpy as np
 import trio
 
-from peers.environments import Environment, Renderer, Task, grade, task_of_step
-from peers.environments import load as load_environment
+from peers.environments import Renderer, Task, grade
+from peers.environments.collection import Environments, GroupTask
 from peers.validator.checks.base import Report
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from swarm.errors import UserError
 from swarm.jobs import Inspect, Inspected, InspectionService, SubmissionOrder
-from swarm.messages import Sampling
+from swarm.messages import EnvironmentReference, Sampling
 from swarm.rollouts.rollouts import Rollouts
-from swarm.rollouts.seeds import task_seed
 from swarm.rollouts.submission_file import ReadLimits
 
 
 class InspectorService:
     """Judges what needs no policy. Methods are called by the network process."""
 
-    def __init__(self, environment: str = "", environment_version: str = "") -> None:
-        """Raises `UserError` for an environment (unless "") that is not here."""
+    def __init__(self, environments: Sequence[EnvironmentReference] = ()) -> None:
+        """Raises `UserError` for an environment that is not installed here."""
         self._renderer: Renderer | None = None
-        self._environments: dict[tuple[str, str], Environment] = {}
-        if environment:
-            self._environment(environment, environment_version)
+        self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
         self._reader = Reader()
         self._lock = trio.Lock()  # one reader reads one file at a time
 
@@ -47,17 +46,15 @@ class InspectorService:
 
     def _inspect(self, job: Inspect) -> Inspected:
         order = job.order
-        seed = order.seed()
         try:
-            grader = self._environment(order.environment.name, order.environment.version)
-            tasks = [
-                task_of_step(grader, task_seed(seed, group), order.step)
-                for group in range(order.groups)
-            ]
+            drawn = self._environments.tasks(
+                order.environments, order.seed(), order.groups, order.step
+            )
         except UserError as error:
             # Nothing that its worker has done.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
         renderer = self._renderer_in(Path(job.tokenizer_folder))
+        tasks = [each.task for each in drawn]
         prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
         inspection = self._inspection(job, tasks, prompts)
         report = Report().run(CHECKS, inspection)
@@ -66,7 +63,7 @@ class InspectorService:
         rollouts = inspection.rollouts
         ungraded = ""
         try:
-            graded = _rewards(rollouts, grader, renderer, tasks, order.sampling)
+            graded = _rewards(rollouts, drawn, renderer, order.sampling)
         except UserError as error:
             graded, ungraded = [], str(error)
         penalised = bool(graded) and any(task.length_weight for task in tasks)
@@ -76,6 +73,7 @@ class InspectorService:
             rewards=_less_penalties(rollouts, tasks, graded) if graded else [],
             task_means=[sum(group) / len(group) for group in graded] if penalised else [],
             task_spreads=[max(group) - min(group) for group in graded] if penalised else [],
+            environments=[each.index for each in drawn],
             group_digests=_group_digests(rollouts, order.sampling.group_size),
             canonical_digest=inspection.contents.canonical_digest,
             tokens=len(rollouts.completion_tokens),
@@ -107,12 +105,6 @@ class InspectorService:
         """End the process that reads files; the end of this process does so too."""
         self._reader.close()
 
-    def _environment(self, name: str, version: str) -> Environment:
-        found = self._environments.get((name, version))
-        if found is None:
-            found = self._environments[name, version] = load_environment(name, version)
-        return found
-
     def _renderer_in(self, folder: Path) -> Renderer:
         """The folder's tokenizer. Every policy has the same, and a large one takes a second."""
         try:
@@ -136,8 +128,7 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
         "policy": order.policy.step,
         "worker": order.worker,
         "number": order.number,
-        "environment": order.environment.name,
-        "environment_version": order.environment.version,
+        "environments": [(each.name, each.version) for each in order.environments],
         "temperature": order.sampling.temperature,
         "max_new_tokens": order.sampling.max_new_tokens,
         "stop_ids": order.sampling.stop_ids,
@@ -154,18 +145,17 @@ def _vocabulary_size(folder: Path) -> int:
 
 def _rewards(
     rollouts: Rollouts,
-    grader: Environment,
+    drawn: Sequence[GroupTask],
     renderer: Renderer,
-    tasks: list[Task],
     sampling: Sampling,
 ) -> list[list[float]]:
     """[groups][G], from the very tokens that go on to proof and training; raises `UserError`."""
     rewards = []
-    for group, task in enumerate(tasks):
+    for group, each in enumerate(drawn):
         graded = []
         for row in range(group * sampling.group_size, (group + 1) * sampling.group_size):
             text, finished = renderer.decode_completion(rollouts.completion(row), sampling.stop_ids)
-            graded.append(grade(grader, task, [text], finished))
+            graded.append(grade(each.environment, each.task, [text], finished))
         rewards.append(graded)
     return rewards
 

@@ -119,6 +119,8 @@ class _Outcome:
     rewards: list[list[float]] | None = None
     task_means: list[float] = field(default_factory=list)
     task_spreads: list[float] = field(default_factory=list)
+    environments: list[int] = field(default_factory=list)
+    """Index of each group's environment."""
 
     @property
     def word(self) -> Literal["accepted", "refused", "quarantined"]:
@@ -226,8 +228,7 @@ class ValidatorRole:
                     "peers.validator.inspector:InspectorService",
                     name="inspector",
                     arguments={
-                        "environment": self._run.manifest.environment.name,
-                        "environment_version": self._run.manifest.environment.version,
+                        "environments": self._run.manifest.environments,
                     },
                     memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
                 ) as inspector:
@@ -594,6 +595,7 @@ class ValidatorRole:
             outcome.rewards = inspected.rewards
             outcome.task_means = inspected.task_means
             outcome.task_spreads = inspected.task_spreads
+            outcome.environments = inspected.environments
             if outcome.failed:
                 return outcome
             copied = self._duplicates.seen(inspected.group_digests, case.worker)
@@ -679,7 +681,7 @@ class ValidatorRole:
             worker=case.worker,
             number=case.submission.number,
             groups=case.submission.groups,
-            environment=manifest.environment,
+            environments=manifest.environments,
             sampling=manifest.sampling,
         )
 
@@ -929,6 +931,7 @@ def _verdict(worker: str, submission: Submission, outcome: _Outcome, log_index: 
         log_index=log_index,
         task_means=[] if refused else outcome.task_means,
         task_spreads=[] if refused else outcome.task_spreads,
+        environments=[] if refused else outcome.environments,
     )
 
 

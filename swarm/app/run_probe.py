@@ -5,14 +5,17 @@ Nothing here says that a run will learn; only that its first submission can be g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.environments import Environment, Renderer, Task, grade, load, task_of_step
+from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments.base import PROBE_TASKS, probe_hash, probe_seed
+from peers.environments.collection import Environments
 from peers.policy.config import read_supported_config
 from swarm.errors import UserError
-from swarm.messages import RunManifest, Thresholds
+from swarm.messages import EnvironmentReference, RunManifest, Thresholds
+from swarm.run.toml import RunHashes
 
 GRADED_TASKS = 8
 """Probe tasks of each step looked at whose grades are tried; a grade may be costly."""
@@ -29,13 +32,16 @@ CALIBRATED = ("proof_exponents_min", "margin_mean_max", "margin_max", "honest_mi
 """Thresholds of which any other value than the default says that somebody has measured."""
 
 
-def probe_hashes(folder: Path, environment: str, version: str) -> tuple[bytes, bytes]:
-    """(hash of the tokenizer in `folder`, probe hash of the environment with it).
+def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> RunHashes:
+    """The hashes of the tokenizer in `folder` and of each environment's probe tasks with it.
 
-    Raises `UserError` when the folder has no tokenizer or the environment is not installed.
+    Raises `UserError` when the folder has no tokenizer or an environment is not installed.
     """
-    renderer = Renderer(folder)
-    return renderer.tokenizer_hash, probe_hash(load(environment, version), renderer)
+    renderer, installed = Renderer(folder), Environments()
+    return RunHashes(
+        tokenizer=renderer.tokenizer_hash,
+        probes=[probe_hash(installed.of(each), renderer) for each in environments],
+    )
 
 
 def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
@@ -43,8 +49,12 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
 
     Gives warnings; raises `UserError`. `where` begins the sentences about the manifest.
     """
-    environment = load(manifest.environment.name, manifest.environment.version)
-    longest, largest = _probe_environment(environment, Renderer(folder), manifest.schedule.steps)
+    renderer, installed = Renderer(folder), Environments()
+    probed = [
+        _probe_environment(installed.of(each), renderer, manifest.schedule.steps)
+        for each in manifest.environments
+    ]
+    longest, largest = (max(figures) for figures in zip(*probed, strict=True))
     if not (folder / "config.json").exists():
         return [
             f"{folder} has no config.json, so stop ids, lengths and the model's family were not "

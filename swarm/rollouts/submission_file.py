@@ -22,7 +22,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from swarm.errors import DECODE_ERRORS, PeerError
-from swarm.messages import Count, Key, Line, Name
+from swarm.messages import ENVIRONMENTS_MAX, Count, Key, Line, Name
 from swarm.rollouts.rollouts import Offsets, Rollouts
 
 HEADER_KEY = b"swarm"
@@ -79,8 +79,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: Count
     worker: Key
     number: Count
-    environment: Name
-    environment_version: Name
+    environments: Annotated[list[tuple[Name, Name]], Meta(max_length=ENVIRONMENTS_MAX)]
+    """Name and version of each of the run's environments."""
     temperature: float
     max_new_tokens: Count
     stop_ids: Annotated[list[Count], Meta(max_length=16)]

@@ -41,12 +41,7 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
     problem = manifest.objective.problem(manifest.schedule)
     if problem is not None:
         raise UserError(f"{where}: {problem}")
-    low, high = manifest.filters.accuracy_min, manifest.filters.accuracy_max
-    if not low < high:
-        raise UserError(
-            f"{where}: filters.accuracy_min is {low:g} and filters.accuracy_max {high:g}, so "
-            "nothing could be trained on"
-        )
+    _check_environments(manifest, where)
     _check_submissions(manifest, where)
     if manifest.schedule.max_staleness < manifest.schedule.asynchrony:
         raise UserError(
@@ -89,8 +84,6 @@ _RANGES: tuple[_Range, ...] = (
     ("optimiser.beta1", lambda v: 0 <= v < 1, "0 or more and below 1"),
     ("optimiser.beta2", lambda v: 0 <= v < 1, "0 or more and below 1"),
     ("optimiser.weight_decay", lambda v: v >= 0, "0 or more"),
-    ("filters.accuracy_min", lambda v: 0 <= v <= 1, _SHARE),
-    ("filters.accuracy_max", lambda v: 0 <= v <= 1, _SHARE),
     ("thresholds.proof_mantissa_mean_max", lambda v: v >= 0, "0 or more"),
     ("thresholds.proof_mantissa_median_max", lambda v: v >= 0, "0 or more"),
     ("thresholds.proof_chunks_share_min", lambda v: 0 <= v <= 1, _SHARE),
@@ -113,6 +106,10 @@ def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, flo
         value = getattr(struct, name)
         if isinstance(value, msgspec.Struct):
             yield from _floats(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, msgspec.Struct):
+                    yield from _floats(item, f"{prefix}{name}[{index}].")
         elif isinstance(value, float):
             yield prefix + name, value
 
@@ -120,6 +117,27 @@ def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, flo
 def _field(manifest: RunManifest, name: str) -> Any:
     table, _, key = name.partition(".")
     return getattr(getattr(manifest, table), key)
+
+
+def _check_environments(manifest: RunManifest, where: str) -> None:
+    if not sum(environment.weight for environment in manifest.environments) > 0:
+        raise UserError(
+            f"{where}: every environment's weight is 0, so none would give a task; give one a "
+            "weight above 0"
+        )
+    for index, environment in enumerate(manifest.environments):
+        name = f"{where}: environments[{index}]"
+        if environment.where == "served":
+            raise UserError(
+                f'{name}.where is "served", but no peer can serve an environment yet; make it '
+                '"local"'
+            )
+        low, high = environment.accuracy_min, environment.accuracy_max
+        if not 0 <= low < high <= 1:
+            raise UserError(
+                f"{name}.accuracy_min is {low:g} and accuracy_max {high:g}, so nothing could be "
+                "trained on; they must lie between 0 and 1, the first below the second"
+            )
 
 
 def _check_trusted(manifest: RunManifest, where: str) -> None:

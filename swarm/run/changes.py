@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from swarm.messages import RunManifest, TrustedKey
+from swarm.messages import EnvironmentReference, RunManifest, TrustedKey
 
 AT_ONCE = "at once"
 NEXT_STEP = "from the next step"
@@ -17,7 +18,11 @@ _TAKES_EFFECT = {
     "name": NEVER,
     "model": NEVER,
     "tokenizer_hash": NEVER,
-    "environment": NEVER,
+    "environments": NEVER,
+    "environments.weight": NEXT_STEP,
+    "environments.spread": NEXT_STEP,
+    "environments.accuracy_min": NEXT_STEP,
+    "environments.accuracy_max": NEXT_STEP,
     "sampling": NEXT_STEP,
     "schedule": NEXT_STEP,
     "schedule.steps": AT_ONCE,
@@ -43,7 +48,7 @@ class Change:
     """One field that differs, its values as a person reads them."""
 
     field: str
-    """Dotted: `sampling.max_new_tokens`."""
+    """Dotted: `sampling.max_new_tokens`, `environments[0].weight`."""
     old: str
     new: str
     when: str
@@ -71,8 +76,19 @@ def _changed(field: str, old: Any, new: Any) -> list[Change]:
             for name in old.__struct_fields__
             for change in _changed(f"{field}.{name}", getattr(old, name), getattr(new, name))
         ]
-    when = _TAKES_EFFECT.get(field) or _TAKES_EFFECT[field.partition(".")[0]]
+    if _environments(old) and _environments(new) and len(old) == len(new):
+        return [
+            change
+            for index, pair in enumerate(zip(old, new, strict=True))
+            for change in _changed(f"{field}[{index}]", *pair)
+        ]
+    field_of_any = re.sub(r"\[\d+\]", "", field)
+    when = _TAKES_EFFECT.get(field_of_any) or _TAKES_EFFECT[field_of_any.partition(".")[0]]
     return [Change(field, _shown(old), _shown(new), when)]
+
+
+def _environments(value: Any) -> bool:
+    return isinstance(value, list) and isinstance(value[0] if value else None, EnvironmentReference)
 
 
 def _shown(value: Any) -> str:
@@ -80,6 +96,8 @@ def _shown(value: Any) -> str:
         if len(value) > ITEMS_SHOWN:
             return f"{len(value)} entries"
         return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, EnvironmentReference):
+        return f"{value.name} {value.version}"
     if isinstance(value, TrustedKey):
         return value.peer + (
             f" (from version {value.from_version})" if value.from_version > 1 else ""

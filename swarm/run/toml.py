@@ -1,31 +1,45 @@
-"""Run manifests as people write them: TOML files."""
+"""A run as its owner describes it: the TOML file that `swarm run create` signs.
+
+Tables and keys are the fields of `swarm.messages.RunManifest`, without the hashes of tokenizer and
+environments, which are computed.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from swarm.errors import UserError
 from swarm.identity import InvalidPeerId, public_key_of
-from swarm.messages import (
-    Optimiser,
-    RunManifest,
-)
+from swarm.messages import EnvironmentReference, Optimiser, RunManifest
 from swarm.run.bounds import check_manifest_numbers
+from swarm.tables import struct_from_mapping
 
-StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run's TOML file says, as far as it must be known to compute the hashes."""
+
+    table: dict[str, Any]
+    model: str
+    environments: list[EnvironmentReference]
+    """Without their probe hashes."""
 
 
-def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
-    """The manifest that a TOML file describes; `computed` are fields no person should type.
+@dataclass(frozen=True)
+class RunHashes:
+    """What no person should type into a run's TOML file."""
 
-    Tables and keys are named as the fields of `swarm.messages.RunManifest`; peers are listed by
-    id. Raises `UserError` naming the field and the value.
-    """
+    tokenizer: bytes
+    probes: Sequence[bytes]
+    """One per environment."""
+
+
+def describe_run(path: Path) -> RunDescription:
+    """Read a run's TOML file; raises `UserError` naming the key and the value."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -33,6 +47,31 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
     _refuse_old_keys(table, path)
+    model = table.get("model")
+    if not isinstance(model, str):
+        raise UserError(f"{path}: model is {model!r}; it must be text")
+    entries = table.get("environments")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{path}: environments is {entries!r}; give at least one [[environments]]")
+    environments = [
+        struct_from_mapping(EnvironmentReference, entry, f"{path}: environments[{index}]")
+        for index, entry in enumerate(entries)
+    ]
+    return RunDescription(table, model, environments)
+
+
+def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
+    """The manifest that a TOML file describes.
+
+    Tables and keys are named as the fields of `swarm.messages.RunManifest`; peers are listed by
+    id. Raises `UserError` naming the field and the value.
+    """
+    description = describe_run(path)
+    table = {**description.table, "tokenizer_hash": hashes.tokenizer}
+    table["environments"] = [
+        {**entry, "probe_hash": probe}
+        for entry, probe in zip(table["environments"], hashes.probes, strict=True)
+    ]
     for field in ("trainers", "validators"):
         entries = table.setdefault(field, [])
         if isinstance(entries, list):
@@ -40,17 +79,19 @@ def manifest_from_toml(path: Path, computed: Mapping[str, Any]) -> RunManifest:
                 {"peer": _peer_id(entry, f"{path}: {field}")} if isinstance(entry, str) else entry
                 for entry in entries
             ]
-    for name, value in computed.items():
-        section, _, key = name.rpartition(".")
-        target = table.setdefault(section, {}) if section else table
-        if isinstance(target, dict):
-            target[key] = value
     manifest = struct_from_mapping(RunManifest, table, str(path))
     check_manifest_numbers(manifest, str(path))
     return manifest
 
 
-OLD_KEYS = {f"objective.{name}": f"optimiser.{name}" for name in Optimiser.__struct_fields__}
+OLD_KEYS = {
+    "environment": "[[environments]]",
+    **{f"objective.{name}": f"optimiser.{name}" for name in Optimiser.__struct_fields__},
+    **{
+        f"filters.{name}": f"environments.{name}"
+        for name in ("spread", "accuracy_min", "accuracy_max")
+    },
+}
 """What keys of a run's TOML file were called before, and their names now."""
 
 
@@ -58,7 +99,7 @@ def _refuse_old_keys(table: Mapping[str, Any], path: Path) -> None:
     for old, new in OLD_KEYS.items():
         section, _, key = old.rpartition(".")
         found = table.get(section) if section else table
-        if isinstance(found, dict) and key in found:
+        if isinstance(found, Mapping) and key in found:
             raise UserError(f"{path}: {old} is called {new} now; rename it")
 
 
@@ -68,40 +109,3 @@ def _peer_id(text: str, field: str) -> str:
     except InvalidPeerId as error:
         raise UserError(f"{field}: {error}") from error
     return text
-
-
-def struct_from_mapping(type_: type[StructT], table: Any, where: str) -> StructT:
-    """Build a struct from a mapping by field name, refusing unknown keys; raises `UserError`."""
-    if not isinstance(table, dict):
-        raise UserError(f"{where} must be a table, not {type(table).__name__}")
-    fields = {field.name: field for field in msgspec.structs.fields(type_)}
-    for key in table:
-        if key not in fields:
-            raise UserError(f"{where}: unknown key {key!r}; there are: {', '.join(sorted(fields))}")
-    values: dict[str, Any] = {}
-    for name, field in fields.items():
-        place = f"{where}: {name}"
-        if name not in table:
-            if field.required:
-                raise UserError(f"{place} is missing")
-            continue
-        values[name] = _convert(field.type, table[name], place)
-    return type_(**values)
-
-
-def _convert(type_: Any, value: Any, where: str) -> Any:
-    info = msgspec.inspect.type_info(type_)
-    if isinstance(info, msgspec.inspect.StructType):
-        return struct_from_mapping(info.cls, value, where)
-    if isinstance(info, msgspec.inspect.ListType) and isinstance(
-        info.item_type, msgspec.inspect.StructType
-    ):
-        if not isinstance(value, list):
-            raise UserError(f"{where} must be a list, not {type(value).__name__}")
-        if info.max_length is not None and len(value) > info.max_length:
-            raise UserError(f"{where} has {len(value)} entries; {info.max_length} are the most")
-        return [struct_from_mapping(info.item_type.cls, item, where) for item in value]
-    try:
-        return msgspec.convert(value, type_)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{where} is {value!r}: {error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from peers.policy.demo import save_tokenizer
-from swarm.app.demo.recipe import demo_manifest
+from swarm.app.demo.recipe import ENVIRONMENT, demo_manifest
 from swarm.app.main import app
 from swarm.app.run_probe import probe_hashes
 from swarm.envelope import Envelope
@@ -58,7 +58,7 @@ def signed_manifest(folder: Path, owner: Identity, name: str = "test", seed: int
     manifest = demo_manifest(
         name=name,
         steps=10,
-        hashes=probe_hashes(folder, "sort-digits", "1"),
+        hashes=probe_hashes(folder, [ENVIRONMENT]),
         trainer=Identity(bytes([seed]) * 32).peer_id,
         validator=Identity(bytes([seed + 1]) * 32).peer_id,
     )

@@ -28,7 +28,7 @@ broadcast_mode = "relay-only"
 trainers = ["{TRAINER}"]
 validators = ["{VALIDATOR}"]
 
-[environment]
+[[environments]]
 name = "sort-digits"
 version = "1"
 
@@ -93,16 +93,19 @@ def test_create_again_keeps_the_owner(tmp_path: Path) -> None:
     [
         ("steps = 100", "stops = 100", "unknown key 'stops'"),
         ("steps = 100", 'steps = "many"', "steps is 'many'"),
-        ("steps = 100", "", "schedule: steps is missing"),
+        ("stop_ids = [2]", "", "sampling: stop_ids is missing"),
         ('version = "1"', 'version = "9"', "installed in version '1', but the run wants '9'"),
         ('"sort-digits"', '"chess"', "environment 'chess' is not installed here"),
-        ('name = "sort-digits"', "", "environment.name is None; it must be text"),
+        ('name = "sort-digits"', "", "environments[0]: name is missing"),
         (f'["{TRAINER}"]', '["nobody"]', "trainers: "),
         (
             "[optimiser]",
             "[objective]\ndelta = 1.1\n[optimiser]",
             "must be greater than 1 + epsilon",
         ),
+        ("[[environments]]", "[environment]", "environment is called [[environments]] now"),
+        ('name = "sort-digits"', 'where = "served"\nname = "sort-digits"', "no peer can serve an"),
+        ('name = "sort-digits"', 'weight = 0\nname = "sort-digits"', "none would give a task"),
         ("[optimiser]", "[objective]", "objective.learning_rate is called optimiser.learning_rate"),
         ("[schedule]", "[schedule", "is not valid TOML"),
         ('"relay-only"', '"closed"', "broadcast_mode is 'closed'"),
@@ -148,8 +151,7 @@ def a_submission(path: Path, engine: str = "native") -> Path:
             policy=3,
             worker=VALIDATOR,
             number=1,
-            environment="sort-digits",
-            environment_version="1",
+            environments=[("sort-digits", "1")],
             temperature=1.0,
             max_new_tokens=8,
             stop_ids=[2],

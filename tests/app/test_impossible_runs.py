@@ -73,7 +73,16 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
         ),
         ("[schedule]", "[thresholds]\nprefill_share_new = 1.5\n[schedule]", "between 0 and 1"),
         ("[schedule]", "[thresholds]\nmargin_max = inf\n[schedule]", "margin_max is inf; it must"),
-        ("[schedule]", "[filters]\naccuracy_max = 8.0\n[schedule]", "accuracy_max is 8; it must"),
+        (
+            "[sampling]",
+            "accuracy_max = 8.0\n[sampling]",
+            "accuracy_min is 0 and accuracy_max 8, so",
+        ),
+        (
+            "[schedule]",
+            "[filters]\naccuracy_max = 0.8\n[schedule]",
+            "environments.accuracy_max now",
+        ),
         ("[schedule]", "[limits]\nverdict_seconds = 0.0\n[schedule]", "verdict_seconds is 0; it"),
         ("[schedule]", "[limits]\nsubmission_bytes_max = 9\n[schedule]", "32 completions of 8 tok"),
         ("[schedule]", "[admissions]\nunproven_max = 0\n[schedule]", "nobody new could ever take"),
@@ -82,7 +91,16 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             '[admissions]\npolicy = "allow-list"\n[schedule]',
             "admissions.allowed is em",
         ),
-        ('"sort-digits"', '"sort-digits?lengths=0"', "lengths are up to 64 whole numbers from 1"),
+        (
+            "[sampling]",
+            "options.lengths = [0]\n[sampling]",
+            "options: lengths is [0]: Expected `int`",
+        ),
+        (
+            "[sampling]",
+            "options.depth = 3\n[sampling]",
+            "unknown key 'depth'; there are: alpha, le",
+        ),
     ],
 )
 def test_what_contradicts_itself_or_the_model(

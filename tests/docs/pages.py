@@ -70,6 +70,13 @@ def type_words(info: Any) -> str:
         return f"int{_range(info)}"
     if isinstance(info, inspect.FloatType):
         return f"float{_range(info)}"
+    if isinstance(info, inspect.UnionType):
+        return " or ".join(map(type_words, info.types))
+    if isinstance(info, inspect.DictType):
+        key, value = type_words(info.key_type), type_words(info.value_type)
+        return f"map{_lengths(info)} of {key} to {value}"
+    if isinstance(info, inspect.TupleType):
+        return f"({', '.join(map(type_words, info.item_types))})"
     assert isinstance(info, inspect.BoolType), info
     return "bool"
 
@@ -109,6 +116,8 @@ def _default(field: Any) -> str:
         return str(value).lower()
     if isinstance(value, bytes):
         return "empty"
+    if isinstance(value, dict):
+        return "{}"
     if isinstance(value, list):
         return "[]"
     if isinstance(value, str):

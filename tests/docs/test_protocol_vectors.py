@@ -25,6 +25,7 @@ NESTED = (
     messages.Admissions,
     messages.Thresholds,
     messages.Limits,
+    messages.Filters,
     messages.Check,
 )
 

@@ -16,14 +16,14 @@ from swarm.app.main import app
 from swarm.errors import UserError
 from swarm.messages import RunManifest
 from swarm.run.manifest import load_manifest
-from swarm.run.toml import manifest_from_toml
+from swarm.run.toml import RunHashes, manifest_from_toml
 from swarm.settings import load_settings
 from tests.docs.pages import ROOT, text
 
 PAGES = sorted(
     path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
 )
-HASHES = {"tokenizer_hash": bytes(32), "environment.probe_hash": bytes(32)}
+HASHES = RunHashes(tokenizer=bytes(32), probes=[bytes(32)])
 
 
 def toml_examples() -> list[str]:

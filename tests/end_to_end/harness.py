@@ -63,7 +63,7 @@ def make_base(folder: Path) -> None:
 
     torch.set_num_threads(1)
     make_policy(folder, seed=0)
-    warm_up(folder, load(*ENVIRONMENT), 0, Warmup(accuracy=0.05))
+    warm_up(folder, load(ENVIRONMENT.name, ENVIRONMENT.version), 0, Warmup(accuracy=0.05))
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def tiny_manifest(
     manifest = demo_manifest(
         name="tiny",
         steps=steps,
-        hashes=probe_hashes(base, *ENVIRONMENT),
+        hashes=probe_hashes(base, [ENVIRONMENT]),
         trainer=trainer,
         validator=validators[0],
     )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import Task, load, task_of_step
 from peers.environments.base import Split
-from peers.environments.length import PROMPT, LengthTargets
+from peers.environments.length import PROMPT, LengthOptions, LengthTargets
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
 
-NAME = "sort-digits?lengths=8,12&alpha=0.01&prompt={length}:{prompt}"
-ENVIRONMENT, SAME = load(NAME, "1"), load(NAME, "1")
+OPTIONS = {"lengths": [8, 12], "alpha": 0.01, "prompt": "{length}:{prompt}"}
+ENVIRONMENT, SAME = (load("sort-digits", "1", OPTIONS) for _ in range(2))
 
 
 @given(st.binary(min_size=1, max_size=32))
@@ -27,7 +31,7 @@ def test_prompt_and_target_are_drawn_from_the_seed(seed: bytes) -> None:
 
 
 def test_every_target_is_drawn_about_as_often() -> None:
-    environment = load("sort-digits?lengths=1,2,3,4", "1")
+    environment = load("sort-digits", "1", {"lengths": [1, 2, 3, 4]})
     counts = [0] * 5
     for number in range(800):
         counts[environment.task(number.to_bytes(4, "big")).target_length] += 1
@@ -36,7 +40,7 @@ def test_every_target_is_drawn_about_as_often() -> None:
 
 
 def test_the_penalty_counts_every_token_off_the_target() -> None:
-    task = load(NAME, "1").task(b"a")
+    task = ENVIRONMENT.task(b"a")
     assert task.length_penalty(task.target_length) == 0
     assert task.length_penalty(task.target_length + 5) == pytest.approx(0.05)
     assert task.length_penalty(task.target_length - 5) == pytest.approx(0.05)
@@ -44,7 +48,7 @@ def test_the_penalty_counts_every_token_off_the_target() -> None:
 
 
 def test_published_values_are_the_defaults() -> None:
-    task = load("sort-digits?lengths=2000", "1").task(b"a")
+    task = load("sort-digits", "1", {"lengths": [2000]}).task(b"a")
     assert task.length_weight == 0.0003
     assert task.prompt.endswith("> Think for 2000 tokens before giving a response.")
 
@@ -52,20 +56,20 @@ def test_published_values_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "lengths \\(needed\\)"),
-        ("alpha=0.1", "lengths \\(needed\\)"),
-        ("lengths=8&depth=3", "there are: lengths"),
-        ("lengths=eight", "no number"),
-        ("lengths=0", "from 1 to"),
-        ("lengths=8&alpha=-1", "alpha lies in"),
-        ("lengths=8&alpha=nan", "alpha lies in"),
-        ("lengths=8&prompt=hello", "prompt holds"),
-        ("lengths=" + ",".join(["8"] * 65), "up to 64"),
+        ({"alpha": 0.1}, "options: lengths is missing"),
+        ({"lengths": [8], "depth": 3}, "unknown key 'depth'; there are: alpha, lengths, prompt"),
+        ({"lengths": "eight"}, "lengths is 'eight': Expected `array`"),
+        ({"lengths": [0]}, "Expected `int` >= 1"),
+        ({"lengths": []}, "of length >= 1"),
+        ({"lengths": [8], "alpha": -1}, "alpha is -1: Expected `float` >= 0"),
+        ({"lengths": [8], "alpha": math.nan}, "alpha is nan; it must be a finite number"),
+        ({"lengths": [8], "prompt": "hello"}, "prompt is 'hello': Expected `str` matching"),
+        ({"lengths": [8] * 65}, "of length <= 64"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        load(f"sort-digits?{options}", "1")
+def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        load("sort-digits", "1", options)
 
 
 class Growing(SortDigits):
@@ -78,7 +82,7 @@ class Growing(SortDigits):
 def test_a_curriculum_is_asked_with_the_step() -> None:
     assert task_of_step(Growing(), b"\1", 7) == Task("7 01>", "7")
     assert task_of_step(SortDigits(), b"\1", 7) == SortDigits().task(b"\1")
-    timed = LengthTargets(Growing(), "timed", [5], alpha=0.5)
+    timed = LengthTargets(Growing(), LengthOptions(lengths=[5], alpha=0.5))
     assert task_of_step(timed, b"\1", 7).prompt == PROMPT.replace("{prompt}", "7 01>").replace(
         "{length}", "5"
     )

@@ -26,7 +26,7 @@ from swarm.jobs import Generate, Generated, Load
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from tests.orders import policy as policy_reference
-from tests.orders import submission_order
+from tests.orders import reference, submission_order
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 
@@ -51,13 +51,14 @@ def service(policy: Path) -> Iterator[EngineService]:
     ("wanted", "sentence"),
     [
         ({"engine": "warp"}, "engine 'warp' is unknown"),
-        ({"environment": "chess", "environment_version": "1"}, "'chess' is not installed here"),
-        ({"environment": "sort-digits", "environment_version": "9"}, "but the run wants '9'"),
-        ({"environment": "sort-digits?x=1", "environment_version": "1"}, "has the options x"),
+        ({"environments": [reference("chess")]}, "'chess' is not installed here"),
+        ({"environments": [reference(version="9")]}, "but the run wants '9'"),
+        ({"environments": [reference(options={"x": 1})]}, "unknown key 'x'"),
+        ({"environments": [reference(), reference("chess")]}, "'chess' is not installed here"),
     ],
 )
 def test_what_is_not_here_is_said_before_a_policy_is_fetched(
-    wanted: dict[str, str], sentence: str
+    wanted: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         EngineService(**wanted)  # type: ignore[arg-type]
@@ -175,4 +176,4 @@ def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed"):
-        generate(service, tmp_path / "file", environment="chess")
+        generate(service, tmp_path / "file", environments=[reference("chess")])

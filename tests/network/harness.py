@@ -76,7 +76,7 @@ def manifest(
         version=version,
         model="tiny",
         tokenizer_hash=bytes(32),
-        environment=EnvironmentReference(name="sort-digits", version="1", probe_hash=bytes(32)),
+        environments=[EnvironmentReference(name="sort-digits", version="1")],
         sampling=Sampling(
             temperature=1.0, max_new_tokens=8, stop_ids=[2], group_size=8, groups_per_submission=4
         ),

@@ -11,10 +11,11 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarm.envelope import Envelope
 from swarm.identity import Identity
-from swarm.messages import Admissions, RunManifest, StepOrder, TrustedKey
+from swarm.messages import Admissions, EnvironmentReference, RunManifest, StepOrder, TrustedKey
 from swarm.run.changes import AT_ONCE, NEVER, NEXT_STEP, changes
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.run import VERSIONS_KEPT, Run
@@ -22,6 +23,8 @@ from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
 
 FIRST = manifest([TRAINER], [ALICE, BOB])
+SORTING = EnvironmentReference(name="sort-digits", version="1")
+
 OTHER: dict[str, Any] = {
     "model": "other",
     "tokenizer_hash": bytes([1]) * 32,
@@ -30,6 +33,7 @@ OTHER: dict[str, Any] = {
     "checkpoints_kept": 9,
     "broadcast_mode": "relay-only",
     "name": "other",
+    "environments": [],
 }
 """Another value of each field that is no table."""
 
@@ -37,12 +41,10 @@ OTHER: dict[str, Any] = {
 def version(number: int, *, by: Identity = OWNER, sequence: int = 0, **tables: Any) -> Envelope:
     """A signed version; `tables` gives fields of tables, or whole fields."""
     changed = {
-        name: msgspec.structs.replace(getattr(FIRST, name), **value)
-        if isinstance(value, dict)
-        else value
+        name: replace(getattr(FIRST, name), **value) if isinstance(value, dict) else value
         for name, value in tables.items()
     }
-    message = msgspec.structs.replace(FIRST, version=number, **changed)
+    message = replace(FIRST, version=number, **changed)
     run = f"{by.peer_id}/{message.name}"
     return sealed(by, message, run, sequence=sequence or number, lifetime_seconds=1e6)
 
@@ -76,12 +78,12 @@ def test_every_field_has_its_moment() -> None:
         if name == "version":
             continue
         if not isinstance(held, msgspec.Struct):
-            (change,) = changes(FIRST, msgspec.structs.replace(FIRST, **{name: OTHER[name]}))
+            (change,) = changes(FIRST, replace(FIRST, **{name: OTHER[name]}))
             assert change.field == name and change.when in (AT_ONCE, NEXT_STEP, NEVER)
             continue
         for field in held.__struct_fields__:
-            different = msgspec.structs.replace(held, **{field: "something else"})
-            (change,) = changes(FIRST, msgspec.structs.replace(FIRST, **{name: different}))
+            different = replace(held, **{field: "something else"})
+            (change,) = changes(FIRST, replace(FIRST, **{name: different}))
             assert change.field == f"{name}.{field}" and change.when
 
 
@@ -96,8 +98,17 @@ def test_every_field_has_its_moment() -> None:
             "admissions.allowed none → 9 entries (at once)",
         ),
         (
-            {"environment": {"version": "2"}},
-            "environment.version 1 → 2 (not possible in a running run: start a new one)",
+            {"environments": [replace(SORTING, version="2")]},
+            "environments[0].version 1 → 2 (not possible in a running run: start a new one)",
+        ),
+        (
+            {"environments": [replace(SORTING, weight=2.0)]},
+            "environments[0].weight 1.0 → 2.0 (from the next step)",
+        ),
+        (
+            {"environments": [SORTING, replace(SORTING, name="chess")]},
+            "environments sort-digits 1 → sort-digits 1, chess 1 (not possible in a running run: "
+            "start a new one)",
         ),
         ({"trainers": [TrustedKey(peer=BOB.peer_id)]}, f"→ {BOB.peer_id} (at once)"),
     ],
@@ -123,7 +134,7 @@ def test_the_first_of_the_highest_version_counts_in_whatever_order_they_come(
     for number, tokens, environment_changes in offered:
         tables: dict[str, Any] = {"sampling": {"max_new_tokens": tokens}}
         if environment_changes:
-            tables["environment"] = {"version": "2"}
+            tables["environments"] = [replace(SORTING, version="2")]
         new = version(number, **tables)
         newest = run.manifest.version
         expected = number > newest and not environment_changes

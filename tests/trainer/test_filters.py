@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from peers.trainer.filters import (
     groups_to_ask_for,
     judge_groups,
 )
-from swarm.messages import Filters, Verdict
+from swarm.messages import EnvironmentReference, Verdict
 
 
 def verdict(
@@ -37,22 +39,35 @@ def verdict(
     )
 
 
-BOUNDS = Filters(accuracy_min=0.2, accuracy_max=0.8)
+def bounds(**fields: Any) -> list[EnvironmentReference]:
+    """A run's one environment, with these bounds."""
+    return [EnvironmentReference(name="sort-digits", version="1", **fields)]
+
+
+BOUNDS = bounds(accuracy_min=0.2, accuracy_max=0.8)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "filters", "expected"),
+    ("rewards", "environments", "expected"),
     [
         ([1.0, 0.0, 1.0, 0.0], BOUNDS, "kept"),
         ([1.0, 1.0, 1.0, 1.0], BOUNDS, "no_spread"),
-        ([0.0, 0.0], Filters(), "no_spread"),
+        ([0.0, 0.0], bounds(), "no_spread"),
         ([1.0, *[0.0] * 9], BOUNDS, "too_hard"),
         ([0.0, *[1.0] * 9], BOUNDS, "too_easy"),
-        ([0.0, *[1.0] * 9], Filters(), "kept"),
+        ([0.0, *[1.0] * 9], bounds(), "kept"),
     ],
 )
-def test_spread_and_accuracy(rewards: list[float], filters: Filters, expected: str) -> None:
-    assert judge_groups(verdict([rewards]), filters) == [expected]
+def test_spread_and_accuracy(
+    rewards: list[float], environments: list[EnvironmentReference], expected: str
+) -> None:
+    assert judge_groups(verdict([rewards]), environments) == [expected]
+
+
+def test_each_group_is_judged_by_its_own_environment() -> None:
+    judged = msgspec.structs.replace(verdict([[1.0, *[0.0] * 9]] * 3), environments=[1, 0, 1])
+    environments = bounds() + bounds(accuracy_min=0.2)
+    assert judge_groups(judged, environments) == ["too_hard", "kept", "too_hard"]
 
 
 def test_groups_alive_through_their_length_only_are_told_apart() -> None:
@@ -60,10 +75,10 @@ def test_groups_alive_through_their_length_only_are_told_apart() -> None:
     judged = verdict(
         [[0.99, 0.98], [0.9, -0.1], [0.5, 0.5]], means=[1.0, 0.5, 0.5], spreads=[0.0, 1.0, 0.0]
     )
-    assert judge_groups(judged, Filters()) == ["length_only", "kept", "no_spread"]
-    assert judge_groups(judged, Filters(spread="total")) == ["kept", "kept", "no_spread"]
+    assert judge_groups(judged, bounds()) == ["length_only", "kept", "no_spread"]
+    assert judge_groups(judged, bounds(spread="total")) == ["kept", "kept", "no_spread"]
     # Accuracy is the task's too: 0.4 with the penalty, 0.5 without.
-    assert judge_groups(judged, Filters(accuracy_min=0.45))[1] == "kept"
+    assert judge_groups(judged, bounds(accuracy_min=0.45))[1] == "kept"
 
 
 @given(st.lists(st.lists(st.sampled_from(["kept", "no_spread"]), min_size=1), min_size=1))

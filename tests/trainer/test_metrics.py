@@ -37,7 +37,7 @@ def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_gets_what_is_a_finite_number(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    Metrics(str(tmp_path)).record(7, "sort-digits", FIGURES)
+    Metrics(str(tmp_path)).record(7, {**FIGURES, "environment_rewards": {"sort-digits": 0.25}})
     found = read_back(tmp_path)
     assert found["reward/reward"] == found["reward/of/sort-digits"] == [(7, 0.25)]
     assert found["policy/entropy"] == [(7, 1.5)]
@@ -51,16 +51,16 @@ def test_a_resumed_run_writes_over_what_it_repeats(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     first = Metrics(str(tmp_path))
     for step in range(3):
-        first.record(step, "e", {"reward": 0.1 * step})
+        first.record(step, {"reward": 0.1 * step})
     again = Metrics(str(tmp_path))
-    again.record(2, "e", {"reward": 0.9})
+    again.record(2, {"reward": 0.9})
     found = read_back(tmp_path)["reward/reward"]
     assert [(step, round(value, 3)) for step, value in found] == [(0, 0.0), (1, 0.1), (2, 0.9)]
 
 
 def test_nothing_asked_for_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Metrics().record(0, "e", FIGURES)
+    Metrics().record(0, FIGURES)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_weights_and_biases_gets_them(tmp_path: Path, monkeypatch: pytest.Monkey
     pytest.importorskip("wandb", reason="an option of the trainer, installed by who wants it")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    Metrics(wandb="project", run="owner/demo").record(0, "e", FIGURES)
+    Metrics(wandb="project", run="owner/demo").record(0, FIGURES)
     assert list((tmp_path / "wandb").glob("offline-run-*-demo"))
 
 

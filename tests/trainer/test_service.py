@@ -22,7 +22,7 @@ from peers.trainer.options import Attention
 from peers.trainer.service import DEMO_SAMPLING, TrainerService
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
-from swarm.messages import Objective, Optimiser, Sampling, Schedule
+from swarm.messages import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
 
@@ -37,8 +37,7 @@ def run_arguments(base: Path) -> dict[str, Any]:
         "optimiser": msgspec.structs.asdict(Optimiser(learning_rate=1e-3)),
         "schedule": msgspec.structs.asdict(Schedule(steps=4, groups_per_step=2)),
         "sampling": msgspec.structs.asdict(DEMO_SAMPLING),
-        "environment": "sort-digits",
-        "environment_version": "1",
+        "environments": [EnvironmentReference(name="sort-digits", version="1")],
         "seed": 0,
     }
 
@@ -73,8 +72,7 @@ def submission(
         policy=policy,
         worker="Q" * 46,
         number=0,
-        environment="sort-digits",
-        environment_version="1",
+        environments=[("sort-digits", "1")],
         temperature=sampling.temperature,
         max_new_tokens=sampling.max_new_tokens,
         stop_ids=sampling.stop_ids,
@@ -152,6 +150,7 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     assert crossed(restarted.evaluate(str(tmp_path / "resumed"), 8, "held_out")) == {
         "sampled": 0,
         "greedy": 0,
+        "environments": {"sort-digits": {"sampled": 0, "greedy": 0}},
     }
 
 

@@ -11,12 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from peers.environments import Task
+from peers.environments import Environment, Task
 from peers.environments.base import Split
+from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
 from peers.validator.inspector import expected_header
+from swarm.messages import EnvironmentReference
 from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.seeds import environment_of_group
 from swarm.rollouts.submission_file import Header
+from tests.orders import reference
 from tests.validator.conftest import STOP_IDS, Stage
 
 Lists = dict[str, Any]
@@ -201,7 +205,8 @@ def test_an_exact_fault_is_named_and_proven(
         {"temperature": 0.7},
         {"max_new_tokens": 9},
         {"stop_ids": [2]},
-        {"environment_version": "2"},
+        {"environments": [("sort-digits", "2")]},
+        {"environments": [("sort-digits", "1")] * 2},
     ],
 )
 def test_a_header_that_lies_is_a_proven_fault(stage: Stage, lie: dict[str, Any]) -> None:
@@ -246,11 +251,22 @@ def test_equal_groups_have_equal_digests_whoever_made_them(stage: Stage) -> None
 
 def test_what_this_machine_lacks_is_no_fault_of_the_worker(stage: Stage) -> None:
     header, rollouts = stage.generate()
-    found = stage.inspect(header, rollouts, environment="chess")
+    found = stage.inspect(header, rollouts, environments=[reference("chess")])
     assert found.failed == "environment" and not found.proven_fault
     assert "environment 'chess' is not installed here" in found.detail
     with pytest.raises(OSError, match="missing"):
         stage.inspect_file(stage.folder / "missing", bytes(32))
+
+
+class Given(Environments):
+    """These environments, as if they were installed."""
+
+    def __init__(self, *environments: Environment) -> None:
+        super().__init__()
+        self._given = {environment.name: environment for environment in environments}
+
+    def of(self, reference: EnvironmentReference) -> Environment:
+        return self._given.get(reference.name) or super().of(reference)
 
 
 class Failing(SortDigits):
@@ -273,10 +289,9 @@ def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_i
     stage: Stage,
 ) -> None:
     header, rollouts = stage.generate()
-    for environment in (Failing(), Taskless()):
-        stage.inspector._environments[environment.name, "1"] = environment
-    of_failing = msgspec.structs.replace(header, environment="failing")
-    found = stage.inspect(of_failing, rollouts, environment="failing")
+    stage.inspector._environments = Given(Failing(), Taskless())
+    of_failing = msgspec.structs.replace(header, environments=[("failing", "1")])
+    found = stage.inspect(of_failing, rollouts, environments=[reference("failing")])
     assert found.failed == "" and found.rewards == [] and found.task_means == []
     assert "cannot grade the completion" in found.ungraded
     assert "RuntimeError: no sandbox" in found.ungraded
@@ -286,10 +301,11 @@ def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_i
         for completion in (some for some in lists["completions"] if len(some) > 1):
             completion[0] = 5 if completion[0] != 5 else 6
 
-    invented = stage.inspect(of_failing, changed(rollouts, invent), environment="failing")
+    lying = changed(rollouts, invent)
+    invented = stage.inspect(of_failing, lying, environments=[reference("failing")])
     assert invented.ungraded and stage.judge().failed != ""
 
-    found = stage.inspect(header, rollouts, environment="taskless")
+    found = stage.inspect(header, rollouts, environments=[reference("taskless")])
     assert (found.failed, found.proven_fault) == ("environment", False)
     assert "cannot draw a task (RuntimeError: no data)" in found.detail
 
@@ -310,10 +326,11 @@ def test_length_penalties_come_off_the_rewards_and_the_tasks_own_are_told_apart(
     stage: Stage,
 ) -> None:
     """The worker is asked for a length by its seed; every completion token counts."""
-    name = "sort-digits?lengths=3,7&alpha=0.125&prompt={length}{prompt}"
-    header, rollouts = stage.generate(environment=name)
+    options = {"lengths": [3, 7], "alpha": 0.125, "prompt": "{length}{prompt}"}
+    environments = [reference(options=options)]
+    header, rollouts = stage.generate(environments=environments)
     assert set(rollouts.target_length.tolist()) <= {3, 7}
-    found = stage.inspect(header, rollouts, environment=name)
+    found = stage.inspect(header, rollouts, environments=environments)
     assert found.failed == ""
     lengths = np.diff(rollouts.completion_offsets)
     off = np.abs(lengths - rollouts.target_length).reshape(4, 4)
@@ -321,6 +338,37 @@ def test_length_penalties_come_off_the_rewards_and_the_tasks_own_are_told_apart(
     assert found.rewards == (-0.125 * off).tolist()  # random weights sort nothing
     assert found.task_means == found.task_spreads == [0.0] * 4
     other = changed(rollouts, lambda lists: lists.update(target_length=[5] * 16))
-    assert stage.inspect(header, other, environment=name).failed == "prompts"
+    assert stage.inspect(header, other, environments=environments).failed == "prompts"
     plain = stage.inspect(*stage.generate())
     assert plain.task_means == plain.task_spreads == []
+    assert plain.environments == [0] * 4
+
+
+def test_a_groups_task_and_grade_are_those_of_the_environment_that_its_seed_gives(
+    stage: Stage,
+) -> None:
+    stage.engine._environments = stage.inspector._environments = Given(Letters())
+    environments = [reference(), reference("letters", weight=2.0)]
+    header, rollouts = stage.generate(environments=environments, groups=12)
+    found = stage.inspect(header, rollouts, environments=environments, groups=12)
+    assert found.failed == ""
+    assert found.environments == [
+        environment_of_group(stage.seed(), group, [1.0, 2.0]) for group in range(12)
+    ]
+    assert 0 < sum(found.environments) < 12
+    for index, rewards in zip(found.environments, found.rewards, strict=True):
+        assert all(reward == 0.5 for reward in rewards) == (index == 1)
+    heavier = [reference(weight=1e6), reference("letters")]
+    assert stage.inspect(header, rollouts, environments=heavier, groups=12).failed == "prompts"
+
+
+class Letters(SortDigits):
+    """Another environment of the same run."""
+
+    name = "letters"
+
+    def task(self, seed: bytes, split: Split = "train") -> Task:
+        return Task(prompt=">>", answer="0")
+
+    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+        return 0.5

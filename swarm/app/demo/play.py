@@ -127,7 +127,7 @@ class Demo:
         manifest = demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
             steps=self.options.steps,
-            hashes=probe_hashes(base, *ENVIRONMENT),
+            hashes=probe_hashes(base, [ENVIRONMENT]),
             trainer=self._peer("trainer").identity.peer_id,
             validator=self._peer("validator").identity.peer_id,
         )

@@ -17,9 +17,10 @@ from swarm.messages import (
     Schedule,
     TrustedKey,
 )
+from swarm.run.toml import RunHashes
 
 MODEL = "demo/qwen2-0.23m"
-ENVIRONMENT = ("sort-digits", "1")
+ENVIRONMENT = EnvironmentReference(name="sort-digits", version="1")
 PRELOAD = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
 """For the fork server. Nothing that imports pyarrow: its allocator starts a thread, and a fork
 server has none."""
@@ -44,17 +45,16 @@ SCHEDULE = Schedule(steps=250, groups_per_step=32, asynchrony=2, max_staleness=4
 
 
 def demo_manifest(
-    *, name: str, steps: int, hashes: tuple[bytes, bytes], trainer: str, validator: str
+    *, name: str, steps: int, hashes: RunHashes, trainer: str, validator: str
 ) -> RunManifest:
     """Make the run manifest of the demo. `hashes`: see `probe_hashes`."""
-    environment, version = ENVIRONMENT
-    tokenizer_hash, probe_hash = hashes
+    (probe,) = hashes.probes
     return RunManifest(
         name=name,
         version=1,
         model=MODEL,
-        tokenizer_hash=tokenizer_hash,
-        environment=EnvironmentReference(name=environment, version=version, probe_hash=probe_hash),
+        tokenizer_hash=hashes.tokenizer,
+        environments=[msgspec.structs.replace(ENVIRONMENT, probe_hash=probe)],
         sampling=SAMPLING,
         schedule=msgspec.structs.replace(SCHEDULE, steps=steps),
         objective=OBJECTIVE,

@@ -1,0 +1,67 @@
+"""The environments of a run: which one gives a group its task, and each loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from peers.environments.base import Environment, Task, load, task_of_step
+from swarm.messages import EnvironmentReference
+from swarm.rollouts.seeds import environment_of_group, task_seed
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """A group's task, and the environment that grades it."""
+
+    index: int
+    """Of the environment among the run's."""
+    environment: Environment
+    task: Task
+
+
+def labels(references: Sequence[EnvironmentReference]) -> list[str]:
+    """A name for each of a run's environments in figures; with its index where two share a name."""
+    names = [reference.name for reference in references]
+    return [
+        f"{name}-{index}" if names.count(name) > 1 else name for index, name in enumerate(names)
+    ]
+
+
+class Environments:
+    """Loads environments on first use. Another version of the run may weigh them otherwise."""
+
+    def __init__(self, references: Sequence[EnvironmentReference] = ()) -> None:
+        """Raises `UserError` for an environment that is not installed here."""
+        self._loaded: dict[bytes, Environment] = {}
+        for reference in references:
+            self.of(reference)
+
+    def of(self, reference: EnvironmentReference) -> Environment:
+        """The environment that a run manifest names; raises `UserError`."""
+        key = msgspec.json.encode(
+            (reference.name, reference.version, reference.options), order="sorted"
+        )
+        found = self._loaded.get(key)
+        if found is None:
+            found = load(reference.name, reference.version, reference.options)
+            self._loaded[key] = found
+        return found
+
+    def tasks(
+        self, references: Sequence[EnvironmentReference], seed: bytes, groups: int, step: int
+    ) -> list[GroupTask]:
+        """The tasks of a submission's groups, as its seed and the weights give them.
+
+        Raises `UserError` for an environment that is not installed or draws no task.
+        """
+        weights = [reference.weight for reference in references]
+        found = []
+        for group in range(groups):
+            index = environment_of_group(seed, group, weights)
+            environment = self.of(references[index])
+            task = task_of_step(environment, task_seed(seed, group), step)
+            found.append(GroupTask(index, environment, task))
+        return found
