@@ -178,7 +178,7 @@ def test_nobody_reserves_in_anothers_name(tmp_path) -> None:
             for key, status in ((BOB, "PERMISSION_DENIED"), (MALLORY, "OK")):
                 name = CircuitPeerId(id=ID.from_string(key.peer_id).to_bytes())
                 request = HopMessage(type=HopMessage.RESERVE, peer=name)
-                _, reply = await mallory._ask_relay(CAROL.peer_id, request)
+                _, reply = await mallory._relays._ask_relay(CAROL.peer_id, request)
                 assert reply.status == StatusCode[status]
 
     run(main)
