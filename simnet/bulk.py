@@ -29,7 +29,7 @@ from swarm.transport import (
     fetch_in_turn,
 )
 from swarm.transport.base import BaseTransport
-from swarm.transport.http import limits
+from swarm.transport.http import limits as http_limits
 from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 
@@ -155,7 +155,7 @@ class BulkPlane(BaseTransport):
                 break
             server = None  # behind a NAT: over a connection, if there is one
             if network.is_dark(host):
-                await trio.sleep(limits.CONNECT_SECONDS)
+                await trio.sleep(http_limits.CONNECT_SECONDS)
         if server is None and source.peer is not None:
             neighbour = network.neighbour(self.peer_id, source.peer)
             if neighbour is not None:
@@ -164,7 +164,7 @@ class BulkPlane(BaseTransport):
         if server is None or server.gone or (source.peer and server.peer_id != source.peer):
             reason = "cannot be reached"
         elif network.is_silent(self, server):
-            await trio.sleep(limits.CONNECT_SECONDS)
+            await trio.sleep(http_limits.CONNECT_SECONDS)
             reason = "does not answer"
         if server is None or reason is not None:
             await trio.lowlevel.checkpoint()
@@ -249,9 +249,9 @@ class _Transfer:
         sender._transfers[flow] = receiver._transfers[flow] = ends
         if network.is_silent(sender, receiver):
             network.stall(flow)
-        least = limits.BYTES_PER_SECOND_MIN
+        least = http_limits.BYTES_PER_SECOND_MIN
         if sender.uplink.bytes_per_second < least:  # others are that slow for moments only
-            seconds = limits.STALL_SECONDS + blob.size_bytes / least
+            seconds = http_limits.STALL_SECONDS + blob.size_bytes / least
             too_slow = partial(network.flows.fail, flow, "was too slow")
             network.at(trio.current_time() + seconds, "stalls", too_slow)
 

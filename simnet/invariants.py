@@ -24,6 +24,7 @@ from swarm.events import Event
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
+from swarm.transport import limits
 
 LOG_ENTRIES_READ = 1000
 _TRUSTED = {"trainer", "validator"}
@@ -385,7 +386,7 @@ class Invariants:
             if part is None:
                 continue
             for what, size, most in (
-                ("connections", len(node.transport.connected()), defaults.CONNECTIONS_MAX),
+                ("connections", len(node.transport.connected()), limits.CONNECTIONS_MAX),
                 ("neighbours", len(part.gossip.neighbours()), defaults.GOSSIP_NEIGHBOURS_MAX),
                 ("announcements kept", part.gossip.kept(), defaults.GOSSIP_STORE_MAX),
                 ("checkpoints kept", len(part.store.all()), CHECKPOINTS_MAX),

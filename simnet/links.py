@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from simnet.seeded import derive
-from swarm import defaults
 from swarm.identity import PeerId
-from swarm.transport import ConnectionEvent, Framing, StreamError
+from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.room import Origin, origin_of
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 RETRANSMISSION_SECONDS = 0.2
 """Least delay of a lost packet: Linux's smallest retransmission timeout."""
 
-SILENCE_SECONDS = defaults.CONNECTION_PING_SECONDS + defaults.CONNECTION_PONG_SECONDS
+SILENCE_SECONDS = limits.CONNECTION_PING_SECONDS + limits.CONNECTION_PONG_SECONDS
 """A connection on which nothing arrives ends after this."""
 
 _MASK = (1 << 64) - 1
@@ -124,7 +123,7 @@ class Connection:
     def idle(self) -> bool:
         age = trio.current_time() - self.opened_at
         busy = self.streams or self.asking
-        return not busy and age >= defaults.CONNECTION_GRACE_SECONDS
+        return not busy and age >= limits.CONNECTION_GRACE_SECONDS
 
     # --- messages ---
 
@@ -249,8 +248,8 @@ class SimulatedStream:
         self._queue: list[bytes] = []
         self._changed: trio.Event | None = None
         self._turn: trio.Lock | None = None  # one sender at a time waits for credit
-        self._credit = defaults.STREAM_CREDIT_BYTES  # what we may still send
-        self._granted = defaults.STREAM_CREDIT_BYTES  # what the other side may still send
+        self._credit = limits.STREAM_CREDIT_BYTES  # what we may still send
+        self._granted = limits.STREAM_CREDIT_BYTES  # what the other side may still send
         self._consumed = 0  # taken by `receive`, not yet granted again
         self._local_ended = False
         self._remote_ended = False
@@ -272,7 +271,7 @@ class SimulatedStream:
 
     async def receive(self) -> bytes | None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._consumed * 2 >= defaults.STREAM_CREDIT_BYTES:
+        if self._consumed * 2 >= limits.STREAM_CREDIT_BYTES:
             self._grant()
         while not self._queue:
             if self._remote_ended:
@@ -281,7 +280,7 @@ class SimulatedStream:
                 raise self._error(self._failure)
             await self._change()
         frame = self._queue.pop(0)
-        self._consumed += len(frame) + defaults.FRAME_COST_BYTES
+        self._consumed += len(frame) + limits.FRAME_COST_BYTES
         return frame
 
     async def end(self) -> None:
@@ -323,7 +322,7 @@ class SimulatedStream:
 
     def _put(self, frame: bytes) -> None:
         self._check_writable()
-        self._credit -= len(frame) + defaults.FRAME_COST_BYTES
+        self._credit -= len(frame) + limits.FRAME_COST_BYTES
         connection = self._connection
         connection.send(len(frame) + _HEAD_BYTES, self.far._take, frame)
         for _ in range(connection.duplicates(self.protocol)):
@@ -342,7 +341,7 @@ class SimulatedStream:
         elif self._granted <= 0:
             self._fail("broke the framing: sent more than it had credit for")
         else:
-            self._granted -= len(frame) + defaults.FRAME_COST_BYTES
+            self._granted -= len(frame) + limits.FRAME_COST_BYTES
             self._queue.append(frame)
             self._wake()
 
@@ -383,7 +382,7 @@ class SimulatedStream:
         return self._turn is not None and self._turn.locked()
 
     async def _wait_for_credit(self) -> None:
-        seconds = defaults.STREAM_SEND_DEADLINE_SECONDS
+        seconds = limits.STREAM_SEND_DEADLINE_SECONDS
         with trio.move_on_after(seconds) as scope:
             while self._credit <= 0:
                 self._check_writable()

@@ -30,7 +30,6 @@ from simnet.links import (
 )
 from simnet.seeded import source
 from simnet.timeline import Timeline
-from swarm import defaults
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
     ConnectError,
@@ -39,9 +38,10 @@ from swarm.transport import (
     Reachability,
     Stream,
     StreamError,
+    limits,
 )
 from swarm.transport.base import Handler
-from swarm.transport.http import limits
+from swarm.transport.http import limits as http_limits
 from swarm.transport.room import least_useful, origin_of
 from swarm.world import Disk, World
 
@@ -331,10 +331,10 @@ class SimulatedNetwork:
 
         def give_up() -> None:
             if self.flows.left_bytes(flow) == left:
-                seconds = limits.STALL_SECONDS
+                seconds = http_limits.STALL_SECONDS
                 self.flows.fail(flow, f"has sent nothing for {seconds:g} s")
 
-        self.at(trio.current_time() + limits.STALL_SECONDS, "stalls", give_up)
+        self.at(trio.current_time() + http_limits.STALL_SECONDS, "stalls", give_up)
 
     # --- what transports ask ---
 
@@ -496,7 +496,7 @@ class SimulatedTransport(BulkPlane):
         held = self.connections.get(relay)
         if held is None or not held.peer.relay:
             raise ConnectError(f"relay {relay} declines: it carries no connections")
-        if len(held.peer.reserved_by) >= defaults.RELAY_RESERVATIONS_MAX:
+        if len(held.peer.reserved_by) >= limits.RELAY_RESERVATIONS_MAX:
             raise ConnectError(f"relay {relay} declines: it has no reservation left")
         held.peer.reserved_by[self.peer_id] = None
         self._reservations[relay] = address
@@ -505,7 +505,7 @@ class SimulatedTransport(BulkPlane):
         """Get a reservation back when the relay was lost."""
         relay = PeerId(address.rpartition("/")[2])
         while True:
-            await trio.sleep(defaults.RELAY_RETRY_SECONDS)
+            await trio.sleep(limits.RELAY_RETRY_SECONDS)
             if relay not in self.connections:
                 self._reservations.pop(relay, None)
                 try:
@@ -532,7 +532,7 @@ class SimulatedTransport(BulkPlane):
 
     def _makes_room(self, newcomer: SimulatedTransport) -> bool:
         """Whether there is room for one more, now that another has made way if need be."""
-        if len(self.connections) >= defaults.CONNECTIONS_MAX:
+        if len(self.connections) >= limits.CONNECTIONS_MAX:
             useless = least_useful(self.connections.values(), origin_of(newcomer.host))
             if useless is None:
                 return False
@@ -558,14 +558,14 @@ class SimulatedTransport(BulkPlane):
         if self._is_banned(peer):
             raise ConnectError(f"{peer} is banned here")
         reasons = []
-        with trio.move_on_after(defaults.CONNECT_DEADLINE_SECONDS) as scope:
-            for address in addresses[: defaults.DIAL_ADDRESSES_MAX]:
+        with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS) as scope:
+            for address in addresses[: limits.DIAL_ADDRESSES_MAX]:
                 reason = await self._dial(peer, address)
                 if reason is None:
                     return
                 reasons.append(f"{address}: {reason}")
         if scope.cancelled_caught:
-            reasons.append(f"no answer within {defaults.CONNECT_DEADLINE_SECONDS:g} s")
+            reasons.append(f"no answer within {limits.CONNECT_DEADLINE_SECONDS:g} s")
         raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
@@ -580,11 +580,11 @@ class SimulatedTransport(BulkPlane):
         network = self._network
         remote = network.at_host(parts[2]) if int(parts[4]) == PORT else None
         if remote is not None and remote.line.reachability != "public":
-            await trio.sleep(defaults.DIAL_DEADLINE_SECONDS)  # its NAT drops what nobody asked for
-            return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
+            await trio.sleep(limits.DIAL_DEADLINE_SECONDS)  # its NAT drops what nobody asked for
+            return f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s"
         if network.is_dark(parts[2]) or (remote and network.is_silent(self, remote)):
-            await trio.sleep(defaults.DIAL_DEADLINE_SECONDS)
-            return f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s"
+            await trio.sleep(limits.DIAL_DEADLINE_SECONDS)
+            return f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s"
         if remote is None:
             await trio.sleep(2 * network.weather.local_seconds)
             return "nobody answers"
@@ -599,9 +599,9 @@ class SimulatedTransport(BulkPlane):
         if peer in self.connections or self.peer_id in remote.connections:
             return await self._meet(remote)
         if not remote._makes_room(self):
-            return f"the peer has {defaults.CONNECTIONS_MAX} connections and takes no more"
+            return f"the peer has {limits.CONNECTIONS_MAX} connections and takes no more"
         if not self._makes_room(remote):
-            return f"this peer has {defaults.CONNECTIONS_MAX} connections and opens no more"
+            return f"this peer has {limits.CONNECTIONS_MAX} connections and opens no more"
         network.join(self, remote)
         return None
 
@@ -625,7 +625,7 @@ class SimulatedTransport(BulkPlane):
             return "the connection was lost"
         if peer in self.connections or self.peer_id in remote.connections:
             return await self._meet(remote)
-        if len(via.carried) >= defaults.RELAY_RESERVATIONS_MAX:
+        if len(via.carried) >= limits.RELAY_RESERVATIONS_MAX:
             return f"relay {relay} declines: it carries no more connections"
         self._network.join(self, remote, via)
         return None
@@ -661,14 +661,14 @@ class SimulatedTransport(BulkPlane):
         if connection is None:
             await trio.lowlevel.checkpoint()
             raise StreamError(f"stream {protocol} with {peer}: not connected")
-        with trio.move_on_after(defaults.STREAM_OPEN_DEADLINE_SECONDS):
+        with trio.move_on_after(limits.STREAM_OPEN_DEADLINE_SECONDS):
             await connection.round_trip()
             if self.connections.get(peer) is not connection or connection.peer.gone:
                 raise StreamError(f"stream {protocol} with {peer}: the connection was lost")
             return self._start_stream(connection, protocol, framing)
         raise StreamError(
             f"stream {protocol} with {peer}: no answer within "
-            f"{defaults.STREAM_OPEN_DEADLINE_SECONDS:g} s"
+            f"{limits.STREAM_OPEN_DEADLINE_SECONDS:g} s"
         )
 
     def _start_stream(self, connection: Connection, protocol: str, framing: Framing) -> Stream:
@@ -678,7 +678,7 @@ class SimulatedTransport(BulkPlane):
             raise StreamError(
                 f"stream {protocol} with {remote.peer_id}: the peer does not speak it"
             )
-        near = SimulatedStream(connection, protocol, framing, defaults.FRAME_BYTES_MAX)
+        near = SimulatedStream(connection, protocol, framing, limits.FRAME_BYTES_MAX)
         far = SimulatedStream(connection.twin, protocol, served.framing, served.frame_bytes_max)
         near.far, far.far = far, near
         handler = remote._admit_stream(self.peer_id, protocol)

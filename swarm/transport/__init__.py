@@ -263,7 +263,7 @@ class Transport(Protocol):
         """Connect, trying the addresses in turn; returns at once if connected.
 
         Raises `ConnectError` naming the peer and each address's reason, within
-        `defaults.CONNECT_DEADLINE_SECONDS`.
+        `limits.CONNECT_DEADLINE_SECONDS`.
         """
         ...
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import trio
 
-from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
@@ -21,11 +20,22 @@ from swarm.transport import (
     Source,
     Stream,
     StreamHandler,
+    limits,
 )
 from swarm.transport.framing import ByteStream, FramedStream
 from swarm.world import Disk, World
 
 log = logging.getLogger(__name__)
+
+STREAMS_HELD_BYTES_MAX = 64 << 20
+"""Received on all streams of a peer and not yet taken by who reads them; an honest stream holds a
+frame or two. Beyond it the fullest stream of whoever holds most is reset, of strangers first."""
+
+STREAMS_PER_PEER_MAX = 64
+"""Streams one peer may have open at us at once; more are reset. A role uses about ten."""
+
+CONNECTION_EVENTS_MAX = 1024
+"""Kept for a subscriber that lags; more than the connections a peer has."""
 
 
 class _ServedStream(Stream, Protocol):
@@ -83,7 +93,7 @@ class BaseTransport:
         handler: StreamHandler,
         framing: Framing = Framing.SWARM,
         *,
-        frame_bytes_max: int = defaults.FRAME_BYTES_MAX,
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
     ) -> None:
         """Answer a protocol; `ValueError` if it is answered already."""
         if protocol in self._handlers:
@@ -110,7 +120,7 @@ class BaseTransport:
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
         """A new subscription; a subscriber that lags loses its oldest events."""
-        send, receive = trio.open_memory_channel[ConnectionEvent](defaults.CONNECTION_EVENTS_MAX)
+        send, receive = trio.open_memory_channel[ConnectionEvent](CONNECTION_EVENTS_MAX)
         self._subscribers.append((send, receive))
         return receive
 
@@ -181,7 +191,7 @@ class BaseTransport:
         """Streams hold so much more; when that is too much, the fullest one of whoever holds most
         is given up, of strangers first."""
         self._held_bytes += change_bytes
-        if self._held_bytes > defaults.STREAMS_HELD_BYTES_MAX:
+        if self._held_bytes > STREAMS_HELD_BYTES_MAX:
             held: Counter[PeerId] = Counter()
             for stream in self._streams:
                 held[stream.peer] += stream.held_bytes
@@ -194,7 +204,7 @@ class BaseTransport:
         handler = self._handlers.get(protocol)
         if handler is None or self._is_banned(peer):
             return None
-        if self._served_streams[peer] >= defaults.STREAMS_PER_PEER_MAX:
+        if self._served_streams[peer] >= STREAMS_PER_PEER_MAX:
             log.debug("%s has %d streams open", peer, self._served_streams[peer])
             return None
         self._served_streams[peer] += 1
@@ -226,7 +236,7 @@ class BaseTransport:
         try:
             await handler.run(stream)
             await stream.end()
-            with trio.move_on_after(defaults.STREAM_LINGER_SECONDS):
+            with trio.move_on_after(limits.STREAM_LINGER_SECONDS):
                 await stream.wait_remote_end()
         except Exception as error:
             _report(error, stream.peer, stream.protocol)

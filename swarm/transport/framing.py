@@ -25,9 +25,8 @@ from typing import Protocol
 
 import trio
 
-from swarm import defaults
 from swarm.identity import PeerId
-from swarm.transport import Framing, StreamError
+from swarm.transport import Framing, StreamError, limits
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +180,7 @@ class FramedStream:
         peer: PeerId,
         protocol: str,
         framing: Framing = Framing.SWARM,
-        frame_bytes_max: int = defaults.FRAME_BYTES_MAX,
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
         on_closed: Callable[[], None] = lambda: None,
         on_held: Callable[[int], None] = lambda change_bytes: None,
     ) -> None:
@@ -200,8 +199,8 @@ class FramedStream:
         self._send_lock = trio.Lock()  # one sender at a time waits for credit
         self._write_lock = trio.Lock()  # CREDIT passes while a sender waits
         self._pump_scope = trio.CancelScope()
-        self._credit = defaults.STREAM_CREDIT_BYTES  # what we may still send
-        self._granted = defaults.STREAM_CREDIT_BYTES  # what the other side may still send
+        self._credit = limits.STREAM_CREDIT_BYTES  # what we may still send
+        self._granted = limits.STREAM_CREDIT_BYTES  # what the other side may still send
         self._consumed = 0  # taken by `receive`, not yet granted again
         self._local_ended = False
         self._remote_ended = False
@@ -220,12 +219,12 @@ class FramedStream:
                 await self._write(data)
             else:
                 await self._wait_for_credit()
-                await self._write(data, len(frame) + defaults.FRAME_COST_BYTES)
+                await self._write(data, len(frame) + limits.FRAME_COST_BYTES)
 
     async def receive(self) -> bytes | None:
         await trio.lowlevel.checkpoint()
         # Granting before a frame is taken, not after, so that a cancelled `receive` loses none.
-        if self._consumed * 2 >= defaults.STREAM_CREDIT_BYTES:
+        if self._consumed * 2 >= limits.STREAM_CREDIT_BYTES:
             await self._grant()
         while not self._queue:
             if self._remote_ended:
@@ -234,7 +233,7 @@ class FramedStream:
                 raise self._error(self._failure)
             await self._changed.wait()
         frame = self._queue.popleft()
-        self._consumed += len(frame) + defaults.FRAME_COST_BYTES
+        self._consumed += len(frame) + limits.FRAME_COST_BYTES
         self._queued -= len(frame)
         self._count_held()
         return frame
@@ -326,7 +325,7 @@ class FramedStream:
     def _take(self, kind: FrameKind, payload: bytes, credit: int) -> None:
         if kind is FrameKind.CREDIT:
             self._credit += credit
-            if self._credit > defaults.STREAM_CREDIT_BYTES:
+            if self._credit > limits.STREAM_CREDIT_BYTES:
                 raise FrameError("more credit granted than was used")
         elif self._remote_ended:
             raise FrameError("a frame after END")
@@ -335,7 +334,7 @@ class FramedStream:
         else:
             if self._granted <= 0:
                 raise FrameError("sent more than it had credit for")
-            self._granted -= len(payload) + defaults.FRAME_COST_BYTES
+            self._granted -= len(payload) + limits.FRAME_COST_BYTES
             self._queue.append(payload)
             self._queued += len(payload)
         self._wake()
@@ -361,7 +360,7 @@ class FramedStream:
     async def _wait_for_credit(self) -> None:
         if self._credit > 0:
             return
-        seconds = defaults.STREAM_SEND_DEADLINE_SECONDS
+        seconds = limits.STREAM_SEND_DEADLINE_SECONDS
         with trio.move_on_after(seconds) as scope:
             while self._credit <= 0:
                 await self._changed.wait()
@@ -394,7 +393,7 @@ class FramedStream:
         """Both sides have said END: close, and do not wait for ever for the other's close."""
         await self._close_write()
         self._pump_scope.deadline = min(
-            self._pump_scope.deadline, trio.current_time() + defaults.STREAM_LINGER_SECONDS
+            self._pump_scope.deadline, trio.current_time() + limits.STREAM_LINGER_SECONDS
         )
 
     def _check_writable(self) -> None:

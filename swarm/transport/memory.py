@@ -36,9 +36,10 @@ from swarm.transport import (
     Stream,
     StreamError,
     fetch_in_turn,
+    limits,
 )
 from swarm.transport.base import BaseTransport
-from swarm.transport.http import limits
+from swarm.transport.http import limits as http_limits
 from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 
@@ -311,14 +312,14 @@ class MemoryTransport(BaseTransport):
         if self._is_banned(peer):
             raise ConnectError(f"{peer} is banned here")
         reasons = []
-        with trio.move_on_after(defaults.CONNECT_DEADLINE_SECONDS) as scope:
+        with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS) as scope:
             for address in addresses:
                 reason = await self._dial(peer, address)
                 if reason is None:
                     return
                 reasons.append(f"{address}: {reason}")
         if scope.cancelled_caught:
-            reasons.append(f"no answer within {defaults.CONNECT_DEADLINE_SECONDS:g} s")
+            reasons.append(f"no answer within {limits.CONNECT_DEADLINE_SECONDS:g} s")
         raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
@@ -451,7 +452,7 @@ class MemoryTransport(BaseTransport):
         """Move a blob's bytes, with the stall deadline of the real plane."""
         done = 0
         while done < blob.size_bytes:
-            seconds = limits.STALL_SECONDS
+            seconds = http_limits.STALL_SECONDS
             with trio.move_on_after(seconds) as scope:
                 await trio.sleep(self._network.latency_seconds)
                 await self._network.wait_flowing(self.peer_id, server.peer_id)

@@ -17,20 +17,40 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from swarm import defaults
 from swarm.rates import TokenBuckets
+from swarm.transport import limits
+
+FILES_BESIDE_CONNECTIONS = 1024
+"""Files a peer may have open besides: connections of the bulk plane, blobs, its children."""
+
+CONNECTIONS_FOR_STRANGERS = 128
+"""Of them, when there are so many peers that are trusted or admitted. The rest is for these alone
+as soon as they need it, whatever strangers do."""
+
+CONNECTIONS_PER_ADDRESS_MAX = 64
+"""Inbound connections from one IPv4 address or one /64 of IPv6: a lab behind one NAT fits, a flood
+does not."""
+
+HANDSHAKES_MAX = 64
+"""At once; beyond it the oldest makes way that comes from where most of them come from."""
+
+HANDSHAKES_PER_SECOND = 16.0
+"""From one /24 or, of IPv6, one /48, on average: each takes 3 ms of computing."""
+
+HANDSHAKES_BURST = 128.0
+"""And at once: a hundred peers of one network that start together."""
 
 
 def connections_max() -> int:
     """How many connections this process may hold: as many as are wanted, if it may open so many
     files. Its limit, often 1,024, is raised first, as far as it may raise that."""
-    wanted = defaults.CONNECTIONS_MAX + defaults.HANDSHAKES_MAX + defaults.FILES_BESIDE_CONNECTIONS
+    wanted = limits.CONNECTIONS_MAX + HANDSHAKES_MAX + FILES_BESIDE_CONNECTIONS
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < wanted:
         limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     missing = 0 if limit == resource.RLIM_INFINITY else max(0, wanted - limit)
-    return max(1, defaults.CONNECTIONS_MAX - missing)
+    return max(1, limits.CONNECTIONS_MAX - missing)
 
 
 @dataclass(frozen=True)
@@ -100,7 +120,7 @@ def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
     """
     connections = list(held)
     candidates = [c for c in connections if not c.vouched]
-    if len(candidates) < defaults.CONNECTIONS_FOR_STRANGERS:
+    if len(candidates) < CONNECTIONS_FOR_STRANGERS:
         candidates = [c for c in connections if c.vouched and c.idle] or candidates
     crowd = Counter(c.origin.range for c in candidates)
     crowd[newcomer.range] += 1
@@ -128,9 +148,7 @@ class Door:
 
     def __init__(self) -> None:
         self._callers: dict[Caller, None] = {}
-        self._rates = TokenBuckets(
-            defaults.HANDSHAKES_PER_SECOND, defaults.HANDSHAKES_BURST, defaults.CONNECTIONS_MAX
-        )
+        self._rates = TokenBuckets(HANDSHAKES_PER_SECOND, HANDSHAKES_BURST, limits.CONNECTIONS_MAX)
 
     @contextmanager
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
@@ -151,7 +169,7 @@ class Door:
 
     def _displaced(self, origin: Origin) -> Held | None:
         same = [c for c in self._callers if c.origin.address == origin.address]
-        if len(same) < defaults.CONNECTIONS_PER_ADDRESS_MAX:
+        if len(same) < CONNECTIONS_PER_ADDRESS_MAX:
             return None
         idle = [
             c.connection
@@ -169,7 +187,7 @@ class Door:
 
     def _make_room_to_shake(self) -> None:
         shaking = [c for c in self._callers if c.shaking]
-        if len(shaking) > defaults.HANDSHAKES_MAX:
+        if len(shaking) > HANDSHAKES_MAX:
             crowd = Counter(c.origin.range for c in shaking)
             victim = max(shaking, key=lambda c: crowd[c.origin.range])  # the oldest of them
             victim.shaking = False

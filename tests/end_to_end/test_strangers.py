@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.identity import Identity
+from swarm.transport import limits
 from tests.app.harness import bootstrap_peer
 from tests.end_to_end.harness import (
     START_SECONDS,
@@ -116,7 +116,7 @@ def test_more_strangers_than_there_is_room_for_shut_nobody_out(tmp_path: Path) -
 
     async def main(address: str) -> None:
         async with AsyncExitStack() as stack:
-            for number in range(defaults.CONNECTIONS_MAX + 60):
+            for number in range(limits.CONNECTIONS_MAX + 60):
                 source = f"127.0.{1 + number % 18}.1"
                 key = Identity(number.to_bytes(32, "big"))
                 await stack.enter_async_context(connected(address, key, source))

@@ -16,7 +16,6 @@ from simnet.disk import SimulatedDisk, Symbol
 from simnet.links import SILENCE_SECONDS
 from simnet.network import CONNECT_SECONDS, Line, SimulatedNetwork, Weather
 from simnet.world import SimulatedWorld
-from swarm import defaults
 from swarm.identity import Identity
 from swarm.transport import (
     BlobReference,
@@ -29,8 +28,9 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
+    limits,
 )
-from swarm.transport.http import limits
+from swarm.transport.http import limits as http_limits
 
 ECHO = "/swarm/echo/1.0.0"
 ALICE, BOB, CAROL = (Identity(bytes([n]) * 32) for n in range(1, 4))
@@ -285,7 +285,7 @@ def test_a_network_is_known_of_who_is_connected() -> None:
 
 
 def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
 
     async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
         alice.transport.vouch(bob.id, 3600)
@@ -300,11 +300,11 @@ def test_a_peer_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_idle_connections_make_room_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
 
     async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
         await connect(alice, bob)
-        await trio.sleep(defaults.CONNECTION_GRACE_SECONDS)
+        await trio.sleep(limits.CONNECTION_GRACE_SECONDS)
         await connect(carol, bob)
         await trio.sleep(1.0)
         assert bob.transport.connected() == [carol.id]
@@ -400,7 +400,7 @@ def test_a_transfer_survives_a_short_cut_and_not_a_long_one() -> None:
                     network.heal(alice.id, bob.id)
 
                 nursery.start_soon(interrupt)
-                if seconds < limits.STALL_SECONDS:
+                if seconds < http_limits.STALL_SECONDS:
                     took = await fetch(bob, alice.source(), reference)
                     assert took == pytest.approx(SIZE / 125e6 + seconds, rel=0.02)
                 else:

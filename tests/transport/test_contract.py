@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import Identity
 from swarm.transport import (
@@ -22,8 +21,10 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
+    base,
+    limits,
 )
-from swarm.transport.http import limits
+from swarm.transport.http import limits as http_limits
 
 from .harness import ALICE, BOB, CAROL, Network, Peer, Service, Sink
 
@@ -33,8 +34,8 @@ ECHO = "/swarm/echo/1.0.0"
 @pytest.fixture(params=["memory", "simulated", "libp2p"])
 def network(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Network:
     if request.param == "libp2p":  # real seconds
-        monkeypatch.setattr(defaults, "STREAM_SEND_DEADLINE_SECONDS", 0.5)
-        monkeypatch.setattr(limits, "STALL_SECONDS", 0.5)
+        monkeypatch.setattr(limits, "STREAM_SEND_DEADLINE_SECONDS", 0.5)
+        monkeypatch.setattr(http_limits, "STALL_SECONDS", 0.5)
     return Network(request.param, tmp_path)
 
 
@@ -169,8 +170,8 @@ def test_a_sender_waits_for_a_reader_that_stalls(network: Network) -> None:
                 while True:
                     await stream.send(bytes(size))
                     sent += 1
-            cost = size + defaults.FRAME_COST_BYTES
-            assert sent == -(-defaults.STREAM_CREDIT_BYTES // cost)
+            cost = size + limits.FRAME_COST_BYTES
+            assert sent == -(-limits.STREAM_CREDIT_BYTES // cost)
             read_on.set()
             for _ in range(100):
                 await stream.send(bytes(size))
@@ -241,7 +242,7 @@ def test_what_cannot_be_opened_says_why(network: Network) -> None:
 
 
 def test_one_peer_cannot_hold_all_streams(network: Network, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "STREAMS_PER_PEER_MAX", 3)
+    monkeypatch.setattr(base, "STREAMS_PER_PEER_MAX", 3)
 
     async def main() -> None:
         async with network.pair() as (alice, bob):
@@ -269,7 +270,7 @@ def test_one_peer_cannot_hold_all_streams(network: Network, monkeypatch) -> None
 
 def test_strangers_cannot_make_a_peer_hold_more_than_so_much(tmp_path, monkeypatch) -> None:
     """Each stream has its credit; keys, and so streams, cost nothing."""
-    monkeypatch.setattr(defaults, "STREAMS_HELD_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(base, "STREAMS_HELD_BYTES_MAX", 1_000_000)
     network = Network("memory", tmp_path)
 
     async def never_reads(stream: Stream) -> None:
@@ -373,7 +374,7 @@ def test_a_banned_peer_is_dropped_and_refused_both_ways_for_a_while(network: Net
 
 
 def test_a_subscriber_that_lags_loses_the_oldest_events(network: Network, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "CONNECTION_EVENTS_MAX", 2)
+    monkeypatch.setattr(base, "CONNECTION_EVENTS_MAX", 2)
 
     async def main() -> None:
         async with network.peer(ALICE) as alice, network.peer(BOB) as bob:

@@ -10,9 +10,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import defaults
 from swarm.identity import PeerId
-from swarm.transport import Framing, StreamError
+from swarm.transport import Framing, StreamError, limits
 from swarm.transport.framing import (
     END_FRAME,
     Decoder,
@@ -174,8 +173,8 @@ def test_sending_beyond_the_credit_is_a_reset() -> None:
     async def main() -> None:
         carrier = Bytes()
         stream = FramedStream(carrier, peer=PEER, protocol="/t")
-        cost = 1000 + defaults.FRAME_COST_BYTES
-        allowed = -(-defaults.STREAM_CREDIT_BYTES // cost)  # the last one may overdraw
+        cost = 1000 + limits.FRAME_COST_BYTES
+        allowed = -(-limits.STREAM_CREDIT_BYTES // cost)  # the last one may overdraw
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.pump)
             for _ in range(allowed):
@@ -195,11 +194,11 @@ def test_a_sender_without_credit_waits_and_gives_up_at_its_deadline() -> None:
         stream = FramedStream(carrier, peer=PEER, protocol="/t")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.pump)
-            await stream.send(b"x" * defaults.STREAM_CREDIT_BYTES)
+            await stream.send(b"x" * limits.STREAM_CREDIT_BYTES)
             began = trio.current_time()
             with pytest.raises(StreamError, match="read nothing"):
                 await stream.send(b"y")
-            assert trio.current_time() - began == defaults.STREAM_SEND_DEADLINE_SECONDS
+            assert trio.current_time() - began == limits.STREAM_SEND_DEADLINE_SECONDS
             assert carrier.was_reset
 
     run(main)

@@ -11,8 +11,8 @@ import trio.testing
 from swarm import defaults
 from swarm.events import Event, Events
 from swarm.identity import Identity
-from swarm.transport import Stream
-from swarm.transport.libp2p import open_libp2p
+from swarm.transport import Stream, limits, room
+from swarm.transport.libp2p import connections, open_libp2p
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.yamux import WINDOW_BYTES
 
@@ -163,7 +163,7 @@ def test_libp2ps_own_protocols_are_served_on_so_many_streams(tmp_path) -> None:
     async def main() -> None:
         async with host(tmp_path) as bob:
             async with connected(bob.addresses()[0], MALLORY) as mallory:
-                most = defaults.LIBP2P_STREAMS_PER_CONNECTION_MAX
+                most = connections.LIBP2P_STREAMS_PER_CONNECTION_MAX
                 for n in range(most + 1):
                     await mallory.send(opening(2 * n + 1, "/libp2p/circuit/relay/0.2.0/hop"))
                 while (await mallory.receive())[1] != RST:
@@ -195,8 +195,8 @@ def test_data_for_a_stream_whose_reader_lags_is_not_hoarded(tmp_path) -> None:
 
 def test_a_full_house_has_room_for_who_comes_from_elsewhere(tmp_path, monkeypatch) -> None:
     """1,023 connections from 18 addresses shut newcomers out."""
-    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 6)
-    monkeypatch.setattr(defaults, "CONNECTIONS_FOR_STRANGERS", 2)
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 6)
+    monkeypatch.setattr(room, "CONNECTIONS_FOR_STRANGERS", 2)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -221,7 +221,7 @@ def test_a_full_house_has_room_for_who_comes_from_elsewhere(tmp_path, monkeypatc
 
 
 def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "HANDSHAKES_MAX", 4)
+    monkeypatch.setattr(room, "HANDSHAKES_MAX", 4)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:

@@ -20,11 +20,18 @@ from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
 from multiaddr import Multiaddr
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.transport import ConnectError, ConnectionEvent, Reachability, Stream, StreamError
-from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr
+from swarm.transport import (
+    ConnectError,
+    ConnectionEvent,
+    Reachability,
+    Stream,
+    StreamError,
+    limits,
+    room,
+)
+from swarm.transport.libp2p import Libp2pTransport, circuits, open_libp2p, parse_multiaddr
 from swarm.transport.libp2p.circuits import Reservations
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
@@ -185,7 +192,7 @@ def test_nobody_reserves_in_anothers_name(tmp_path) -> None:
 
 
 def test_strangers_cannot_take_all_places_of_a_relay() -> None:
-    most, near = 40, defaults.RELAY_STRANGERS_PER_RANGE_MAX
+    most, near = 40, circuits.RELAY_STRANGERS_PER_RANGE_MAX
     there: dict[ID, Connection] = {}
     limits = RelayLimits(60, 1000, max_circuit_conns=1, max_reservations=most)
     reservations = Reservations(limits, None, there.get)
@@ -231,7 +238,7 @@ def test_a_relay_that_declines_or_is_none_says_so(tmp_path) -> None:
 
 def test_more_connections_than_the_limit_come_and_go(tmp_path, monkeypatch) -> None:
     """libp2p by itself never gives an inbound slot back, so a host goes deaf after a while."""
-    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -248,7 +255,7 @@ def test_more_connections_than_the_limit_come_and_go(tmp_path, monkeypatch) -> N
 
 
 def test_idle_connections_make_room_for_newcomers(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -266,7 +273,7 @@ def test_idle_connections_make_room_for_newcomers(tmp_path, monkeypatch) -> None
 
 
 def test_one_address_cannot_take_all_connections(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(defaults, "CONNECTIONS_PER_ADDRESS_MAX", 1)
+    monkeypatch.setattr(room, "CONNECTIONS_PER_ADDRESS_MAX", 1)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -283,8 +290,8 @@ def test_one_address_cannot_take_all_connections(tmp_path, monkeypatch) -> None:
 
 def test_silence_ends_a_connection(tmp_path, monkeypatch) -> None:
     """A peer that lost power sends no FIN: only an unanswered ping tells."""
-    monkeypatch.setattr(defaults, "CONNECTION_PING_SECONDS", 0.2)
-    monkeypatch.setattr(defaults, "CONNECTION_PONG_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "CONNECTION_PING_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "CONNECTION_PONG_SECONDS", 0.3)
 
     async def main() -> None:
         async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
-from swarm import defaults
+from swarm.transport.libp2p import negotiation
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 
 from .attacks import NEGOTIATIONS
@@ -73,7 +73,7 @@ def test_whatever_comes_ends_in_an_agreement_or_in_one_kind_of_error(
             script = Script(b"".join(said), ended=ended)
             with contextlib.suppress(refusal):
                 assert await negotiate(script) == "/ours/1.0.0"
-            assert script.largest <= defaults.NEGOTIATION_BYTES_MAX
+            assert script.largest <= negotiation.NEGOTIATION_BYTES_MAX
 
     run(main)
 

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
+from swarm.transport import limits, room
 from swarm.transport.room import Caller, Door, NoRoom, Origin, least_useful, origin_of
 
-WANTED = defaults.CONNECTIONS_MAX + defaults.HANDSHAKES_MAX + defaults.FILES_BESIDE_CONNECTIONS
+WANTED = limits.CONNECTIONS_MAX + room.HANDSHAKES_MAX + room.FILES_BESIDE_CONNECTIONS
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ def test_in_a_crowd_the_idle_go_first_and_of_those_the_oldest() -> None:
 
 
 def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room() -> None:
-    reserved = defaults.CONNECTIONS_FOR_STRANGERS
+    reserved = room.CONNECTIONS_FOR_STRANGERS
     known = [Connection(f"192.0.2.{n}", vouched=True) for n in range(200)]
     strangers = [Connection(f"10.0.{n}.1", opened_at=n) for n in range(reserved)]
     assert least_useful(known + strangers, origin_of("203.0.113.1")) is strangers[0]
@@ -83,7 +83,7 @@ def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room()
 def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> None:
     async def main() -> None:
         door = Door()
-        hosts = [f"2001:db8::{n:x}" for n in range(defaults.CONNECTIONS_PER_ADDRESS_MAX)]
+        hosts = [f"2001:db8::{n:x}" for n in range(room.CONNECTIONS_PER_ADDRESS_MAX)]
         with entered(door, hosts) as callers:
             full = pytest.raises(NoRoom, match="2001:db8::/64 has 64 connections")
             with full, door.entered("2001:db8::ffff"):
@@ -101,7 +101,7 @@ def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere() -> None:
     async def main() -> None:
         door = Door()
         with door.entered("192.0.2.1") as (honest, _):
-            hosts = [f"198.51.100.{n}" for n in range(defaults.HANDSHAKES_MAX)]
+            hosts = [f"198.51.100.{n}" for n in range(room.HANDSHAKES_MAX)]
             with entered(door, hosts) as flood:
                 assert flood[0].handshake.cancel_called
                 assert not honest.handshake.cancel_called
@@ -116,7 +116,7 @@ def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere() -> None:
 def test_a_network_connects_so_often_and_others_as_ever() -> None:
     async def main() -> None:
         door = Door()
-        for n in range(int(defaults.HANDSHAKES_BURST)):
+        for n in range(int(room.HANDSHAKES_BURST)):
             with door.entered(f"192.0.2.{n}"):
                 pass
         with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
@@ -124,7 +124,7 @@ def test_a_network_connects_so_often_and_others_as_ever() -> None:
         with door.entered("203.0.113.1"):
             pass
         await trio.sleep(1)
-        for n in range(int(defaults.HANDSHAKES_PER_SECOND)):
+        for n in range(int(room.HANDSHAKES_PER_SECOND)):
             with door.entered(f"192.0.2.{n}"):
                 pass
         with pytest.raises(NoRoom), door.entered("192.0.2.200"):
@@ -152,9 +152,9 @@ def test_only_public_networks_say_who_belongs_together(host: str, network: str) 
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "connections"),
     [
-        (1024, 4096, WANTED, defaults.CONNECTIONS_MAX),  # usual
-        (4096, 4096, 4096, defaults.CONNECTIONS_MAX),
-        (1024, WANTED - 100, WANTED - 100, defaults.CONNECTIONS_MAX - 100),
+        (1024, 4096, WANTED, limits.CONNECTIONS_MAX),  # usual
+        (4096, 4096, 4096, limits.CONNECTIONS_MAX),
+        (1024, WANTED - 100, WANTED - 100, limits.CONNECTIONS_MAX - 100),
     ],
 )
 def test_a_peer_holds_no_more_connections_than_it_may_open_files(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux as TheirYamux
 
-from swarm import defaults
+from swarm.transport import limits
+from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.yamux import WINDOW_BYTES, Unread, Yamux, YamuxError
 
 from .hostile import ACK, DATA, FIN, FRAME, GO_AWAY, PING, RST, SYN, WINDOW, data, frame
@@ -255,13 +256,13 @@ def test_a_stream_that_overruns_its_window_is_reset_and_its_neighbour_is_not() -
 def test_overrunning_again_and_again_ends_the_connection() -> None:
     async def main() -> None:
         async with stranger() as other:
-            for number in range(1, 2 * defaults.MUXER_OVERRUNS_MAX, 2):
+            for number in range(1, 2 * yamux.MUXER_OVERRUNS_MAX, 2):
                 assert not other.muxer.is_closed
                 await other.send(frame(WINDOW, SYN, number, 0))
                 for _ in range(2):
                     await other.send(data(number, bytes(WINDOW_BYTES * 2 // 3)))
             assert other.muxer.is_closed
-            assert len(other.overruns) == defaults.MUXER_OVERRUNS_MAX
+            assert len(other.overruns) == yamux.MUXER_OVERRUNS_MAX
 
     run(main)
 
@@ -270,15 +271,15 @@ def test_one_connection_and_all_together_hold_so_much() -> None:
     async def main() -> None:
         unread = Unread()
         async with contextlib.AsyncExitStack() as stack:
-            fill = defaults.MUXER_UNREAD_BYTES_MAX // WINDOW_BYTES
+            fill = yamux.MUXER_UNREAD_BYTES_MAX // WINDOW_BYTES
             others = []
-            for _ in range(2 + defaults.UNREAD_BYTES_MAX // defaults.MUXER_UNREAD_BYTES_MAX):
+            for _ in range(2 + yamux.UNREAD_BYTES_MAX // yamux.MUXER_UNREAD_BYTES_MAX):
                 other = await stack.enter_async_context(stranger(unread))
                 others.append(other)
                 for number in range(1, 2 * fill + 4, 2):
                     await other.send(data(number, bytes(WINDOW_BYTES), SYN))
-                    assert other.muxer.unread_bytes <= defaults.MUXER_UNREAD_BYTES_MAX
-                    assert unread.size_bytes <= defaults.UNREAD_BYTES_MAX
+                    assert other.muxer.unread_bytes <= yamux.MUXER_UNREAD_BYTES_MAX
+                    assert unread.size_bytes <= yamux.UNREAD_BYTES_MAX
             assert all(other.overruns for other in others)
             # Whoever holds little keeps it: room is made by those who hold most.
             modest = await stack.enter_async_context(stranger(unread))
@@ -292,7 +293,7 @@ def test_one_connection_and_all_together_hold_so_much() -> None:
 def test_streams_beyond_the_limit_are_refused() -> None:
     async def main() -> None:
         async with stranger() as other:
-            limit = defaults.MUXER_STREAMS_MAX
+            limit = yamux.MUXER_STREAMS_MAX
             for number in range(1, 2 * limit + 20, 2):
                 await other.send(frame(WINDOW, SYN, number, 0))
             assert len(other.muxer.streams) == limit
@@ -352,8 +353,8 @@ def test_what_is_only_odd_does_not(odd: bytes) -> None:
 def test_a_flood_of_small_frames_slows_its_own_connection() -> None:
     async def main() -> None:
         async with stranger() as other:
-            at_once = int(defaults.MUXER_FRAMES_BURST / defaults.MUXER_FRAMES_PER_PING)
-            a_second = int(defaults.MUXER_FRAMES_PER_SECOND / defaults.MUXER_FRAMES_PER_PING)
+            at_once = int(yamux.MUXER_FRAMES_BURST / yamux.MUXER_FRAMES_PER_PING)
+            a_second = int(yamux.MUXER_FRAMES_PER_SECOND / yamux.MUXER_FRAMES_PER_PING)
             await other.send(frame(PING, SYN, 0, 1) * 2 * at_once)
             assert at_once <= len(other.answers) <= at_once + 1
             with trio.move_on_after(3):
@@ -373,7 +374,7 @@ def test_whoever_does_not_read_its_answers_is_left() -> None:
             began = trio.current_time()
             await muxer.event_closed.wait()
             assert trio.current_time() - began <= (
-                defaults.STREAM_WRITE_SECONDS + defaults.CLOSE_SECONDS
+                limits.STREAM_WRITE_SECONDS + limits.CLOSE_SECONDS
             )
 
     run(main)
@@ -402,7 +403,7 @@ def test_nothing_a_stranger_sends_does_anything_but_end_its_connection(sent: lis
             for raw in sent:
                 await other.send(raw)
                 held = sum(len(stream.received) for stream in other.muxer.streams.values())
-                assert other.muxer.unread_bytes == held <= defaults.MUXER_UNREAD_BYTES_MAX
+                assert other.muxer.unread_bytes == held <= yamux.MUXER_UNREAD_BYTES_MAX
 
     run(main)
 
@@ -421,8 +422,8 @@ def test_a_stranger_sends_no_more_than_its_rate_and_an_admitted_peer_what_it_lik
             while not any(kind == PING for kind, *_ in other.answers):  # noqa: ASYNC110
                 await trio.sleep(0.01)
             took = trio.current_time() - began
-            beyond = 32 * (WINDOW_BYTES // 4) - defaults.STRANGER_BYTES_BURST
-            least = 0 if vouched else beyond / defaults.STRANGER_BYTES_PER_SECOND
+            beyond = 32 * (WINDOW_BYTES // 4) - yamux.STRANGER_BYTES_BURST
+            least = 0 if vouched else beyond / yamux.STRANGER_BYTES_PER_SECOND
             assert least <= took <= least + 2
 
     run(main)

@@ -12,9 +12,11 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
 from libp2p.relay.circuit_v2.resources import RelayLimits, RelayResourceManager
 from libp2p.relay.circuit_v2.utils import write_delimited_msg
 
-from swarm import defaults
 from swarm.transport.libp2p.connections import TamedSwarm
 from swarm.transport.room import Held
+
+RELAY_STRANGERS_PER_RANGE_MAX = 16
+"""Of them, those from one public /24 or /48 that are not admitted (yet)."""
 
 
 class Circuits(CircuitV2Protocol):  # type: ignore[misc]
@@ -64,6 +66,6 @@ class Reservations(RelayResourceManager):  # type: ignore[misc]
         else:
             range_ = newcomer.origin.public_range
             near = sum(other.origin.public_range == range_ for other in strangers.values())
-            if range_ and near >= defaults.RELAY_STRANGERS_PER_RANGE_MAX:
+            if range_ and near >= RELAY_STRANGERS_PER_RANGE_MAX:
                 return False
         return bool(super().can_accept_reservation(peer_id))

@@ -35,8 +35,8 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
-from swarm import defaults
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
+from swarm.transport import limits
 from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
@@ -44,6 +44,19 @@ from swarm.transport.libp2p.yamux import Unread, Yamux
 from swarm.transport.room import Door, NoRoom, connections_max, least_useful, origin_of
 
 log = logging.getLogger(__name__)
+
+CONNECTIONS_PER_PEER_MAX = 3
+"""With one peer: both may dial at once, and a relayed one may become direct."""
+
+NEGOTIATIONS_PER_CONNECTION_MAX = 16
+"""Streams of one connection whose protocol is being agreed on; more wait their turn."""
+
+LIBP2P_STREAMS_PER_CONNECTION_MAX = 32
+"""Streams of libp2p's own protocols (ping, identify, circuits) served on one connection: each may
+hold a message of 64 KiB, and a peer reaches about ten others through one relay."""
+
+IDENTIFY_BYTES_MAX = 16 * 1024
+"""What a peer says of itself: key, protocols, addresses; go-libp2p sends at most 8 KiB."""
 
 
 class _Buffered(RawConnection):  # type: ignore[misc]
@@ -130,7 +143,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         held = [c for c in self.get_connections() if not c.leaving]
         own = self.connections.get(connection.muxed_conn.peer_id, [])
         own = [c for c in own if not c.leaving]
-        if len(own) >= defaults.CONNECTIONS_PER_PEER_MAX:
+        if len(own) >= CONNECTIONS_PER_PEER_MAX:
             self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
         elif len(held) >= self._connections_max:
             useless = least_useful(held, connection.origin)
@@ -167,7 +180,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             self.connections.setdefault(muxed_conn.peer_id, []).append(connection)
             await self.notify_connected(connection)
         except BaseException:
-            with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+            with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
                 await connection.close()
             raise
         return connection
@@ -196,7 +209,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
     def __init__(self, muxed_conn: Any, swarm: TamedSwarm, direction: str) -> None:
         super().__init__(muxed_conn, swarm, direction=direction)
-        self.negotiating = trio.Semaphore(defaults.NEGOTIATIONS_PER_CONNECTION_MAX)
+        self.negotiating = trio.Semaphore(NEGOTIATIONS_PER_CONNECTION_MAX)
         muxed_conn.connection = self
         host = (muxed_conn.get_remote_address() or ("an address already gone",))[0]
         self.origin = origin_of(host)
@@ -219,7 +232,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
     def idle(self) -> bool:
         """Whether it carries no stream, and is not so young that it soon may."""
         age = trio.current_time() - self.opened_at
-        return not self.streams and age >= defaults.CONNECTION_GRACE_SECONDS
+        return not self.streams and age >= limits.CONNECTION_GRACE_SECONDS
 
     async def start(self) -> None:
         self.event_started.set()
@@ -254,7 +267,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
         finally:
             self.remove_stream(stream)
             if stream.get_protocol() != STOP_PROTOCOL:  # that stream now carries a connection
-                with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+                with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
                     await muxed_stream.retire()
 
 
@@ -263,7 +276,7 @@ class Host(BasicHost):  # type: ignore[misc]
     which an exception would end the process; here that runs in the guard."""
 
     def __init__(self, swarm: TamedSwarm) -> None:
-        super().__init__(swarm, negotiate_timeout=int(defaults.STREAM_OPEN_DEADLINE_SECONDS))
+        super().__init__(swarm, negotiate_timeout=int(limits.STREAM_OPEN_DEADLINE_SECONDS))
         mux: Any = self.get_mux()
         self.multiselect = BoundedMultiselect(mux.handlers)
         self.multiselect_client = BoundedMultiselectClient()
@@ -283,7 +296,7 @@ class Host(BasicHost):  # type: ignore[misc]
         connection = net_stream.swarm_conn
         if not protocol.startswith(("/ipfs/", "/libp2p/")):  # ours have their own limit
             await handler(net_stream)
-        elif connection.served < defaults.LIBP2P_STREAMS_PER_CONNECTION_MAX:
+        elif connection.served < LIBP2P_STREAMS_PER_CONNECTION_MAX:
             connection.served += 1
             try:
                 await handler(net_stream)
@@ -306,11 +319,11 @@ class Host(BasicHost):  # type: ignore[misc]
     async def _identify_peer(self, peer_id: ID, *, reason: str) -> None:
         """Ask who a peer is; libp2p's own takes an answer of 1 MiB."""
         message = Identify()
-        with trio.fail_after(defaults.STREAM_OPEN_DEADLINE_SECONDS):
+        with trio.fail_after(limits.STREAM_OPEN_DEADLINE_SECONDS):
             stream = await self.new_stream(peer_id, [IDENTIFY_PROTOCOL])
             try:
                 message.ParseFromString(
-                    await read_varint_prefixed_bytes_limited(stream, defaults.IDENTIFY_BYTES_MAX)
+                    await read_varint_prefixed_bytes_limited(stream, IDENTIFY_BYTES_MAX)
                 )
                 await stream.close()
             finally:

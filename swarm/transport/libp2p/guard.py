@@ -10,9 +10,9 @@ from typing import Any
 import trio
 from libp2p.exceptions import BaseLibp2pError
 
-from swarm import defaults
 from swarm.errors import leaf_errors
 from swarm.events import Events, Rationed
+from swarm.transport import limits
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Guard:
                 self.tell(what, remote, reason_of(errors))
             with (
                 contextlib.suppress(Exception),
-                trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True),
+                trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True),
             ):
                 await undo()
 

@@ -14,13 +14,17 @@ from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.utils import read_varint_prefixed_bytes_limited
 
-from swarm import defaults
+NEGOTIATION_BYTES_MAX = 1024
+"""One message in which a protocol is named; ours have 30 bytes."""
+
+NEGOTIATION_MESSAGES_MAX = 32
+"""Of one side, until a protocol is agreed on."""
 
 
 class _Communicator(MultiselectCommunicator):  # type: ignore[misc]
     """Reads messages of a bounded size, and few of them."""
 
-    _left = defaults.NEGOTIATION_MESSAGES_MAX
+    _left = NEGOTIATION_MESSAGES_MAX
 
     async def read(self) -> str:
         self._left -= 1
@@ -28,7 +32,7 @@ class _Communicator(MultiselectCommunicator):  # type: ignore[misc]
             raise MultiselectCommunicatorError("too many messages")
         try:
             message = await read_varint_prefixed_bytes_limited(
-                self.read_writer, defaults.NEGOTIATION_BYTES_MAX
+                self.read_writer, NEGOTIATION_BYTES_MAX
             )
             if not message.endswith(b"\n"):
                 raise ParseError("a message does not end in a newline")

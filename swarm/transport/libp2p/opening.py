@@ -18,10 +18,10 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.events import Events
 from swarm.identity import Identity
+from swarm.transport import limits
 from swarm.transport.http.pace import Uplink
 from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
 from swarm.transport.libp2p.circuits import Circuits
@@ -29,6 +29,21 @@ from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, T
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.world import Disk, World
+
+HANDSHAKE_SECONDS = 10.0
+"""From an accepted connection's first byte until it is known whose it is: four round trips."""
+
+RELAY_CIRCUITS_PER_PEER_MAX = 32
+"""Connections through a relay to one of them."""
+
+RELAY_CIRCUIT_SECONDS = 3600
+"""A relayed connection ends after this long; its peers reconnect."""
+
+RELAY_CIRCUIT_BYTES = 1 << 30
+"""Bytes of one relayed connection: control traffic and an occasional piece, not checkpoints."""
+
+RELAY_RESERVATION_SECONDS = 3600
+"""Renewed at half of it."""
 
 NO_LIMIT = 1 << 30
 
@@ -80,7 +95,7 @@ async def open_libp2p(
                 await transport.listen_http(addresses, bulk_port)
                 yield transport
             finally:
-                with trio.move_on_after(defaults.CLOSE_SECONDS, shield=True):
+                with trio.move_on_after(limits.CLOSE_SECONDS, shield=True):
                     await transport.close()
                 tcp.close_sockets()
                 nursery.cancel_scope.cancel()
@@ -117,7 +132,7 @@ def _swarm(identity: Identity, tcp: TamedTCP, guard: Guard) -> TamedSwarm:
             max_connections=NO_LIMIT,  # `TamedSwarm` makes room itself
             high_watermark=NO_LIMIT,
             max_connections_per_peer=NO_LIMIT,
-            inbound_upgrade_timeout=defaults.HANDSHAKE_SECONDS,
+            inbound_upgrade_timeout=HANDSHAKE_SECONDS,
             low_watermark=0,
             min_connections=0,
             auto_connect_interval=1e9,
@@ -129,11 +144,11 @@ def _circuits(host: Host, relay: bool) -> Circuits:
     return Circuits(
         host,
         RelayLimits(
-            duration=defaults.RELAY_CIRCUIT_SECONDS,
-            data=defaults.RELAY_CIRCUIT_BYTES,
-            max_circuit_conns=defaults.RELAY_CIRCUITS_PER_PEER_MAX,
-            max_reservations=defaults.RELAY_RESERVATIONS_MAX,
-            reservation_ttl=defaults.RELAY_RESERVATION_SECONDS,
+            duration=RELAY_CIRCUIT_SECONDS,
+            data=RELAY_CIRCUIT_BYTES,
+            max_circuit_conns=RELAY_CIRCUITS_PER_PEER_MAX,
+            max_reservations=limits.RELAY_RESERVATIONS_MAX,
+            reservation_ttl=RELAY_RESERVATION_SECONDS,
         ),
         allow_hop=relay,
     )

@@ -8,9 +8,8 @@ from typing import Protocol, TypeVar
 import trio
 from multiaddr import Multiaddr
 
-from swarm import defaults
 from swarm.identity import Identity, PeerId
-from swarm.transport import Arrived, BlobReference, FetchError, Source, Stream, StreamError
+from swarm.transport import Arrived, BlobReference, FetchError, Source, Stream, StreamError, limits
 from swarm.transport.http import limits as http_limits
 from swarm.transport.http.client import BulkClient
 from swarm.transport.http.heads import Unreachable
@@ -134,7 +133,7 @@ class PiecePlane:
         Raises `Unreachable` when none can, soon enough for another way to be tried. A root that
         did not answer lately is left out if there is another, or a connection to the peer.
         """
-        roots = source.addresses[: defaults.DIAL_ADDRESSES_MAX]
+        roots = source.addresses[: limits.DIAL_ADDRESSES_MAX]
         likely = [root for root in roots if self._client.pool.may_reach(root, source.peer)]
         if likely or self._is_connected(source):
             roots = tuple(likely)

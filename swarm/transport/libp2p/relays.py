@@ -18,9 +18,8 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
-from swarm import defaults
 from swarm.identity import PeerId
-from swarm.transport import ConnectError, ConnectionEvent, StreamError
+from swarm.transport import ConnectError, ConnectionEvent, StreamError, limits
 from swarm.transport.libp2p.addresses import require_peer
 from swarm.transport.libp2p.connections import Host
 
@@ -59,7 +58,7 @@ class Relays:
             except (ConnectError, StreamError) as error:
                 log.info("relay %s: %s", relay, error)
                 self._held.pop(text, None)
-                await trio.sleep(defaults.RELAY_RETRY_SECONDS)
+                await trio.sleep(limits.RELAY_RETRY_SECONDS)
                 continue
             renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
             with self._dialler.connection_events() as events, trio.move_on_at(renew_at):
@@ -102,7 +101,7 @@ class Relays:
         await self._host.upgrade_outbound_connection(connection, ID.from_string(peer))
 
     async def _ask_relay(self, relay: PeerId, request: HopMessage) -> tuple[INetStream, HopMessage]:
-        with trio.move_on_after(defaults.DIAL_DEADLINE_SECONDS):
+        with trio.move_on_after(limits.DIAL_DEADLINE_SECONDS):
             try:
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP_PROTOCOL])
                 await write_delimited_msg(stream, request)
@@ -110,7 +109,7 @@ class Relays:
             except Exception as error:  # protobuf's, varint's and the stream's errors alike
                 raise ConnectError(f"relay {relay} does not answer: {error}") from error
         raise ConnectError(
-            f"relay {relay} has not answered within {defaults.DIAL_DEADLINE_SECONDS:g} s"
+            f"relay {relay} has not answered within {limits.DIAL_DEADLINE_SECONDS:g} s"
         )
 
 

@@ -8,8 +8,7 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.network.stream.exceptions import StreamEOF
 
-from swarm import defaults
-from swarm.transport import StreamError
+from swarm.transport import StreamError, limits
 from swarm.transport.libp2p.guard import BROKEN
 
 log = logging.getLogger(__name__)
@@ -42,14 +41,14 @@ class Libp2pBytes:
 
     async def write(self, data: bytes) -> None:
         # Shielded: half a message would garble the rest of the stream.
-        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
             try:
                 await self._stream.write(data)
             except BROKEN_STREAM as error:
                 raise StreamError(f"the connection broke ({type(error).__name__})") from error
             return
         await self.reset()
-        raise StreamError(f"nothing could be sent for {defaults.STREAM_WRITE_SECONDS:g} s")
+        raise StreamError(f"nothing could be sent for {limits.STREAM_WRITE_SECONDS:g} s")
 
     async def close_write(self) -> None:
         self._write_closed = True
@@ -61,7 +60,7 @@ class Libp2pBytes:
             await self._forget()
 
     async def reset(self) -> None:
-        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
             try:
                 await self._stream.reset()
             except BROKEN_STREAM as error:
@@ -69,5 +68,5 @@ class Libp2pBytes:
 
     async def _forget(self) -> None:
         """libp2p keeps an entry for every stream that ends by itself; this drops it."""
-        with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
             await self._stream.remove()

@@ -15,7 +15,6 @@ from libp2p.host.exceptions import StreamFailure
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
@@ -29,6 +28,7 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
+    limits,
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.http.messages import BLOB_PROTOCOL
@@ -170,12 +170,12 @@ class Libp2pTransport(BaseTransport):
         if peer == self.peer_id:
             raise ConnectError("a peer does not connect to itself")
         failures: list[DialFailure] = []
-        seconds = defaults.CONNECT_DEADLINE_SECONDS
+        seconds = limits.CONNECT_DEADLINE_SECONDS
         lock = self._dialling.setdefault(peer, trio.Lock())
         try:
             with trio.move_on_after(seconds) as scope:
                 async with lock:
-                    for address in addresses[: defaults.DIAL_ADDRESSES_MAX]:
+                    for address in addresses[: limits.DIAL_ADDRESSES_MAX]:
                         if peer in self._connections:
                             return
                         failure = await self._try_address(peer, address)
@@ -200,7 +200,7 @@ class Libp2pTransport(BaseTransport):
             return DialFailure(text, "not a TCP multiaddr")
         if named is not None and named != peer:
             return DialFailure(text, "the address names another peer")
-        with trio.move_on_after(defaults.DIAL_DEADLINE_SECONDS) as scope:
+        with trio.move_on_after(limits.DIAL_DEADLINE_SECONDS) as scope:
             try:
                 if "/p2p-circuit" in text:
                     await self._relays.dial(peer, text)
@@ -213,7 +213,7 @@ class Libp2pTransport(BaseTransport):
             except BROKEN_STREAM as error:
                 return dial_failure(text, error)
         if scope.cancelled_caught:
-            return DialFailure(text, f"no answer within {defaults.DIAL_DEADLINE_SECONDS:g} s")
+            return DialFailure(text, f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s")
         return None
 
     async def _dial_any(self, addresses: Sequence[Multiaddr], peer: ID) -> None:
@@ -226,7 +226,7 @@ class Libp2pTransport(BaseTransport):
 
     async def disconnect(self, peer: PeerId) -> None:
         for connection in list(self._connections.get(peer, ())):
-            with trio.move_on_after(defaults.STREAM_WRITE_SECONDS):
+            with trio.move_on_after(limits.STREAM_WRITE_SECONDS):
                 await connection.close()
         await trio.lowlevel.checkpoint()
 
@@ -270,10 +270,10 @@ class Libp2pTransport(BaseTransport):
         """Close a connection whose other end has gone silent."""
         muxed = connection.muxed_conn
         while not muxed.event_closed.is_set():
-            with trio.move_on_after(defaults.CONNECTION_PING_SECONDS):
+            with trio.move_on_after(limits.CONNECTION_PING_SECONDS):
                 await muxed.event_closed.wait()
                 return
-            with trio.move_on_after(defaults.CONNECTION_PONG_SECONDS) as scope:
+            with trio.move_on_after(limits.CONNECTION_PONG_SECONDS) as scope:
                 try:
                     await muxed.ping()
                 except BROKEN_STREAM as error:
@@ -285,7 +285,7 @@ class Libp2pTransport(BaseTransport):
 
     async def _punch(self, peer: PeerId) -> None:
         """Try to replace a relayed connection by a direct one."""
-        with trio.move_on_after(defaults.CONNECT_DEADLINE_SECONDS * 3):
+        with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS * 3):
             direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
             log.debug("hole punching to %s: %s", peer, direct)
 
@@ -307,7 +307,7 @@ class Libp2pTransport(BaseTransport):
         await trio.lowlevel.checkpoint()
         if peer not in self._connections:
             raise StreamError(f"stream {protocol} with {peer}: not connected")
-        seconds = defaults.STREAM_OPEN_DEADLINE_SECONDS
+        seconds = limits.STREAM_OPEN_DEADLINE_SECONDS
         with trio.move_on_after(seconds):
             try:
                 stream = await self._host.new_stream(ID.from_string(peer), [TProtocol(protocol)])
@@ -344,7 +344,7 @@ class Libp2pTransport(BaseTransport):
         handler: Any,
         framing: Framing = Framing.SWARM,
         *,
-        frame_bytes_max: int = defaults.FRAME_BYTES_MAX,
+        frame_bytes_max: int = limits.FRAME_BYTES_MAX,
     ) -> None:
         super().serve(protocol, handler, framing, frame_bytes_max=frame_bytes_max)
         self._host.set_stream_handler(TProtocol(protocol), self._on_stream)

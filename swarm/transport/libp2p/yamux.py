@@ -27,9 +27,45 @@ from libp2p.stream_muxer.exceptions import (
     MuxedStreamReset,
 )
 
-from swarm import defaults
 from swarm.rates import TokenBucket
+from swarm.transport import limits
 from swarm.transport.libp2p.guard import BROKEN
+
+MUXER_STREAMS_MAX = 256
+"""Streams that the other side of a connection may have open: ten of a role's own, 64 at most of
+our protocols, and the circuits of a relay."""
+
+MUXER_UNREAD_BYTES_MAX = 4 << 20
+"""Of one connection. Our protocols drain their streams into their own bounded queues, so that a
+connection seldom holds more than a window."""
+
+UNREAD_BYTES_MAX = 64 << 20
+"""Of all connections together."""
+
+MUXER_OVERRUNS_MAX = 8
+"""Streams reset for what they held, after which a connection is closed."""
+
+MUXER_FRAMES_PER_SECOND = 2000.0
+"""Small frames of one connection read in a second on average, at about 40 µs of computing each."""
+
+MUXER_FRAMES_BURST = 10_000.0
+"""And at once."""
+
+MUXER_FRAMES_PER_STREAM = 10
+"""As many small frames as opening a stream counts: 200 streams a second."""
+
+MUXER_FRAMES_PER_PING = 20
+"""As many as a ping counts; one in fifteen seconds is usual."""
+
+MUXER_FRAME_FREE_BYTES = 256
+"""A frame with so much data is not counted: its bytes slow its sender."""
+
+STRANGER_BYTES_PER_SECOND = 512.0 * 1024
+"""Read on average from a connection that a peer opened who is neither trusted nor admitted.
+Decrypting costs a processor second per 180 MB; what newcomers have to say is a few kilobytes."""
+
+STRANGER_BYTES_BURST = 512.0 * 1024
+"""And at once."""
 
 PROTOCOL = "/yamux/1.0.0"
 
@@ -228,9 +264,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._initiator = bool(secured_conn.is_initiator)
         self._next = 1 if self._initiator else 2
         self._foreign = 0
-        self._opened, self._arrivals = trio.open_memory_channel[YamuxStream](
-            defaults.MUXER_STREAMS_MAX
-        )
+        self._opened, self._arrivals = trio.open_memory_channel[YamuxStream](MUXER_STREAMS_MAX)
         self._buffer = bytearray()
         self._writing = trio.Lock()
         self._stuck = False
@@ -238,8 +272,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._reading = trio.CancelScope()
         self._nursery: trio.Nursery
         self._pong = trio.Event()
-        self._frames = TokenBucket(defaults.MUXER_FRAMES_PER_SECOND, defaults.MUXER_FRAMES_BURST)
-        self._bytes = TokenBucket(defaults.STRANGER_BYTES_PER_SECOND, defaults.STRANGER_BYTES_BURST)
+        self._frames = TokenBucket(MUXER_FRAMES_PER_SECOND, MUXER_FRAMES_BURST)
+        self._bytes = TokenBucket(STRANGER_BYTES_PER_SECOND, STRANGER_BYTES_BURST)
 
     # --- life ---
 
@@ -270,7 +304,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             return
         self._closing = True
         if not self._stuck and not self._writing.locked():
-            with contextlib.suppress(*BROKEN), trio.move_on_after(defaults.CLOSE_SECONDS):
+            with contextlib.suppress(*BROKEN), trio.move_on_after(limits.CLOSE_SECONDS):
                 await self.secured_conn.write(_HEAD.pack(0, GO_AWAY, 0, 0, 0))
         for stream in list(self.streams.values()):
             stream.drop()
@@ -333,7 +367,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
     def _overran(self, reason: str) -> None:
         self._overruns += 1
         self._overrun(reason)
-        if self._overruns == defaults.MUXER_OVERRUNS_MAX:
+        if self._overruns == MUXER_OVERRUNS_MAX:
             self._reading.cancel()
 
     # --- frames ---
@@ -345,12 +379,12 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         async with self._writing:
             if self._closing:
                 raise MuxedStreamError("the connection is closed")
-            with trio.move_on_after(defaults.STREAM_WRITE_SECONDS, shield=True):
+            with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
                 await self.secured_conn.write(_HEAD.pack(0, kind, flags, number, length) + data)
                 return
         self._stuck = True
         self._reading.cancel()
-        raise MuxedStreamError(f"nothing could be sent for {defaults.STREAM_WRITE_SECONDS:g} s")
+        raise MuxedStreamError(f"nothing could be sent for {limits.STREAM_WRITE_SECONDS:g} s")
 
     async def _read_frames(self) -> None:
         while True:
@@ -370,7 +404,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 raise YamuxError("stream 0 is not a stream")
             if kind == DATA and length > WINDOW_BYTES:
                 raise YamuxError(f"a frame of {length} bytes, more than any window")
-            if kind == WINDOW_UPDATE or length < defaults.MUXER_FRAME_FREE_BYTES:
+            if kind == WINDOW_UPDATE or length < MUXER_FRAME_FREE_BYTES:
                 await _spend(self._frames, 1)
             if flags & SYN:
                 await self._on_open(number, flags)
@@ -400,9 +434,9 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             if stream is not None and not stream.feed(data):
                 self._overran("more came than its window allows")
                 await stream.reset()
-            if self.unread_bytes > defaults.MUXER_UNREAD_BYTES_MAX:
+            if self.unread_bytes > MUXER_UNREAD_BYTES_MAX:
                 self.drop_fullest()
-            elif self._unread.size_bytes > defaults.UNREAD_BYTES_MAX:
+            elif self._unread.size_bytes > UNREAD_BYTES_MAX:
                 self._unread.relieve()
 
     async def _on_open(self, number: int, flags: int) -> None:
@@ -410,11 +444,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             raise YamuxError(f"stream {number} is not the other side's to open")
         if number in self.streams:
             raise YamuxError(f"stream {number} is open already")
-        await _spend(self._frames, defaults.MUXER_FRAMES_PER_STREAM)
+        await _spend(self._frames, MUXER_FRAMES_PER_STREAM)
         if flags & RST:
             return
         stream = YamuxStream(number, self)
-        if self._foreign < defaults.MUXER_STREAMS_MAX:
+        if self._foreign < MUXER_STREAMS_MAX:
             with contextlib.suppress(trio.WouldBlock):
                 self._opened.send_nowait(stream)
                 self.streams[number] = stream
@@ -424,7 +458,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         await self.send_reset(number)
 
     async def _on_ping(self, flags: int, value: int) -> None:
-        await _spend(self._frames, defaults.MUXER_FRAMES_PER_PING)
+        await _spend(self._frames, MUXER_FRAMES_PER_PING)
         if flags & SYN:
             await self.send(PING, ACK, 0, value)
         else:
