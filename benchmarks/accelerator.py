@@ -185,7 +185,6 @@ def try_attention(
         return {"reason": reason}
     settings = LearnerSettings(
         OBJECTIVE,
-        OPTIMISER,
         Schedule(steps=100, groups_per_step=len(groups), max_staleness=2),
         optimiser=OPTIMISER,
         sharding=Sharding(

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks.recipe import OBJECTIVE, OPTIMISER
 from benchmarks.study import TAIL, Curve, Variant, learn, summary
+from peers.demo import OBJECTIVE, OPTIMISER
 from peers.trainer.service import TrainerService
 from swarm.app.output import print_json
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks.recipe import OPTIMISER
 from benchmarks.study import Variant, learn
+from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import load as load_environment
 from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
-from peers.trainer.service import DEMO_SAMPLING, TrainerService
+from peers.trainer.service import TrainerService
 from swarm.app.output import print_json
 
 ATTEMPTS = 8
@@ -40,9 +40,9 @@ def write_pools(base: Path, folder: Path, tasks: int, seed: int) -> dict[str, Pa
         0,
         tasks,
         ATTEMPTS,
-        DEMO_SAMPLING.temperature,
-        DEMO_SAMPLING.max_new_tokens,
-        list(DEMO_SAMPLING.stop_ids),
+        SAMPLING.temperature,
+        SAMPLING.max_new_tokens,
+        list(SAMPLING.stop_ids),
     )["rows"]
     kept = [row for row in rows if KEEP[0] <= row["passes"] / ATTEMPTS <= KEEP[1]]
     pools = {"offline": kept, "any": rows[: len(kept)]}
@@ -67,7 +67,7 @@ def main() -> None:
         "attempts_of_the_offline_filter": given.tasks * ATTEMPTS,
         "variants": {},
     }
-    steps = given.budget // (32 * DEMO_SAMPLING.group_size)
+    steps = given.budget // (SCHEDULE.groups_per_step * SAMPLING.group_size)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = []
@@ -80,7 +80,7 @@ def main() -> None:
                 gains, rewards, made = [], [], []
                 for seed in range(given.seeds):
                     environment = Listed(
-                        load_environment("sort-digits", "1"),
+                        load_environment(ENVIRONMENT.name, ENVIRONMENT.version),
                         pools[seed]["offline" if offline else "any"],
                         "pool",
                     )

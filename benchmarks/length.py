@@ -17,12 +17,11 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from benchmarks.recipe import OBJECTIVE
 from benchmarks.study import TAIL, Variant, band, learn
+from peers.demo import OBJECTIVE, SAMPLING
 from peers.environments.base import Split, Task, draw
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.policy.demo import make_policy
-from peers.trainer.service import DEMO_SAMPLING
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.app.output import print_json
 
@@ -62,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options = LengthOptions(lengths=[*TARGETS], alpha=given.alpha, prompt="{length}:{prompt}")
     environment = LengthTargets(Letters(), options)
-    sampling = replace(DEMO_SAMPLING, max_new_tokens=LONGEST + 2)
+    sampling = replace(SAMPLING, max_new_tokens=LONGEST + 2)
     curves = []
     with tempfile.TemporaryDirectory() as name:
         for seed in range(given.seeds):

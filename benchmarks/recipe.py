@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
+from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.policy.native import NativeEngine
@@ -24,49 +26,30 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS, TrainerService
+from peers.trainer.service import EVALUATION_PROMPTS, TrainerService
 from swarm.app.output import print_json
-from swarm.messages import Objective, Optimiser, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
-
-OBJECTIVE = Objective(
-    epsilon=0.2,
-    delta=4.0,
-    kl_coefficient=0.0,
-    entropy_coefficient=0.0,
-)
-OPTIMISER = Optimiser(
-    gradient_norm_max=0.1,
-    learning_rate=6e-4,
-    beta1=0.9,
-    beta2=0.99,
-    warmup_steps=10,
-    final_learning_rate_share=0.1,
-)
-GROUPS = 32
-ASYNCHRONY = 2
 
 
 def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int) -> list[Group]:
     """One step's groups, sampled and rewarded as worker and validator do it."""
-    environment = load_environment("sort-digits", "1")
-    size = DEMO_SAMPLING.group_size
-    tasks = [environment.task(task_seed(seed, group)) for group in range(GROUPS)]
+    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
+    size = SAMPLING.group_size
+    tasks = [environment.task(task_seed(seed, group)) for group in range(SCHEDULE.groups_per_step)]
     prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
     made = engine.generate(
         [prompt for prompt in prompts for _ in range(size)],
-        range(GROUPS * size),
+        range(SCHEDULE.groups_per_step * size),
         noise_key(seed),
-        DEMO_SAMPLING.temperature,
-        DEMO_SAMPLING.stop_ids,
-        DEMO_SAMPLING.max_new_tokens,
+        SAMPLING.temperature,
+        SAMPLING.stop_ids,
+        SAMPLING.max_new_tokens,
     )
     groups = []
     for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
         here = slice(index * size, (index + 1) * size)
         texts = [
-            renderer.decode_completion(tokens, DEMO_SAMPLING.stop_ids)
-            for tokens in made.tokens[here]
+            renderer.decode_completion(tokens, SAMPLING.stop_ids) for tokens in made.tokens[here]
         ]
         groups.append(
             Group(
@@ -82,12 +65,7 @@ def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int)
 
 def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
     """The whole recipe; accuracies, and seconds by part."""
-    schedule = Schedule(
-        steps=steps,
-        groups_per_step=GROUPS,
-        asynchrony=ASYNCHRONY,
-        old="step_start" if old == "step_start" else "generation",
-    )
+    schedule = replace(SCHEDULE, steps=steps, old=old)
     seconds = {"prepare": 0.0, "generate": 0.0, "train": 0.0, "publish": 0.0, "evaluate": 0.0}
     clock, cpu = time.perf_counter(), time.process_time()
 
@@ -107,14 +85,14 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         renderer = Renderer(folder / "0")
         difference = zero_advantage = 0.0
         for step in range(steps):
-            policy = max(0, step - ASYNCHRONY)
+            policy = max(0, step - SCHEDULE.asynchrony)
             engine.load_weights(folder / str(policy))
             nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
             groups = rollouts(engine, renderer, submission_seed("recipe", nonce, "me", 0), policy)
             spent("generate")
             metrics = learner.train_step(groups, step)
             difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
-            zero_advantage += metrics["groups_zero_advantage"] / (GROUPS * steps)
+            zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
             spent("train")
             learner.export(folder / str(step + 1))
             if policy > 1:  # 0 is the learner's base
@@ -124,9 +102,9 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         sampled, greedy = (
             mean_reward(
                 engine,
-                load_environment("sort-digits", "1"),
+                load_environment(ENVIRONMENT.name, ENVIRONMENT.version),
                 folder / str(steps),
-                DEMO_SAMPLING,
+                SAMPLING,
                 prompts=EVALUATION_PROMPTS,
                 greedy=greedy,
             )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipe import OBJECTIVE, OPTIMISER
+from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import Environment, Renderer
 from peers.environments import load as load_environment
 from peers.policy.native import NativeEngine
@@ -22,7 +22,7 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.service import DEMO_SAMPLING, EVALUATION_PROMPTS
+from peers.trainer.service import EVALUATION_PROMPTS
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
@@ -40,9 +40,9 @@ class Variant:
     objective: Objective = OBJECTIVE
     optimiser: Optimiser = OPTIMISER
     old: str = "generation"
-    staleness: int = 2
+    staleness: int = SCHEDULE.asynchrony
     """Steps by which the generating policy is behind."""
-    groups: int = 32
+    groups: int = SCHEDULE.groups_per_step
     """Groups a batch."""
     refill: bool = False
     """Generate as many again as are missing, until so many groups can teach something."""
@@ -75,12 +75,12 @@ def learn(
     variant: Variant,
     *,
     environment: Environment | None = None,
-    sampling: Sampling = DEMO_SAMPLING,
+    sampling: Sampling = SAMPLING,
     generated_max: int | None = None,
 ) -> Curve:
     """Train from the policy in `base`, for the variant's steps or until a step after which
     `generated_max` completions are made; then evaluate on held-out prompts."""
-    environment = environment or load_environment("sort-digits", "1")
+    environment = environment or load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     schedule = Schedule(
         steps=variant.steps,
         groups_per_step=variant.groups,

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import torch
 
+from peers.demo import ENVIRONMENT, SAMPLING
 from peers.environments import load as load_environment
 from peers.environments.collection import Environments, labels
-from peers.policy.demo import EOS_ID, make_policy
+from peers.policy.demo import make_policy
 from peers.policy.native import NativeEngine
 from peers.trainer import metrics
 from peers.trainer.evaluation import mean_reward
@@ -31,9 +32,6 @@ from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
 
 PROMPT_TOKENS_MAX = 1 << 20
 EVALUATION_PROMPTS = 512
-DEMO_SAMPLING = Sampling(
-    temperature=1.0, max_new_tokens=8, stop_ids=[EOS_ID], group_size=8, groups_per_submission=4
-)
 
 
 def open_service() -> Any:
@@ -235,12 +233,12 @@ class TrainerService:
         """
         if self._ranks.rank != 0:
             return {}
-        environment = load_environment("sort-digits", "1")
+        environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
         make_policy(Path(folder), seed)
         steps = warm_up(Path(folder), environment, seed)
         return {
             "sft_steps": steps,
-            **_accuracies(Path(folder), environment, DEMO_SAMPLING, EVALUATION_PROMPTS, "held_out"),
+            **_accuracies(Path(folder), environment, SAMPLING, EVALUATION_PROMPTS, "held_out"),
         }
 
     def _held(self) -> Learner:

@@ -22,8 +22,9 @@ from typing import Any
 import msgspec
 import trio
 
+from peers.demo import ENVIRONMENT
 from swarm.app.demo.processes import lines_of
-from swarm.app.demo.recipe import ENVIRONMENT, demo_manifest
+from swarm.app.demo.recipe import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create

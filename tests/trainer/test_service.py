@@ -10,6 +10,7 @@ import pytest
 import torch
 from blake3 import blake3
 
+from peers.demo import ENVIRONMENT, SAMPLING
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.base import Task, split_of
@@ -19,10 +20,10 @@ from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.packing import ATTENTIONS
 from peers.trainer.options import Attention
-from peers.trainer.service import DEMO_SAMPLING, TrainerService
+from peers.trainer.service import TrainerService
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
-from swarm.messages import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
 
@@ -36,14 +37,14 @@ def run_arguments(base: Path) -> dict[str, Any]:
         "objective": msgspec.structs.asdict(objective),
         "optimiser": msgspec.structs.asdict(Optimiser(learning_rate=1e-3)),
         "schedule": msgspec.structs.asdict(Schedule(steps=4, groups_per_step=2)),
-        "sampling": msgspec.structs.asdict(DEMO_SAMPLING),
-        "environments": [EnvironmentReference(name="sort-digits", version="1")],
+        "sampling": msgspec.structs.asdict(SAMPLING),
+        "environments": [ENVIRONMENT],
         "seed": 0,
     }
 
 
 def submission(
-    base: Path, path: Path, policy: int, sampling: Sampling = DEMO_SAMPLING
+    base: Path, path: Path, policy: int, sampling: Sampling = SAMPLING
 ) -> dict[str, Any]:
     """A file of 2 groups × 3, sampled by the engine, as a worker writes it."""
     prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
@@ -199,7 +200,7 @@ def test_warm_up_stops_where_sampling_would_be_right_that_often(base: Path, tmp_
     folder = copy(base, tmp_path / "easy")
     taken = warm_up(folder, Easy(), 1, Warmup(batch=64, accuracy=0.5, window=1, steps_max=100))
     assert 2 < taken < 100
-    accuracy = mean_reward(NativeEngine(folder), Easy(), folder, DEMO_SAMPLING, prompts=256)
+    accuracy = mean_reward(NativeEngine(folder), Easy(), folder, SAMPLING, prompts=256)
     assert 0.4 < accuracy < 0.95
 
 
@@ -208,7 +209,7 @@ def test_evaluation_asks_the_same_held_out_prompts_of_every_policy(base: Path) -
     asked = []
     for greedy in (False, True):
         environment = Recording()
-        mean_reward(engine, environment, base, DEMO_SAMPLING, prompts=40, greedy=greedy)
+        mean_reward(engine, environment, base, SAMPLING, prompts=40, greedy=greedy)
         asked.append(environment.prompts)
     assert asked[0] == asked[1]
     assert len(set(asked[0])) == 40
@@ -225,16 +226,16 @@ def test_evaluation_counts_right_answers(base: Path) -> None:
             self.count += 1
             return float(self.count % 2)
 
-    share = mean_reward(NativeEngine(base), EverySecond(), base, DEMO_SAMPLING, prompts=130)
+    share = mean_reward(NativeEngine(base), EverySecond(), base, SAMPLING, prompts=130)
     assert share == 0.5
 
 
 def test_renderer_and_demo_sampling_agree_on_the_stop_token(base: Path) -> None:
     renderer = Renderer(base)
-    task = load_environment("sort-digits", "1").task(bytes(32))
-    tokens = [*renderer.encode_completion(task.answer), *DEMO_SAMPLING.stop_ids]
-    assert renderer.decode_completion(tokens, DEMO_SAMPLING.stop_ids) == (task.answer, True)
-    assert len(tokens) < DEMO_SAMPLING.max_new_tokens
+    task = load_environment(*ENVIRONMENT).task(bytes(32))
+    tokens = [*renderer.encode_completion(task.answer), *SAMPLING.stop_ids]
+    assert renderer.decode_completion(tokens, SAMPLING.stop_ids) == (task.answer, True)
+    assert len(tokens) < SAMPLING.max_new_tokens
 
 
 def test_an_attention_that_the_device_cannot_train_with_is_refused(base: Path) -> None:
@@ -255,9 +256,9 @@ def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_pa
     service = TrainerService()
     arguments = run_arguments(base)
     service.start(**crossed(arguments))
-    cooler = msgspec.structs.replace(DEMO_SAMPLING, temperature=0.5, max_new_tokens=12)
+    cooler = msgspec.structs.replace(SAMPLING, temperature=0.5, max_new_tokens=12)
     submissions = []
-    for number, sampling in enumerate((DEMO_SAMPLING, cooler)):
+    for number, sampling in enumerate((SAMPLING, cooler)):
         made = submission(base, tmp_path / str(number), 0, sampling)
         submissions.append(made | {"sampling": msgspec.structs.asdict(sampling)})
     changed = {name: arguments[name] for name in ("objective", "optimiser", "schedule")}

@@ -17,12 +17,13 @@ from typing import Any
 import trio
 from rich.console import Console
 
+from peers.demo import ENVIRONMENT
 from peers.policy.demo import save_tokenizer
 from swarm.app.demo import summary as summaries
 from swarm.app.demo.cast import make_peers
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive
-from swarm.app.demo.recipe import ENVIRONMENT, PRELOAD, demo_manifest
+from swarm.app.demo.recipe import PRELOAD, demo_manifest
 from swarm.app.demo.state import SwarmState
 from swarm.app.local_peers import LocalPeer, write_config
 from swarm.app.output import write_json

@@ -1,47 +1,16 @@
-"""The demo's recipe: a character model of 0.23 million parameters learns to sort six digits.
-
-Figures: docs/concepts.md.
-"""
+"""The run manifest of the demo, and what its processes import once for all."""
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
-from peers.policy.demo import EOS_ID
-from swarm.messages import (
-    EnvironmentReference,
-    Objective,
-    Optimiser,
-    RunManifest,
-    Sampling,
-    Schedule,
-    TrustedKey,
-)
+from peers.demo import ENVIRONMENT, MODEL, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from swarm.messages import RunManifest, TrustedKey
 from swarm.run.toml import RunHashes
 
-MODEL = "demo/qwen2-0.23m"
-ENVIRONMENT = EnvironmentReference(name="sort-digits", version="1")
 PRELOAD = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
 """For the fork server. Nothing that imports pyarrow: its allocator starts a thread, and a fork
 server has none."""
-SAMPLING = Sampling(
-    temperature=1.0, max_new_tokens=8, stop_ids=[EOS_ID], group_size=8, groups_per_submission=4
-)
-OBJECTIVE = Objective(
-    epsilon=0.2,
-    delta=4.0,
-    kl_coefficient=0.0,
-    entropy_coefficient=0.0,
-)
-OPTIMISER = Optimiser(
-    gradient_norm_max=0.1,
-    learning_rate=6e-4,
-    beta1=0.9,
-    beta2=0.99,
-    warmup_steps=10,
-    final_learning_rate_share=0.1,
-)
-SCHEDULE = Schedule(steps=250, groups_per_step=32, asynchrony=2, max_staleness=4, old="generation")
 
 
 def demo_manifest(
@@ -54,9 +23,9 @@ def demo_manifest(
         version=1,
         model=MODEL,
         tokenizer_hash=hashes.tokenizer,
-        environments=[msgspec.structs.replace(ENVIRONMENT, probe_hash=probe)],
+        environments=[replace(ENVIRONMENT, probe_hash=probe)],
         sampling=SAMPLING,
-        schedule=msgspec.structs.replace(SCHEDULE, steps=steps),
+        schedule=replace(SCHEDULE, steps=steps),
         objective=OBJECTIVE,
         optimiser=OPTIMISER,
         trainers=[TrustedKey(peer=trainer)],
