@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from swarm.gossip import RUN, WORK
+from swarm.gossip.topics import RUN, WORK
 from swarm.messages import Acknowledgement, Eviction, Verdict
 from swarm.node.run_node import RunNode
 

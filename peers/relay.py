@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from swarm.gossip import RUN
+from swarm.gossip.topics import RUN
 from swarm.node.run_node import RunNode
 
 

@@ -23,7 +23,8 @@ from simnet.simulation import Plan
 from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.gossip import RUN, WORK, _Push
+from swarm.gossip.frames import Push
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.jobs import Generate, Generated, InferenceService
 from swarm.kademlia import wire
@@ -97,9 +98,9 @@ class Adversary:
 
     def push(self, *envelopes: bytes) -> None:
         """Hand envelopes to every neighbour, past this peer's own checks."""
-        for neighbour in list(self._peer.gossip._neighbours.values()):
+        for neighbour in list(self._peer.gossip._slots.neighbours.values()):
             for raw in envelopes:
-                self._peer.gossip._post(neighbour, _Push(raw))
+                self._peer.gossip._post(neighbour, Push(raw))
 
     async def claim(self, sender: str, message: Message) -> bytes:
         """An envelope that says it is of `sender`, signed with this peer's own key."""

@@ -23,7 +23,9 @@ from swarm import defaults
 from swarm.envelope import Gate, seal
 from swarm.errors import PeerError
 from swarm.events import Events
-from swarm.gossip import RUN, Gossip
+from swarm.gossip.gossip import Gossip
+from swarm.gossip.slots import NEIGHBOURS_WANTED
+from swarm.gossip.topics import RUN
 from swarm.identity import Identity, PeerId
 from swarm.kademlia import Kademlia, RecordInfo
 from swarm.messages import StepOrder
@@ -230,9 +232,7 @@ def measure_gossip(
                 await nursery.start(live, f"peer-{number}")
             async with trio.open_nursery() as dialling:
                 for transport, *_ in members:
-                    others = [
-                        m[0] for m in chance.sample(members, defaults.GOSSIP_NEIGHBOURS_WANTED)
-                    ]
+                    others = [m[0] for m in chance.sample(members, NEIGHBOURS_WANTED)]
                     for other in others:
                         if other is not transport:
                             dialling.start_soon(_connect, transport, other)

@@ -26,7 +26,7 @@ import trio
 from simnet.compute import SimulatedCompute
 from simnet.simulation import Peer, Simulation
 from swarm.errors import UserError
-from swarm.gossip import PROTOCOL as GOSSIP_PROTOCOL
+from swarm.gossip.frames import PROTOCOL as GOSSIP_PROTOCOL
 
 AFTERMATH_SECONDS = 60.0
 """So long after a fault a peer may still end because of it; it is started again."""

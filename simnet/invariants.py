@@ -21,6 +21,8 @@ from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
 from swarm import defaults
 from swarm.events import Event
+from swarm.gossip.slots import NEIGHBOURS_MAX
+from swarm.gossip.store import EVENTS_MAX
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
@@ -51,12 +53,12 @@ COLLECTION_ENTRIES_PER_PEER = 40
 COLLECTIONS = {
     "CheckpointStore._places": 1_000_000,
     "Gate._seen": defaults.SEEN_ENVELOPES_MAX,
-    "Gossip._store": defaults.GOSSIP_STORE_MAX,
-    "Gossip._asked": defaults.GOSSIP_STORE_MAX,
-    "_Neighbour.knows": 2 * defaults.GOSSIP_STORE_MAX,
-    "_Neighbour.news": defaults.GOSSIP_STORE_MAX,
-    "_Neighbour.wanted": defaults.GOSSIP_STORE_MAX,
-    "_Neighbour.offers": defaults.GOSSIP_STORE_MAX,
+    "Store._events": EVENTS_MAX,
+    "Gossip._asked": EVENTS_MAX,
+    "Neighbour.knows": 2 * EVENTS_MAX,
+    "Neighbour.news": EVENTS_MAX,
+    "Neighbour.wanted": EVENTS_MAX,
+    "Neighbour.offers": EVENTS_MAX,
     "TrainerRole._judged": 10_000,
     "Duplicates._first": defaults.DUPLICATE_GROUPS_MAX,
 }
@@ -387,8 +389,8 @@ class Invariants:
                 continue
             for what, size, most in (
                 ("connections", len(node.transport.connected()), limits.CONNECTIONS_MAX),
-                ("neighbours", len(part.gossip.neighbours()), defaults.GOSSIP_NEIGHBOURS_MAX),
-                ("announcements kept", part.gossip.kept(), defaults.GOSSIP_STORE_MAX),
+                ("neighbours", len(part.gossip.neighbours()), NEIGHBOURS_MAX),
+                ("announcements kept", part.gossip.kept(), EVENTS_MAX),
                 ("checkpoints kept", len(part.store.all()), CHECKPOINTS_MAX),
             ):
                 if size > most:

@@ -90,6 +90,12 @@ FORGED = frozenset(
 )
 """Causes for which nobody honest sends an envelope, or passes one on."""
 
+INVALID_MAX = 5
+"""Forged envelopes until their sender is banned."""
+
+BAN_SECONDS = 60.0
+"""How long a peer that sent forged envelopes stays banned."""
+
 
 def _signed_bytes(kind: str, body: bytes) -> bytes:
     return b"swarm/1/" + kind.encode("utf-8") + b"\x00" + body

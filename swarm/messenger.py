@@ -18,7 +18,7 @@ import trio
 from msgspec import Meta
 
 from swarm import defaults
-from swarm.envelope import FORGED, Dropped, Envelope, Gate, open_envelope
+from swarm.envelope import BAN_SECONDS, FORGED, INVALID_MAX, Dropped, Envelope, Gate, open_envelope
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
@@ -205,9 +205,9 @@ class Messenger:
             self._events.emit("messenger.dropped", remote=peer, cause=dropped.cause)
             if dropped.cause in FORGED:
                 forged.append(dropped.cause)
-            if len(forged) == defaults.GOSSIP_INVALID_MAX:
+            if len(forged) == INVALID_MAX:
                 self._events.emit("messenger.peer_banned", remote=peer, causes=forged)
-                self._transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
+                self._transport.ban(peer, BAN_SECONDS)
             return []
         handler, lifetime = self._handlers[type(envelope.message)]
         return await lifetime.run(handler, envelope, supporting) or []

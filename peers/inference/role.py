@@ -18,7 +18,7 @@ import trio
 from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
-from swarm.gossip import RUN
+from swarm.gossip.topics import RUN
 from swarm.identity import PeerId
 from swarm.jobs import Generate, InferenceClient, InferenceService, Load, Probe, SubmissionOrder
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict

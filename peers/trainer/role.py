@@ -30,7 +30,7 @@ from peers.trainer.options import trainer_options
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, SwarmError, UserError
-from swarm.gossip import RUN, WORK
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, decode
 from swarm.ledger.wire import open_ledger

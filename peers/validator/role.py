@@ -22,7 +22,7 @@ from swarm import defaults
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.events import Rationed
-from swarm.gossip import RUN, WORK
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
 from swarm.jobs import (
     Inspect,

@@ -6,8 +6,7 @@ import math
 
 import trio
 
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import BAN_SECONDS, Envelope
 from swarm.identity import PeerId
 from swarm.messages import (
     Eviction,
@@ -50,7 +49,7 @@ class Evictions:
         async for peer, heard in self._evicted:
             await trio.sleep_until(heard + EVICTION_NOTICE_SECONDS)
             if self._run.evicted(peer) is not None:
-                self._node.transport.ban(peer, defaults.GOSSIP_BAN_SECONDS)
+                self._node.transport.ban(peer, BAN_SECONDS)
 
     async def leave(self) -> None:
         eviction = await self._own.wait_until(lambda eviction: eviction is not None)

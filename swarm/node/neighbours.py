@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trio
 
-from swarm import defaults
 from swarm.envelope import Dropped, Envelope
 from swarm.errors import PeerError
-from swarm.gossip import Gossip
+from swarm.gossip.gossip import Gossip
+from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.identity import PeerId
 from swarm.messages import (
     PeerRecord,
@@ -80,7 +80,7 @@ class Neighbours:
         while True:
             members = gossip.members()
             near = sum(self._run.trusts(peer) for peer in members)
-            wanted = max(0, defaults.GOSSIP_NEIGHBOURS_WANTED - len(members))
+            wanted = max(0, NEIGHBOURS_WANTED - len(members))
             lacking = max(wanted, trusted_wanted - near)
             if lacking > 0:
                 connected = self._node.transport.connected()

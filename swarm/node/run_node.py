@@ -12,7 +12,9 @@ import trio
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, Gate
 from swarm.errors import UserError, leaf_errors
-from swarm.gossip import RUN, Gossip
+from swarm.gossip.gossip import Gossip
+from swarm.gossip.slots import NEIGHBOURS_WANTED
+from swarm.gossip.topics import RUN
 from swarm.identity import PeerId
 from swarm.messages import (
     DOING_CHARACTERS_MAX,
@@ -359,5 +361,5 @@ class RunNode:
                 await self.status.changed.wait_change()
 
     async def _find_neighbours(self) -> None:
-        wanted = 1 if self.lease else defaults.GOSSIP_NEIGHBOURS_WANTED
+        wanted = 1 if self.lease else NEIGHBOURS_WANTED
         await self._neighbours.keep_enough(self.gossip, trusted_wanted=wanted)

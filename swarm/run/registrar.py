@@ -21,7 +21,7 @@ import trio
 from swarm import defaults
 from swarm.envelope import Envelope, Gate
 from swarm.events import Events, Rationed
-from swarm.gossip import Gossip
+from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.messages import (
     DOING_REPEATED_MAX,

@@ -18,7 +18,7 @@ import trio
 from swarm import defaults
 from swarm.envelope import Dropped, Envelope, Gate, open_envelope
 from swarm.errors import PeerError, UserError
-from swarm.gossip import Gossip
+from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.ledger.entries import (
     Admitted,

@@ -21,7 +21,7 @@ from swarm import defaults
 from swarm.app.local_node import open_node
 from swarm.app.newest_policy import from_peers
 from swarm.errors import DeadlineError, leaf_errors
-from swarm.gossip import RUN, WORK
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
 from swarm.messages import Checkpoint
 from swarm.node.node import Node

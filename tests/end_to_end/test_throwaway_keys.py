@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from swarm.envelope import seal
-from swarm.gossip import PROTOCOL
+from swarm.gossip.frames import PROTOCOL
 from swarm.identity import Identity
 from swarm.messages import PeerRecord
 from swarm.transport.framing import encode_varint

@@ -12,7 +12,7 @@ import trio.testing
 
 from swarm.envelope import Sequencer
 from swarm.events import Event, Events
-from swarm.gossip import RUN, WORK
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.ledger.wire import Receipt, open_ledger, receipts_of

@@ -14,7 +14,8 @@ import trio.testing
 from swarm.envelope import Envelope, Gate, seal
 from swarm.errors import PeerError
 from swarm.events import Event, Events
-from swarm.gossip import RUN, WORK, Gossip
+from swarm.gossip.gossip import Gossip
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Admissions,

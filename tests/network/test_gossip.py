@@ -12,8 +12,13 @@ import trio
 from blake3 import blake3
 
 from swarm import defaults
+from swarm.envelope import INVALID_MAX
 from swarm.errors import PeerError
-from swarm.gossip import PROTOCOL, RUN, WORK, _decoder, _encoder, _Have, _Hello, _Push, _Want
+from swarm.gossip.frames import PROTOCOL, Have, Hello, Push, Want, decode, encode
+from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
+from swarm.gossip.slots import NEIGHBOURS_WANTED
+from swarm.gossip.store import EVENTS_MAX
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Acknowledgement,
@@ -141,7 +146,7 @@ def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> None:
 
     async def main() -> None:
         async with running(MANIFEST) as run:
-            enough = defaults.GOSSIP_NEIGHBOURS_WANTED
+            enough = NEIGHBOURS_WANTED
             keys = sorted(
                 (identity(100 + n) for n in range(enough + 2)), key=lambda key: key.peer_id
             )
@@ -165,12 +170,12 @@ def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
             liar = await run.add(liar_key)
             await liar.reach(victim.id)
             await trio.sleep(3)
-            neighbour = next(iter(liar.gossip._neighbours.values()))
+            neighbour = next(iter(liar.gossip._slots.neighbours.values()))
             good = sealed(TRAINER, checkpoint(1), MANIFEST.body.run).raw
-            for n in range(defaults.GOSSIP_INVALID_MAX):
+            for n in range(INVALID_MAX):
                 forged = bytearray(good)
                 forged[n] ^= 1
-                liar.gossip._post(neighbour, _Push(bytes(forged)))
+                liar.gossip._post(neighbour, Push(bytes(forged)))
             await trio.sleep(3)
             assert "gossip.neighbour_banned" in victim.names()
             assert liar.id not in victim.transport.connected()
@@ -186,23 +191,23 @@ def test_whoever_passes_on_what_nobody_honest_would_is_banned(fault: str) -> Non
             liar = await run.add(identity(300))
             await liar.reach(victim.id)
             await trio.sleep(3)
-            neighbour = next(iter(liar.gossip._neighbours.values()))
+            neighbour = next(iter(liar.gossip._slots.neighbours.values()))
             issued = {"expired": -5000.0, "from_the_future": 5000.0}.get(fault, 0.0)
-            for n in range(defaults.GOSSIP_INVALID_MAX):
+            for n in range(INVALID_MAX):
                 word = checkpoint(1 if fault == "one_forgery" else n)
                 raw = bytearray(sealed(TRAINER, word, MANIFEST.body.run, at=issued).raw)
                 if fault == "one_forgery":
                     raw[0] ^= 1
                 elif fault == "unknown_kind":
                     raw = bytearray(bytes(raw).replace(b"checkpoint", b"chockpaint", 1))
-                liar.gossip._post(neighbour, _Push(bytes(raw)))
+                liar.gossip._post(neighbour, Push(bytes(raw)))
             await trio.sleep(3)
             cause = "bad_signature" if fault == "one_forgery" else fault
-            assert victim.gate.dropped[cause] == defaults.GOSSIP_INVALID_MAX
+            assert victim.gate.dropped[cause] == INVALID_MAX
             assert "gossip.neighbour_banned" in victim.names()
             await trio.sleep(60)
             told = [event.fields for event in victim.seen if event.name == "gossip.dropped"]
-            assert told == [{"causes": {cause: defaults.GOSSIP_INVALID_MAX}}]
+            assert told == [{"causes": {cause: INVALID_MAX}}]
 
     in_virtual_time(main)
 
@@ -214,7 +219,7 @@ def test_whoever_sends_forged_requests_is_banned() -> None:
             liar = await run.add(identity(300))
             await liar.reach(victim.id)
             forged = replace(sealed(TRAINER, checkpoint(1), MANIFEST.body.run), raw=b"no envelope")
-            for _ in range(defaults.GOSSIP_INVALID_MAX):
+            for _ in range(INVALID_MAX):
                 assert "messenger.peer_banned" not in victim.names()
                 with contextlib.suppress(PeerError):
                     assert await liar.messenger.request(victim.id, forged) == []
@@ -235,12 +240,12 @@ def test_a_peer_whose_own_clock_is_off_bans_nobody() -> None:
             honest = await run.add(identity(300))
             await honest.reach(wrong.id)
             await trio.sleep(3)
-            neighbour = next(iter(honest.gossip._neighbours.values()))
-            for n in range(2 * defaults.GOSSIP_INVALID_MAX):
+            neighbour = next(iter(honest.gossip._slots.neighbours.values()))
+            for n in range(2 * INVALID_MAX):
                 raw = sealed(TRAINER, checkpoint(n), MANIFEST.body.run).raw
-                honest.gossip._post(neighbour, _Push(raw))
+                honest.gossip._post(neighbour, Push(raw))
             await trio.sleep(3)
-            assert wrong.gate.dropped["expired"] == 2 * defaults.GOSSIP_INVALID_MAX
+            assert wrong.gate.dropped["expired"] == 2 * INVALID_MAX
             assert "gossip.neighbour_banned" not in wrong.names()
 
     in_virtual_time(main)
@@ -253,10 +258,10 @@ def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender(
             liar = await run.add(identity(300))
             await liar.reach(victim.id)
             await trio.sleep(3)
-            neighbour = next(iter(liar.gossip._neighbours.values()))
-            for n in range(defaults.GOSSIP_INVALID_MAX):
+            neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+            for n in range(INVALID_MAX):
                 invented = sealed(identity(400 + n), Heartbeat(roles=["relay"]), MANIFEST.body.run)
-                liar.gossip._post(neighbour, _Push(invented.raw))
+                liar.gossip._post(neighbour, Push(invented.raw))
             await trio.sleep(3)
             assert "gossip.neighbour_banned" in victim.names()
             assert victim.gate.newest(identity(400).peer_id, "heartbeat") is None
@@ -288,7 +293,7 @@ def test_who_comes_back_to_thousands_of_events_hears_the_newest_order_first() ->
             await trio.sleep(3)
             events = [
                 Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
-                for number in range(3 * defaults.GOSSIP_OUTBOX_MAX)
+                for number in range(3 * OUTBOX_MAX)
             ]
             for event in events:
                 await validator.announce(event)
@@ -345,7 +350,7 @@ async def speak_alone(run: TestRun, victim: Member) -> Stream:
     await other.reach(victim.id)
     stream = await other.transport.open_stream(victim.id, PROTOCOL)
     wall_ms = int(other.world.wall_time() * 1000)
-    await stream.send(_encoder.encode(_Hello(run.manifest.body.run, wall_ms, [RUN], [])))
+    await stream.send(encode(Hello(run.manifest.body.run, wall_ms, [RUN], [])))
     return stream
 
 
@@ -366,13 +371,13 @@ def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
             async def ask() -> None:
                 while True:
                     for some in (evictions, [private]):
-                        await stream.send(_encoder.encode(_Want([each.digest for each in some])))
+                        await stream.send(encode(Want([each.digest for each in some])))
                     await trio.sleep(0.1)
 
             async def read() -> None:
                 while (raw := await stream.receive()) is not None:
-                    frame = _decoder.decode(raw)
-                    if isinstance(frame, _Push):
+                    frame = decode(raw)
+                    if isinstance(frame, Push):
                         got[blake3(frame.envelope).digest()] += len(raw)
 
             async with trio.open_nursery() as nursery:
@@ -381,7 +386,7 @@ def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
                 await trio.sleep(10.5)
                 nursery.cancel_scope.cancel()
             assert {each.digest for each in evictions} == set(got)
-            ration = defaults.GOSSIP_ANSWER_BYTES_PER_TICK
+            ration = ANSWER_BYTES_PER_TICK
             assert 5 * ration < sum(got.values()) < 12 * ration
 
     in_virtual_time(main)
@@ -392,11 +397,11 @@ def test_a_neighbour_that_makes_a_peer_ask_and_never_reads_is_dropped() -> None:
         async with running(MANIFEST) as run:
             victim = await run.add(TRAINER)
             stream = await speak_alone(run, victim)
-            offers = 2 * defaults.GOSSIP_OUTBOX_MAX
+            offers = 2 * OUTBOX_MAX
             with pytest.raises(StreamError):
                 for n in range(offers):
                     invented = [(n << 9 | k).to_bytes(32, "big") for k in range(512)]
-                    await stream.send(_encoder.encode(_Have(invented)))
+                    await stream.send(encode(Have(invented)))
             assert trio.current_time() < 20, "before its reading is given up"
             assert victim.gossip.neighbours() == []
 
@@ -411,7 +416,7 @@ def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
         async with running(MANIFEST) as run:
             trainer = await run.add(TRAINER)
             worker = identity(999).peer_id
-            for n in range(defaults.GOSSIP_STORE_MAX + 1):
+            for n in range(EVENTS_MAX + 1):
                 said = sealed(TRAINER, Eviction(peer=worker, reason=str(n)), MANIFEST.body.run)
                 trainer.gossip._accept(said)
             validator = await run.add(VALIDATOR)
@@ -419,7 +424,7 @@ def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
             await validator.reach(trainer.id)
             await trio.sleep(5)
             reasons = [int(each.reason) for each in heard]  # type: ignore[attr-defined]
-            assert reasons == list(range(defaults.GOSSIP_STORE_MAX, 0, -1))
+            assert reasons == list(range(EVENTS_MAX, 0, -1))
 
     in_virtual_time(main)
 
@@ -432,7 +437,7 @@ def test_garbage_frames_end_the_conversation_and_nothing_else() -> None:
             await hostile.reach(victim.id)
             for garbage in (b"\xc1", b"\x93\xa5hello", b"\x92\xa4push\xc4\x01x", b"x" * 1000):
                 await trio.sleep(5)
-                (neighbour,) = hostile.gossip._neighbours.values()
+                (neighbour,) = hostile.gossip._slots.neighbours.values()
                 await neighbour.stream.send(garbage)
             await trio.sleep(5)
             assert victim.names().count("gossip.neighbour_lost") >= 3

@@ -10,7 +10,7 @@ import trio
 
 from swarm.app.local_node import open_node
 from swarm.errors import DiskFullError
-from swarm.gossip import RUN, WORK
+from swarm.gossip.topics import RUN, WORK
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.settings import PeerSettings

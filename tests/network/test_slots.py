@@ -6,7 +6,14 @@ from functools import partial
 
 import trio
 
-from swarm import defaults
+from swarm.gossip.gossip import ADMITTED_SECONDS
+from swarm.gossip.slots import (
+    NEIGHBOURS_MAX,
+    STRANGER_SECONDS,
+    STRANGERS_MAX,
+    STRANGERS_PER_RANGE_MAX,
+    YIELD_SECONDS,
+)
 from swarm.messages import Acknowledgement, Admission, Checkpoint
 from tests.network.harness import (
     Member,
@@ -22,9 +29,9 @@ from tests.network.test_gossip import checkpoint, hears
 
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
-SOME_SECONDS = defaults.GOSSIP_YIELD_SECONDS + 2
-STRANGERS = defaults.GOSSIP_STRANGERS_MAX
-SLOTS = defaults.GOSSIP_NEIGHBOURS_MAX
+SOME_SECONDS = YIELD_SECONDS + 2
+STRANGERS = STRANGERS_MAX
+SLOTS = NEIGHBOURS_MAX
 
 
 async def crowd(
@@ -53,7 +60,7 @@ def test_strangers_share_few_slots_and_leave_the_rest_to_those_admitted() -> Non
         async with running(MANIFEST) as run:
             victim = await run.add(VALIDATOR)
             near = await crowd(run, victim, 10, ranges=1, first=1000, admitted=False)
-            most = defaults.GOSSIP_STRANGERS_PER_RANGE_MAX
+            most = STRANGERS_PER_RANGE_MAX
             assert len(ids(near) & set(victim.gossip.neighbours())) == most
             far = await crowd(run, victim, 2 * SLOTS, ranges=SLOTS, first=2000, admitted=False)
             assert len(ids([*near, *far]) & set(victim.gossip.neighbours())) == STRANGERS
@@ -101,7 +108,7 @@ def test_a_stranger_hears_of_the_run_alone_and_only_for_a_while() -> None:
             await validator.announce(again)
             await trio.sleep(2)
             assert checkpoint(2) in policies and work == []
-            await trio.sleep(defaults.GOSSIP_STRANGER_SECONDS)
+            await trio.sleep(STRANGER_SECONDS)
             assert stranger.id not in validator.gossip.neighbours()
 
     in_virtual_time(main)
@@ -118,7 +125,7 @@ def test_who_is_not_admitted_any_more_hears_no_more_work() -> None:
             )
             await validator.announce(first)
             run.strangers.add(member.id)
-            await trio.sleep(defaults.GOSSIP_ADMITTED_SECONDS)
+            await trio.sleep(ADMITTED_SECONDS)
             assert member.id in validator.gossip.neighbours()
             await validator.announce(second)
             await trio.sleep(2)

@@ -13,7 +13,8 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import PeerError
 from swarm.events import Event
-from swarm.gossip import PROTOCOL, RUN, WORK, _encoder, _Hello
+from swarm.gossip.frames import PROTOCOL, Hello, encode
+from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.node.run_node import RunNode
 from swarm.transport import Stream, Transport
@@ -71,7 +72,7 @@ class SlotHolder:
 
     async def _hold(self, stream: Stream) -> None:
         wall_ms = int(self._peer.node.world.wall_time() * 1000)
-        await stream.send(_encoder.encode(_Hello(self._peer.run.id, wall_ms, [RUN, WORK], [])))
+        await stream.send(encode(Hello(self._peer.run.id, wall_ms, [RUN, WORK], [])))
         while await stream.receive() is not None:
             pass
 

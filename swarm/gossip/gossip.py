@@ -1,0 +1,484 @@
+"""One peer's conversations with its gossip neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import trio
+from blake3 import blake3
+
+from swarm import defaults
+from swarm.envelope import (
+    BAN_SECONDS,
+    FORGED,
+    INVALID_MAX,
+    Dropped,
+    Envelope,
+    Gate,
+    open_envelope,
+)
+from swarm.errors import DECODE_ERRORS
+from swarm.events import Events
+from swarm.gossip.frames import (
+    FRAME_BYTES_MAX,
+    PROTOCOL,
+    RECORDS_EXCHANGED,
+    Frame,
+    Have,
+    Hello,
+    Push,
+    Shown,
+    Want,
+    chunks,
+    decode,
+    encode,
+)
+from swarm.gossip.neighbour import Neighbour
+from swarm.gossip.slots import STRANGER, Slots
+from swarm.gossip.store import Store
+from swarm.gossip.topics import RUN, TOPICS
+from swarm.identity import PeerId
+from swarm.messages import Message, PeerRecord, StateMessage
+from swarm.transport import Stream, StreamError, Transport
+from swarm.world import World
+
+TICK_SECONDS = 1.0
+"""How often digests of the newest announcements go to every neighbour that may lack them."""
+
+EAGER = 6
+"""Neighbours an announcement is sent to at once; the others get its digest."""
+
+ADMITTED_SECONDS = 600.0
+"""How long an admission shown to a neighbour counts for its slot. (It was alive when it was shown;
+an evicted peer is disconnected at once.) Shown again at half of it."""
+
+GREETING_SECONDS = 10.0
+"""Both sides have said `hello` by then."""
+
+OUTBOX_MAX = 256
+"""Offers and questions waiting for one slow neighbour; beyond it the neighbour is dropped and
+rejoins. A whole store is offered in 32 frames; announcements wait as digests and do not count."""
+
+ANSWER_SECONDS = 3.0
+"""For this long no one else is asked for what a trusted neighbour was asked for: it delivers about
+3,000 announcements a second."""
+
+ANSWER_BYTES_PER_TICK = 256 * 1024
+"""What a neighbour that is not trusted gets of what it asks for: some 500 announcements."""
+
+DROPPED_REPORT_SECONDS = 60.0
+"""Between two counts of the envelopes that were dropped, by cause."""
+
+Listener = Callable[[Envelope], None]
+
+
+class Gossip:
+    """One peer's part in spreading a run's announcements."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        world: World,
+        gate: Gate,
+        events: Events,
+        run: str,
+        topics: Sequence[str],
+        *,
+        records: Callable[[], Sequence[Envelope]],
+        learn_record: Callable[[Envelope], None],
+        admits: Callable[[PeerId, bytes], bool],
+        compare_clock: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
+    ) -> None:
+        """`records` gives peer records to hand to newcomers; `learn_record` takes theirs
+        (signature checked); `admits` says whether a peer takes part, going by the admission that it
+        shows; `compare_clock` hears how far ahead a neighbour's clock is."""
+        self._transport = transport
+        self._world = world
+        self._gate = gate
+        self._events = events
+        self._run = run
+        self._topics = frozenset(topics)
+        self._records = records
+        self._learn_record = learn_record
+        self._admits = admits
+        self._compare_clock = compare_clock
+        self._admission = b""
+        """This peer's own, as it was shown last."""
+        self._shown_at = -math.inf
+        self._slots = Slots(transport, world, gate.trusts)
+        self._store = Store(world)
+        self._fresh: dict[str, list[bytes]] = {}
+        """Accepted since the last tick, by topic."""
+        self._asked: dict[bytes, float] = {}
+        """What a trusted neighbour was asked for, and until when nobody else is."""
+        self._listeners: dict[type[Message], list[Listener]] = {}
+        self._nursery: trio.Nursery | None = None
+
+    def listen(self, message_type: type[Message], listener: Listener) -> None:
+        """Call `listener` once for every new envelope of this type, own ones included."""
+        self._listeners.setdefault(message_type, []).append(listener)
+
+    def neighbours(self) -> list[PeerId]:
+        return sorted(self._slots.neighbours)
+
+    def members(self) -> list[PeerId]:
+        """Those neighbours that are trusted or admitted: the ones to rely on."""
+        return self._slots.members()
+
+    def show(self, admission: Envelope) -> None:
+        """Take this peer's own admission, new or renewed, and show it to neighbours in time."""
+        first_time = not self._admission
+        self._admission = admission.raw
+        if first_time:
+            self._slots.set_admitted()
+        if self._world.now() >= self._shown_at + ADMITTED_SECONDS / 2:
+            self._shown_at = self._world.now()
+            for neighbour in list(self._slots.neighbours.values()):
+                self._post(neighbour, Shown(admission.raw))
+
+    def kept(self) -> int:
+        """Number of events held for neighbours that lack them."""
+        return len(self._store)
+
+    def publish(self, envelope: Envelope) -> None:
+        """Spread an own envelope, or one that came another way. A duplicate does nothing."""
+        try:
+            self._gate.admit(envelope.raw)
+        except Dropped as dropped:
+            if dropped.cause not in ("duplicate", "old_state"):
+                raise
+            # An event may have passed the gate as a request, and never have been gossiped.
+            state = isinstance(envelope.message, StateMessage)
+            if (
+                dropped.cause == "old_state"
+                or state
+                or self._store.get(envelope.digest) is not None
+            ):
+                return
+        self._accept(envelope)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a stream with every connected neighbour until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            connections = self._transport.connection_events()
+            self._transport.serve(
+                PROTOCOL,
+                self._converse,
+                frame_bytes_max=FRAME_BYTES_MAX,
+            )
+            nursery.start_soon(self._tick, nursery)
+            task_status.started()
+            for peer in self._transport.connected():
+                self._slots.meet(peer)
+            self._open_more(nursery)
+            async for event in connections:
+                if event.connected:
+                    self._slots.meet(event.peer)
+                    if self._slots.may_open(event.peer):
+                        nursery.start_soon(self._open, event.peer)
+
+    # --- conversations -----------------------------------------------------------------------
+
+    def _open_more(self, nursery: trio.Nursery) -> None:
+        """Start conversations with connected peers while there is room for neighbours."""
+        now = self._world.now()
+        self._slots.open_at = math.inf
+        for peer in self._transport.connected():
+            opens_at = self._slots.opens_at(peer)
+            if opens_at <= now:
+                nursery.start_soon(self._open, peer)
+            else:
+                self._slots.open_at = min(self._slots.open_at, opens_at)
+
+    async def _open(self, peer: PeerId) -> None:
+        """Start a conversation."""
+        if not self._slots.may_open(peer):
+            return  # others were faster
+        refusal = self._slots.attempt(peer)
+        try:
+            with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
+                stream = await self._transport.open_stream(peer, PROTOCOL)
+        except (StreamError, trio.TooSlowError) as error:
+            self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
+            return
+        refusal.full = True  # unless it greets
+        await self._converse(stream, opened=True)
+
+    async def _converse(self, stream: Stream, *, opened: bool = False) -> None:
+        peer = stream.peer
+        other = self._slots.neighbours.get(peer) or self._slots.greeting.get(peer)
+        if other is not None:
+            # Of two streams that cross, that of the lesser id stays; a second one of the same side
+            # comes from a peer that has lost the first.
+            lesser = self._transport.peer_id < peer
+            crossed = opened != other.opened
+            if lesser == other.opened if crossed else opened:
+                await stream.reset()
+                return
+            self._slots.leave(other)
+        neighbour = self._slots.greeting[peer] = Neighbour(
+            stream,
+            opened=opened,
+            range_=self._transport.network_of(peer),
+            now=self._world.now(),
+        )
+        # Any of them: were it always the first, everybody would dial the same few peers.
+        known = self._records()
+        count = min(len(known), RECORDS_EXCHANGED)
+        records = [record.raw for record in self._world.random.sample(known, count)]
+        wall_ms = int(self._world.wall_time() * 1000)
+        self._post(
+            neighbour,
+            Hello(self._run, wall_ms, sorted(self._topics), records, self._admission),
+        )
+        try:
+            with neighbour.scope:
+                if await self._is_greeted(neighbour):
+                    await self._read(neighbour)
+        except (StreamError, *DECODE_ERRORS) as error:
+            self._events.emit("gossip.neighbour_lost", remote=peer, reason=str(error))
+        finally:
+            self._slots.leave(neighbour)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.reset()
+
+    async def _is_greeted(self, neighbour: Neighbour) -> bool:
+        """Whether the other side says who it is, and gets a slot."""
+        raw = None
+        with trio.move_on_after(GREETING_SECONDS):
+            raw = await neighbour.stream.receive()
+        hello = decode(raw) if raw is not None else None
+        if not isinstance(hello, Hello) or hello.run != self._run:
+            return False
+        if self._slots.greeting.get(neighbour.peer) is not neighbour:
+            return False  # another stream replaced it meanwhile
+        neighbour.follows = frozenset(hello.topics)
+        self._look_at(neighbour, hello.admission)
+        if not self._slots.may_have(neighbour):
+            return False
+        self._slots.take(neighbour)
+        self._greet(neighbour, hello)
+        return True
+
+    def _greet(self, neighbour: Neighbour, hello: Hello) -> None:
+        neighbour.clock = hello.wall_ms / 1000 - self._world.now()
+        self._compare_clock(neighbour.peer, hello.wall_ms / 1000 - self._world.wall_time())
+        for raw in hello.records:
+            try:
+                record = open_envelope(raw)
+            except Dropped:
+                neighbour.invalid += 1
+                continue
+            if isinstance(record.message, PeerRecord):
+                self._learn_record(record)
+        self._offer(neighbour, self._store.current())
+
+    def _look_at(self, neighbour: Neighbour, admission: bytes) -> None:
+        """Note whether a neighbour is admitted: strangers are sent only the run's topic."""
+        if self._admits(neighbour.peer, admission):
+            neighbour.admitted_until = self._world.now() + ADMITTED_SECONDS
+            self._transport.vouch(neighbour.peer, ADMITTED_SECONDS)
+        stranger = self._slots.rank(neighbour) == STRANGER
+        neighbour.topics = neighbour.follows & {RUN} if stranger else neighbour.follows
+
+    async def _read(self, neighbour: Neighbour) -> None:
+        while (raw := await neighbour.stream.receive()) is not None:
+            frame = decode(raw)
+            if isinstance(frame, Push):
+                self._receive(neighbour, frame.envelope)
+            elif isinstance(frame, Have):
+                for digest in frame.digests:
+                    neighbour.knows.add(digest)
+                self._ask(neighbour, frame.digests)
+            elif isinstance(frame, Want):
+                for digest in frame.digests:
+                    kept = self._store.get(digest)
+                    if kept is not None and kept.topic in neighbour.topics:
+                        neighbour.wanted.add(digest)
+                self._wake(neighbour)
+            elif isinstance(frame, Shown):
+                topics = neighbour.topics
+                self._look_at(neighbour, frame.admission)
+                if neighbour.topics != topics:
+                    self._offer(neighbour, self._store.current())
+            else:
+                return  # it has said `hello` already
+            if neighbour.invalid >= INVALID_MAX:
+                self._events.emit("gossip.neighbour_banned", remote=neighbour.peer)
+                self._transport.ban(neighbour.peer, BAN_SECONDS)
+                return
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _post(self, neighbour: Neighbour, frame: Frame) -> None:
+        """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
+        if len(neighbour.outbox) >= OUTBOX_MAX:
+            self._slots.leave(neighbour)
+            return
+        neighbour.outbox.append(frame)
+        self._wake(neighbour)
+
+    def _wake(self, neighbour: Neighbour) -> None:
+        """Have what a neighbour is owed written."""
+        assert self._nursery is not None
+        if self._nursery.cancel_scope.cancel_called:
+            neighbour.scope.cancel()
+        elif not neighbour.writing:
+            neighbour.writing = True
+            self._nursery.start_soon(self._write, neighbour)
+
+    async def _write(self, neighbour: Neighbour) -> None:
+        """Send what is owed. A task only while there is something to send: thousands of idle
+        ones would cost a simulation more memory than all else."""
+        try:
+            while (frame := self._next_frame(neighbour)) is not None:
+                await neighbour.stream.send(encode(frame))
+        except StreamError as error:
+            self._events.emit("gossip.neighbour_lost", remote=neighbour.peer, reason=str(error))
+            neighbour.scope.cancel()
+        finally:
+            neighbour.writing = False
+
+    def _next_frame(self, neighbour: Neighbour) -> Frame | None:
+        """What is most worth sending now; what has been forgotten meanwhile is left out."""
+        if neighbour.outbox:
+            return neighbour.outbox.popleft()
+        served = neighbour.answer_bytes > 0 or self._slots.trusts(neighbour.peer)
+        for owed in (neighbour.news, neighbour.wanted) if served else (neighbour.news,):
+            while owed:
+                digest, _ = owed.popitem(last=False)
+                kept = self._store.get(digest)
+                if kept is not None:
+                    neighbour.knows.add(digest)
+                    if owed is neighbour.wanted:
+                        neighbour.answer_bytes -= len(kept.raw)
+                    return Push(kept.raw)
+        return None
+
+    # --- envelopes ---------------------------------------------------------------------------
+
+    def _receive(self, neighbour: Neighbour, raw: bytes) -> None:
+        digest = blake3(raw).digest()
+        self._asked.pop(digest, None)
+        neighbour.offers.pop(digest, None)
+        if self._store.get(digest) is not None:  # the usual repetition, before anything is checked
+            neighbour.knows.add(digest)
+            return
+        try:
+            envelope = self._gate.admit(raw, TOPICS)
+        except Dropped as dropped:
+            if dropped.cause == "duplicate":
+                neighbour.knows.add(digest)
+            elif dropped.cause in FORGED or self._is_out_of_time(neighbour, dropped.cause, raw):
+                neighbour.invalid += 1
+            return
+        neighbour.knows.add(envelope.digest)
+        self._accept(envelope)
+
+    def _is_out_of_time(self, neighbour: Neighbour, cause: str, raw: bytes) -> bool:
+        """Whether an envelope that has expired, or is of the future, is so by the neighbour's own
+        clock too, and by far. Where clocks differ this peer's may be the wrong one."""
+        if cause not in ("expired", "from_the_future") or neighbour.clock is None:
+            return False
+        theirs = self._world.now() + neighbour.clock
+        body = open_envelope(raw).body
+        return (
+            body.expires_ms / 1000 < theirs - defaults.ENVELOPE_FUTURE_SECONDS_MAX
+            or body.issued_ms / 1000
+            > theirs + defaults.ENVELOPE_FUTURE_SECONDS_MAX + defaults.CLOCK_SKEW_SECONDS_MAX
+        )
+
+    def _accept(self, envelope: Envelope) -> None:
+        topic, digest = self._store.add(envelope), envelope.digest
+        self._fresh.setdefault(topic, []).append(digest)
+        self._spread(digest, topic)
+        for listener in self._listeners.get(type(envelope.message), ()):
+            listener(envelope)
+
+    def _spread(self, digest: bytes, topic: str) -> None:
+        candidates = [
+            neighbour
+            for neighbour in self._slots.neighbours.values()
+            if topic in neighbour.topics
+            and digest not in neighbour.knows
+            and self._slots.rank(neighbour) > STRANGER
+        ]
+        if len(candidates) > EAGER:
+            self._world.random.shuffle(candidates)
+            candidates.sort(key=self._slots.rank, reverse=True)
+        for neighbour in candidates[:EAGER]:
+            neighbour.knows.add(digest)
+            neighbour.news.add(digest)
+            self._wake(neighbour)
+
+    def _offer(self, neighbour: Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:
+        """Offer a neighbour those digests, given by topic, that it may lack."""
+        knows = neighbour.knows
+        missing = [
+            digest
+            for topic, some in digests.items()
+            if topic in neighbour.topics
+            for digest in some
+            if digest not in knows
+        ]
+        for digest in missing:
+            knows.add(digest)
+        for chunk in chunks(missing):
+            self._post(neighbour, Have(chunk))
+
+    def _ask(self, neighbour: Neighbour, digests: Iterable[bytes]) -> None:
+        """Ask for those of its offers that are lacking, but for those that a trusted neighbour was
+        just asked for: a peer that comes back is offered the same by everybody. Others may be asked
+        all the same, since they may never answer."""
+        now = self._world.now()
+        trusted = self._slots.trusts(neighbour.peer)
+        wanted = []
+        for digest in digests:
+            if self._store.get(digest) is not None:
+                continue
+            if self._asked.get(digest, now) > now:
+                neighbour.offers.add(digest)
+                continue
+            wanted.append(digest)
+            if trusted:
+                self._asked[digest] = now + ANSWER_SECONDS
+        for chunk in chunks(wanted):
+            self._post(neighbour, Want(chunk))
+
+    async def _tick(self, nursery: trio.Nursery) -> None:
+        reported: Counter[str] = Counter()
+        report_at = self._world.now() + DROPPED_REPORT_SECONDS
+        while True:
+            await trio.sleep(TICK_SECONDS)
+            if self._world.now() >= report_at:
+                reported = self._report_dropped(reported)
+                report_at = self._world.now() + DROPPED_REPORT_SECONDS
+            fresh, self._fresh = self._fresh, {}
+            for neighbour in list(self._slots.neighbours.values()):
+                if fresh:
+                    self._offer(neighbour, fresh)
+                if neighbour.offers:
+                    offers = list(neighbour.offers)
+                    neighbour.offers.clear()
+                    self._ask(neighbour, offers)
+                neighbour.answer_bytes = ANSWER_BYTES_PER_TICK
+                if neighbour.wanted:
+                    self._wake(neighbour)
+            if self._asked:
+                now = self._world.now()
+                self._asked = {d: until for d, until in self._asked.items() if until > now}
+            self._store.forget_oldest()
+            self._slots.part_with_strangers()
+            if self._slots.open_at <= self._world.now():
+                self._open_more(nursery)
+
+    def _report_dropped(self, reported: Counter[str]) -> Counter[str]:
+        """Say what was dropped since the counts `reported`; the counts now."""
+        causes, counts = self._gate.dropped - reported, self._gate.dropped.copy()
+        del causes["duplicate"]  # the usual repetition
+        if causes:
+            self._events.emit("gossip.dropped", causes=dict(sorted(causes.items())))
+        return counts

@@ -1,0 +1,213 @@
+"""Gossip slots: which peers get one, and whose turn it is to begin a conversation."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from swarm.envelope import BAN_SECONDS
+from swarm.gossip.neighbour import Neighbour
+from swarm.gossip.topics import RUN
+from swarm.identity import PeerId
+from swarm.transport import Transport
+from swarm.world import World
+
+NEIGHBOURS_MAX = 32
+"""Neighbours a peer gossips with; more connections than that only serve other protocols."""
+
+NEIGHBOURS_WANTED = 8
+"""A peer with fewer neighbours dials more of the peers it has heard of."""
+
+TRUSTED_TAKE = 16
+"""Slots that trusted peers may take from others; workers hear through the remaining ones."""
+
+STRANGERS_MAX = 8
+"""Slots for peers that have not shown an admission: enough for newcomers, who need it for seconds,
+and few enough that a crowd of them delays nothing."""
+
+STRANGERS_PER_RANGE_MAX = 2
+"""Of those, from one range of addresses."""
+
+STRANGER_SECONDS = 60.0
+"""A peer that is not admitted by then loses its slot, for `FULL_SECONDS`."""
+
+YIELD_SECONDS = 3.0
+"""Of two connected peers the one whose id sorts first begins to talk; the other one does so when
+nothing came for this long, and once it is admitted: the first may not have had a slot for it."""
+
+REFUSALS_MAX = 4096
+"""Peers remembered that would not talk, and strangers that had their time."""
+
+FULL_SECONDS = 600.0
+"""A peer with enough neighbours waits this much longer before it asks a full peer again."""
+
+RETRY_SECONDS = 1.0
+"""Pause after the first refusal; doubled each time, up to `BAN_SECONDS`."""
+
+STRANGER, ADMITTED, TRUSTED = range(3)
+"""Ranks of neighbours."""
+
+
+class Refusal:
+    """A peer's refusal to talk."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.retry_at = 0.0
+        self.full = False
+        """It has neighbours enough: it would refuse over a new connection, too."""
+
+
+class Slots:
+    """The neighbours of one peer, at most `NEIGHBOURS_MAX`, and the candidates for a slot."""
+
+    def __init__(self, transport: Transport, world: World, trusts: Callable[[str], bool]) -> None:
+        self.trusts = trusts
+        self.neighbours: dict[PeerId, Neighbour] = {}
+        self.greeting: dict[PeerId, Neighbour] = {}
+        """Peers that have not said `hello` yet: their rank decides whether they get a slot."""
+        self.admitted = False
+        """Whether this peer has an admission to show."""
+        self.open_at = 0.0
+        """When to look for peers to start a conversation with."""
+        self._transport = transport
+        self._world = world
+        self._refusals: OrderedDict[PeerId, Refusal] = OrderedDict()
+        """Peers that would not talk, or that are to begin."""
+        self._spent: OrderedDict[PeerId, float] = OrderedDict()
+        """Strangers that had their time, and until when they get no other."""
+
+    def rank(self, neighbour: Neighbour) -> int:
+        """What a neighbour's slot is worth: a peer without one may take it from a lower rank."""
+        if self.trusts(neighbour.peer):
+            return TRUSTED
+        return ADMITTED if neighbour.admitted_until > self._world.now() else STRANGER
+
+    def members(self) -> list[PeerId]:
+        """Those neighbours that are trusted or admitted: the ones to rely on."""
+        return sorted(n.peer for n in self.neighbours.values() if self.rank(n) > STRANGER)
+
+    def set_admitted(self) -> None:
+        """Note that this peer is admitted now: others that had no slot for it may have one."""
+        self.admitted = True
+        for refusal in self._refusals.values():
+            refusal.full = False
+            refusal.retry_at = 0.0
+        self.open_at = 0.0
+
+    # --- slots -------------------------------------------------------------------------------
+
+    def may_have(self, newcomer: Neighbour) -> bool:
+        """Whether there is a slot for a peer that has just said who it is. A neighbour of lower
+        rank gives its own up, or an admitted one from a range that has two more of them."""
+        ranks = {neighbour.peer: self.rank(neighbour) for neighbour in self.neighbours.values()}
+        rank, crowd = self.rank(newcomer), Counter(n.range for n in self.neighbours.values())
+        if rank == STRANGER:
+            strangers = [n for n in self.neighbours.values() if ranks[n.peer] == STRANGER]
+            near = sum(n.range == newcomer.range != "" for n in strangers)
+            if (
+                len(strangers) >= STRANGERS_MAX
+                or near >= STRANGERS_PER_RANGE_MAX
+                or self._spent.get(newcomer.peer, 0.0) > self._world.now()
+            ):
+                return False
+        if not self.is_full():
+            return True
+        others = [n for n in self.neighbours.values() if ranks[n.peer] < TRUSTED]
+        if rank == STRANGER or not others:
+            return False
+        least = min(others, key=lambda n: (ranks[n.peer], -crowd[n.range], -n.since))
+        if rank == ADMITTED:
+            takes = ranks[least.peer] == STRANGER or crowd[least.range] > crowd[newcomer.range] + 1
+        else:
+            trusted = len(ranks) - len(others)
+            takes = ranks[least.peer] == STRANGER or trusted < TRUSTED_TAKE
+        if takes:
+            self.leave(least)
+        return takes
+
+    def take(self, neighbour: Neighbour) -> None:
+        """Give a slot to a peer that has greeted."""
+        del self.greeting[neighbour.peer]
+        self.neighbours[neighbour.peer] = neighbour
+        self._refusals.pop(neighbour.peer, None)
+
+    def is_full(self) -> bool:
+        return len(self.neighbours) >= NEIGHBOURS_MAX
+
+    def leave(self, neighbour: Neighbour) -> None:
+        """End a conversation."""
+        for among in (self.neighbours, self.greeting):
+            if among.get(neighbour.peer) is neighbour:
+                del among[neighbour.peer]
+        neighbour.scope.cancel()
+        self.open_at = 0.0  # there is room again
+
+    def part_with_strangers(self) -> None:
+        """End conversations with peers that were not admitted for long: they bring nothing."""
+        now = self._world.now()
+        for neighbour in list(self.neighbours.values()):
+            if self.rank(neighbour) > STRANGER:
+                continue
+            if 0 < neighbour.admitted_until <= now:
+                neighbour.since, neighbour.admitted_until = now, 0.0
+                neighbour.topics = neighbour.follows & {RUN}
+            elif now - neighbour.since > STRANGER_SECONDS:
+                self._spent[neighbour.peer] = now + FULL_SECONDS
+                if len(self._spent) > REFUSALS_MAX:
+                    self._spent.popitem(last=False)
+                self.leave(neighbour)
+
+    # --- who begins --------------------------------------------------------------------------
+
+    def meet(self, peer: PeerId) -> None:
+        """Decide which side begins, for a peer that was just connected."""
+        refusal = self._refusals.get(peer)
+        if refusal is not None and not refusal.full:
+            del self._refusals[peer]
+        if self._transport.peer_id > peer:
+            self._refusal(peer).retry_at = self._world.now() + YIELD_SECONDS
+
+    def _refusal(self, peer: PeerId) -> Refusal:
+        refusal = self._refusals.setdefault(peer, Refusal())
+        if len(self._refusals) > REFUSALS_MAX:
+            self._refusals.popitem(last=False)
+        return refusal
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether a peer that is not a neighbour might get a slot."""
+        if not self.is_full() or self.trusts(peer):
+            return True
+        return any(self.rank(n) == STRANGER for n in self.neighbours.values())
+
+    def opens_at(self, peer: PeerId) -> float:
+        """When this side may start a conversation; infinity while it may not."""
+        yields = self._transport.peer_id > peer
+        if (
+            peer in self.neighbours
+            or peer in self.greeting
+            or (yields and not self.admitted and not self.trusts(self._transport.peer_id))
+            or not self._has_room(peer)
+        ):
+            return math.inf
+        refusal = self._refusals.get(peer)
+        if refusal is None:
+            return 0.0
+        enough = len(self.neighbours) >= NEIGHBOURS_WANTED
+        pause = 0.0
+        if refusal.full and enough and not self.trusts(peer):
+            pause = FULL_SECONDS
+        return refusal.retry_at + pause
+
+    def may_open(self, peer: PeerId) -> bool:
+        return self.opens_at(peer) <= self._world.now()
+
+    def attempt(self, peer: PeerId) -> Refusal:
+        """Count an attempt to start a conversation as refused until the peer greets."""
+        refusal = self._refusal(peer)
+        pause = min(BAN_SECONDS, RETRY_SECONDS * 2**refusal.times)
+        refusal.times = min(refusal.times + 1, 10)
+        refusal.retry_at = self._world.now() + pause
+        self.open_at = min(self.open_at, refusal.retry_at)
+        return refusal

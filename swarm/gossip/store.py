@@ -1,0 +1,95 @@
+"""Announcements held for neighbours that lack them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from swarm.envelope import Envelope
+from swarm.gossip.topics import LASTING, RUN, STATES_FIRST, TOPICS
+from swarm.messages import StateMessage
+from swarm.world import World
+
+EVENTS_MAX = 16_384
+"""Events kept for neighbours that lack them: what validators say of 25 submissions a second until
+a verdict expires, so that a trainer that was away as long misses none. Likewise evictions: trusted
+peers know older ones from their logs, and admit nobody whom those put out."""
+
+EVENTS_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of them: mostly under 1 KiB each, a verdict on thousands of completions up to 64 KiB."""
+
+
+class Kept(NamedTuple):
+    """An announcement as it is held."""
+
+    raw: bytes
+    topic: str
+    expires_ms: int
+
+
+class Store:
+    """The newest states of each sender, lasting events, and the last of the other events."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._events: OrderedDict[bytes, Kept] = OrderedDict()
+        """Oldest first."""
+        self._events_bytes = 0
+        self._lasting: OrderedDict[bytes, Kept] = OrderedDict()
+        """Likewise."""
+        self._states: dict[bytes, Kept] = {}
+        self._newest: dict[tuple[int, str], bytes] = {}
+        """Which of `_states` is the newest of each kind (by its index in `STATES_FIRST`) and
+        sender."""
+
+    def __len__(self) -> int:
+        """Events held, lasting ones and states not counted."""
+        return len(self._events)
+
+    def get(self, digest: bytes) -> Kept | None:
+        return self._events.get(digest) or self._lasting.get(digest) or self._states.get(digest)
+
+    def add(self, envelope: Envelope) -> str:
+        """Hold an announcement; its topic."""
+        digest, message = envelope.digest, envelope.message
+        topic = TOPICS[type(message)]
+        kept = Kept(envelope.raw, topic, envelope.body.expires_ms)
+        if isinstance(message, LASTING):
+            self._lasting[digest] = kept
+            if len(self._lasting) > EVENTS_MAX:
+                self._lasting.popitem(last=False)
+        elif isinstance(message, StateMessage):
+            kind = (STATES_FIRST.index(type(message)), envelope.sender)
+            self._states.pop(self._newest.get(kind, b""), None)
+            self._newest[kind] = digest
+            self._states[digest] = kept
+        else:
+            self._events[digest] = kept
+            self._events_bytes += len(kept.raw)
+            self.forget_oldest()
+        return topic
+
+    def forget_oldest(self) -> None:
+        """Drop events that have expired, and the oldest ones beyond the bounds."""
+        wall_ms = int(self._world.wall_time() * 1000)
+        while self._events and (
+            len(self._events) > EVENTS_MAX
+            or self._events_bytes > EVENTS_BYTES_MAX
+            or next(iter(self._events.values())).expires_ms <= wall_ms
+        ):
+            _, forgotten = self._events.popitem(last=False)
+            self._events_bytes -= len(forgotten.raw)
+
+    def current(self) -> dict[str, list[bytes]]:
+        """Digests of what a neighbour should hold, by topic: the newest states, lasting events,
+        then the others, each newest first, since an old one is worth the least."""
+        wall_ms = int(self._world.wall_time() * 1000)
+        digests = [digest for _, digest in sorted(self._newest.items())]
+        digests += [*reversed(self._lasting), *reversed(self._events)]
+        found: dict[str, list[bytes]] = {RUN: []}
+        for digest in digests:
+            kept = self.get(digest)
+            assert kept is not None
+            if kept.expires_ms > wall_ms:
+                found.setdefault(kept.topic, []).append(digest)
+        return found
