@@ -232,7 +232,7 @@ def test_evaluation_counts_right_answers(base: Path) -> None:
 
 def test_renderer_and_demo_sampling_agree_on_the_stop_token(base: Path) -> None:
     renderer = Renderer(base)
-    task = load_environment(*ENVIRONMENT).task(bytes(32))
+    task = load_environment(ENVIRONMENT.name, ENVIRONMENT.version).task(bytes(32))
     tokens = [*renderer.encode_completion(task.answer), *SAMPLING.stop_ids]
     assert renderer.decode_completion(tokens, SAMPLING.stop_ids) == (task.answer, True)
     assert len(tokens) < SAMPLING.max_new_tokens
