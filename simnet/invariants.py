@@ -59,7 +59,7 @@ COLLECTIONS = {
     "Neighbour.news": EVENTS_MAX,
     "Neighbour.wanted": EVENTS_MAX,
     "Neighbour.offers": EVENTS_MAX,
-    "TrainerRole._judged": 10_000,
+    "Forecast._judged": 10_000,
     "Duplicates._first": defaults.DUPLICATE_GROUPS_MAX,
 }
 """Those with a bound of their own: pieces held, and what remembers repetitions."""

@@ -496,9 +496,6 @@ WORKER_TOKENS_PER_SECOND_MAX = 1e6
 
 # --- ledger ----------------------------------------------------------------------------------
 
-VERDICTS_HELD_MAX = 16_384
-"""Verdicts that wait while a trainer loads; it reads the others in their validators' logs."""
-
 VERDICT_LIFETIME_SECONDS = 600.0
 """A trainer that was down that long still hears of a verdict when it is back."""
 

@@ -1,7 +1,7 @@
 """The online filter: which accepted groups are worth training on, and how many more to ask for.
 
-Imports no torch: the role counts with it while it collects. The learner leaves out what is said
-here, and whatever has no advantage besides.
+Imports no torch: the role uses it while it collects. The learner trains on the groups labelled
+`kept`, less those without an advantage.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from peers.environments.collection import labels
+from peers.environments import collection
 from swarm.messages import EnvironmentReference, Verdict
 
-Verdicts = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
+GroupLabel = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
 """Of a group: worth training on; all its rewards are equal; they differ by length penalties only;
 its mean task reward lies outside the bounds."""
 
@@ -21,25 +21,26 @@ SMOOTHING = 0.1
 """Weight of the newest submission in the running share of groups kept."""
 
 KEEP_RATE_MIN = 1 / 16
-"""A share below this is not believed: it would ask for sixteen times the work at once."""
+"""Floor of that share: a smaller one would ask for more than sixteen times the work at once."""
 
 SPREAD_MIN = 1e-9
 """Rewards closer than this are equal."""
 
 
-def judge_groups(verdict: Verdict, environments: Sequence[EnvironmentReference]) -> list[Verdicts]:
-    """What the filter says of each group of an accepted submission.
+def label_groups(
+    verdict: Verdict, environments: Sequence[EnvironmentReference]
+) -> list[GroupLabel]:
+    """Label each group of an accepted submission by its own environment's bounds.
 
-    Each group is judged by its own environment's bounds. Spread and accuracy are those of the
-    task's reward. A group that lives through its length alone is kept only where that
-    environment's `spread` is "total".
+    Spread and accuracy are those of the task's reward. A group whose rewards differ by length
+    penalties only is kept only where that environment's `spread` is "total".
     """
-    found: list[Verdicts] = []
-    for place, rewards in enumerate(verdict.rewards):
-        filters = environments[environment_of(verdict, place)]
+    found: list[GroupLabel] = []
+    for index, rewards in enumerate(verdict.rewards):
+        filters = environments[environment_of(verdict, index)]
         total = max(rewards) - min(rewards)
         if verdict.task_means:
-            mean, spread = verdict.task_means[place], verdict.task_spreads[place]
+            mean, spread = verdict.task_means[index], verdict.task_spreads[index]
         else:
             mean, spread = sum(rewards) / len(rewards), total
         if total <= SPREAD_MIN:
@@ -63,7 +64,7 @@ def environment_rewards(
     for verdict in verdicts:
         for group, rewards in enumerate(verdict.rewards):
             found.setdefault(environment_of(verdict, group), []).extend(rewards)
-    names = labels(environments)
+    names = collection.labels(environments)
     return {names[index]: sum(rewards) / len(rewards) for index, rewards in sorted(found.items())}
 
 
@@ -79,9 +80,9 @@ class KeepRate:
         self._average = 0.0
         self._weight = 0.0
 
-    def observe(self, verdicts: list[Verdicts]) -> None:
-        """Note a submission's groups."""
-        share = verdicts.count("kept") / len(verdicts)
+    def observe(self, labels: list[GroupLabel]) -> None:
+        """Take in a submission's groups."""
+        share = labels.count("kept") / len(labels)
         self._average += SMOOTHING * (share - self._average)
         self._weight += SMOOTHING * (1 - self._weight)
 

@@ -16,21 +16,25 @@ from typing import Any
 
 import typer
 
-from peers.trainer.role import TrainerRole
+from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.batches import Batches
+from peers.trainer.publishing import Publisher
+from peers.trainer.saving import SavedStates
+from peers.trainer.store import TrainerStore
 from swarm.app.commands.peer import peer
 from swarm.run.trusted import TrustedPart
 from swarm.shardcast.store import CheckpointStore
 
 BEFORE, AFTER = "before", "after"
 MOMENTS: dict[str, tuple[type, str, str]] = {
-    "before-outcomes-kept": (TrainerRole, "_keep_consumed", BEFORE),
-    "before-save": (TrainerRole, "_begin_save", BEFORE),
-    "after-save": (TrainerRole, "_finish_save", AFTER),
+    "before-outcomes-kept": (TrainerStore, "keep_consumed", BEFORE),
+    "before-save": (SavedStates, "begin", BEFORE),
+    "after-save": (SavedStates, "finish", AFTER),
     "after-log": (TrustedPart, "append", AFTER),
     "after-export": (CheckpointStore, "publish", AFTER),
-    "after-announcement": (TrainerRole, "_publish", AFTER),
-    "before-drop": (TrainerRole, "_drop_consumed", BEFORE),
-    "after-drop": (TrainerRole, "_drop_consumed", AFTER),
+    "after-announcement": (Publisher, "publish", AFTER),
+    "before-drop": (AcceptedSubmissions, "discard", BEFORE),
+    "after-drop": (AcceptedSubmissions, "discard", AFTER),
 }
 """`trainer.step_trained` is said between after-announcement and before-drop. Besides these,
 `during-save+N` dies N ms after the save has begun."""
@@ -40,12 +44,10 @@ class Death:
     def __init__(self, moment: str, steps: int) -> None:
         self._steps = steps
         self._batches = 0
-        self._watch(TrainerRole, "_next_batch", after=self._count)
+        self._watch(Batches, "next", after=self._count)
         if moment.startswith("during-save+"):
             milliseconds = int(moment.removeprefix("during-save+"))
-            self._watch(
-                TrainerRole, "_begin_save", before=lambda: self._die_in(milliseconds / 1000)
-            )
+            self._watch(SavedStates, "begin", before=lambda: self._die_in(milliseconds / 1000))
             return
         owner, method, when = MOMENTS[moment]
         self._watch(owner, method, **{when: self._die})

@@ -12,9 +12,9 @@ from peers.trainer.filters import (
     KEEP_RATE_MIN,
     SMOOTHING,
     KeepRate,
-    Verdicts,
+    GroupLabel,
     groups_to_ask_for,
-    judge_groups,
+    label_groups,
 )
 from swarm.messages import EnvironmentReference, Verdict
 
@@ -61,13 +61,13 @@ BOUNDS = bounds(accuracy_min=0.2, accuracy_max=0.8)
 def test_spread_and_accuracy(
     rewards: list[float], environments: list[EnvironmentReference], expected: str
 ) -> None:
-    assert judge_groups(verdict([rewards]), environments) == [expected]
+    assert label_groups(verdict([rewards]), environments) == [expected]
 
 
 def test_each_group_is_judged_by_its_own_environment() -> None:
     judged = msgspec.structs.replace(verdict([[1.0, *[0.0] * 9]] * 3), environments=[1, 0, 1])
     environments = bounds() + bounds(accuracy_min=0.2)
-    assert judge_groups(judged, environments) == ["too_hard", "kept", "too_hard"]
+    assert label_groups(judged, environments) == ["too_hard", "kept", "too_hard"]
 
 
 def test_groups_alive_through_their_length_only_are_told_apart() -> None:
@@ -75,14 +75,14 @@ def test_groups_alive_through_their_length_only_are_told_apart() -> None:
     judged = verdict(
         [[0.99, 0.98], [0.9, -0.1], [0.5, 0.5]], means=[1.0, 0.5, 0.5], spreads=[0.0, 1.0, 0.0]
     )
-    assert judge_groups(judged, bounds()) == ["length_only", "kept", "no_spread"]
-    assert judge_groups(judged, bounds(spread="total")) == ["kept", "kept", "no_spread"]
+    assert label_groups(judged, bounds()) == ["length_only", "kept", "no_spread"]
+    assert label_groups(judged, bounds(spread="total")) == ["kept", "kept", "no_spread"]
     # Accuracy is the task's too: 0.4 with the penalty, 0.5 without.
-    assert judge_groups(judged, bounds(accuracy_min=0.45))[1] == "kept"
+    assert label_groups(judged, bounds(accuracy_min=0.45))[1] == "kept"
 
 
 @given(st.lists(st.lists(st.sampled_from(["kept", "no_spread"]), min_size=1), min_size=1))
-def test_the_keep_rate_is_an_average_without_a_beginning(shares: list[list[Verdicts]]) -> None:
+def test_the_keep_rate_is_an_average_without_a_beginning(shares: list[list[GroupLabel]]) -> None:
     """Weighted by (1 − s)^age; bounded below, so that what is asked for is bounded too."""
     rate = KeepRate()
     assert rate.value == 1.0

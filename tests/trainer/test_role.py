@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from peers.trainer import collector
 from peers.trainer.role import TrainerRole
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
@@ -260,7 +261,7 @@ def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_be
         await trio.sleep(20)
         role = trainer.roles[0]
         assert isinstance(role, TrainerRole)
-        assert len(role._judged) == len(ungraded), "it hears of them again"
+        assert len(role._forecast._judged) == len(ungraded), "it hears of them again"
 
     names = [event.name for _, event in simulate(main)]
     assert names.count("trainer.paused") == 1
@@ -269,7 +270,7 @@ def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_be
 def test_what_it_has_no_room_to_hear_while_it_loads_it_reads_in_the_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "VERDICTS_HELD_MAX", 1)
+    monkeypatch.setattr(collector, "VERDICTS_HELD_MAX", 1)
     judged: list[int] = []
 
     async def main(simulation: Simulation) -> None:
@@ -306,7 +307,7 @@ def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
             if peer is trainer and event.name == "trainer.step_trained":
                 role = peer.roles[0]
                 assert isinstance(role, TrainerRole)
-                remembered.append(len(role._known))
+                remembered.append(len(role._accepted._known))
 
         simulation.listeners.append(look)
         seventh = simulation.expect(

@@ -1,0 +1,115 @@
+"""Whole batches from the pool, and the wait for them."""
+
+from __future__ import annotations
+
+import math
+
+import trio
+
+from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.forecast import Forecast
+from peers.trainer.orders import Orders
+from peers.trainer.pause import Pause
+from peers.trainer.pool import Accepted
+from peers.trainer.progress import Progress
+from swarm.node.run_node import RunNode
+from swarm.observable import STARVED_SECONDS
+from swarm.run.trusted import TrustedPart
+
+
+class Batches:
+    """Takes a batch once the pool holds enough, and says whom it waits for meanwhile."""
+
+    def __init__(
+        self,
+        peer: RunNode,
+        trusted: TrustedPart,
+        progress: Progress,
+        forecast: Forecast,
+        accepted: AcceptedSubmissions,
+        orders: Orders,
+        pause: Pause,
+        *,
+        starved_seconds: float,
+    ) -> None:
+        """`starved_seconds`: without a new rollout for so long, workers are asked for more."""
+        self._run = peer.run
+        self._world = peer.node.world
+        self._events = peer.node.events
+        self._trusted = trusted
+        self._progress = progress
+        self._forecast = forecast
+        self._accepted = accepted
+        self._orders = orders
+        self._pause = pause
+        self._starved_seconds = starved_seconds
+        self._waiting_since = 0.0
+        self._said = self._asked = 0.0
+        """When it was said last that the pool does not grow, and when workers were asked."""
+        self.idle = {"rollouts": 0.0, "checks": 0.0}
+        """Seconds that this step's batch was waited for, by what was missing."""
+
+    def begin_step(self) -> None:
+        """Count the seconds of waiting from 0."""
+        self.idle = dict.fromkeys(self.idle, 0.0)
+
+    async def next(self) -> list[Accepted] | None:
+        """The oldest submissions in the pool that make a whole batch, once there are enough.
+
+        With `fill = "refill"`, after its deadline, whatever has anything to teach. None when a new
+        version of the run has no such step any more.
+        """
+        manifest = self._progress.versions.manifest_of(self._progress.policy)
+        wanted = manifest.schedule.groups_per_step
+        filters = manifest.filters
+        patience = filters.refill_seconds if filters.fill == "refill" else math.inf
+        self._waiting_since = self._world.now()
+        deadline = self._waiting_since + patience
+        pool = self._accepted.pool
+        while not self._progress.over:
+            if self._pause:
+                await trio.sleep_forever()
+            await self._accepted.drop_stale()
+            late = self._world.now() >= deadline
+            if pool.groups >= wanted or (late and pool.groups > 0):
+                return self._accepted.take(wanted)
+            with trio.move_on_at(math.inf if late else deadline):
+                await self._wait(missing=wanted - pool.groups)
+        return None
+
+    async def _wait(self, missing: int) -> None:
+        """Wait until something changes, or the pool has not grown for long."""
+        began = self._world.now()
+        unjudged = self._forecast.coming()
+        cause = "checks" if unjudged >= missing else "rollouts"
+        patience = min(STARVED_SECONDS, self._starved_seconds)
+        try:
+            with trio.move_on_at(max(self._fed(), self._said) + patience) as waited:
+                await self._progress.changed.wait_change()
+            if waited.cancelled_caught:
+                await self._starve(cause, missing, unjudged)
+        finally:  # the wait may end with the batch's deadline
+            self.idle[cause] += self._world.now() - began
+
+    def _fed(self) -> float:
+        """When the pool grew last, or a batch was begun to be waited for."""
+        return max(self._accepted.grew, self._waiting_since)
+
+    async def _starve(self, cause: str, missing: int, unjudged: int) -> None:
+        """Say whom the batch waits for, and ask workers for more if they have long sent nothing."""
+        now = self._said = self._world.now()
+        role, word = ("validator",) * 2 if cause == "checks" else ("inference", "inference peer")
+        present = self._trusted.registrar.present()
+        alive = [p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles]
+        self._events.emit(
+            "trainer.starved",
+            step=self._progress.policy,
+            groups_missing=missing,
+            groups_unjudged=unjudged,
+            seconds=now - self._fed(),
+            waiting_for=alive or f"any {word}: none is there",
+        )
+        due = max(self._fed(), self._asked) + self._starved_seconds
+        if cause == "rollouts" and alive and now > due - 1e-3:
+            self._asked = now
+            await self._orders.ask_for_more()

@@ -1,0 +1,166 @@
+"""From the validators' verdicts to accepted submissions on this disk."""
+
+from __future__ import annotations
+
+import trio
+
+from peers.trainer.accepted import AcceptedSubmissions, path_of
+from peers.trainer.forecast import UNJUDGED_SECONDS, Forecast
+from peers.trainer.grading import GradingWatch
+from peers.trainer.missed import MissedVerdicts
+from peers.trainer.outcomes import Outcomes
+from peers.trainer.pause import Pause
+from peers.trainer.progress import Progress
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.messages import Acknowledgement, Verdict
+from swarm.node.run_node import RunNode
+from swarm.transport import BlobReference, FetchError, Source
+
+VERDICTS_HELD_MAX = 16_384
+"""Verdicts that wait while a trainer loads; it reads the others in their validators' logs."""
+
+FETCH_ATTEMPTS = 5
+"""Failures after which an accepted submission leaves the forecast; it is still fetched."""
+FETCH_PAUSE_SECONDS_MIN = 0.2
+FETCH_PAUSE_SECONDS_MAX = 5.0
+"""Pause between attempts, doubled from the one to the other."""
+
+
+class Collector:
+    """Hears acknowledgements and verdicts, and copies every accepted submission once."""
+
+    def __init__(
+        self,
+        peer: RunNode,
+        progress: Progress,
+        forecast: Forecast,
+        outcomes: Outcomes,
+        accepted: AcceptedSubmissions,
+        pause: Pause,
+    ) -> None:
+        self._node = peer.node
+        self._events = peer.node.events
+        self._progress = progress
+        self._forecast = forecast
+        self._outcomes = outcomes
+        self._accepted = accepted
+        self._pause = pause
+        self._grading = GradingWatch(peer.run, peer.node.world.wall_time() * 1000)
+        self._missed = MissedVerdicts(peer)
+        self._fetching: set[bytes] = set()
+        self._send, self._verdicts = trio.open_memory_channel[Envelope](VERDICTS_HELD_MAX)
+        peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
+        peer.gossip.listen(Verdict, self._on_verdict)
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Collect until cancelled."""
+        nursery.start_soon(self._collect)
+        nursery.start_soon(self._missed.run, self._send.send)
+        nursery.start_soon(self._forget_unjudged)
+
+    # --- hearing -----------------------------------------------------------------------------
+
+    def _on_acknowledgement(self, envelope: Envelope) -> None:
+        message = envelope.message
+        assert isinstance(message, Acknowledgement)
+        offer, now = (message.worker, message.submission), self._node.world.now()
+        if message.lineage == self._progress.lineage and self._forecast.announce(
+            offer, message.groups, now
+        ):
+            self._progress.changed.touch()
+
+    def _on_verdict(self, envelope: Envelope) -> None:
+        verdict = envelope.message
+        assert isinstance(verdict, Verdict)
+        try:
+            self._send.send_nowait(envelope)
+        except trio.WouldBlock:
+            if verdict.outcome == "accepted":
+                if not self._missed:
+                    self._events.emit("trainer.verdicts_missed", held=VERDICTS_HELD_MAX)
+                self._missed.miss(envelope.sender, verdict.worker, max(0, verdict.log_index))
+
+    async def _forget_unjudged(self) -> None:
+        """Stop counting on submissions that no validator has judged for long."""
+        while True:
+            await trio.sleep(UNJUDGED_SECONDS / 10)
+            late = self._forecast.forget_late(self._node.world.now())
+            if late:
+                self._events.emit("trainer.unjudged_forgotten", submissions=late)
+                self._progress.changed.touch()
+
+    # --- copying -----------------------------------------------------------------------------
+
+    async def _collect(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for envelope in self._verdicts:
+                verdict = envelope.message
+                assert isinstance(verdict, Verdict)
+                offer = (verdict.worker, verdict.submission)
+                self._forecast.judge(offer, accepted=verdict.outcome == "accepted")
+                reason = self._grading.look(envelope, verdict)
+                if reason and not self._pause:
+                    nursery.start_soon(self._pause.hold, reason)
+                if verdict.outcome == "accepted" and self._is_new(verdict):
+                    self._accepted.expect(verdict)
+                    self._fetching.add(verdict.submission)
+                    nursery.start_soon(self._copy, envelope, verdict)
+                else:
+                    self._settle(verdict)
+
+    def _is_new(self, verdict: Verdict) -> bool:
+        """Whether nothing was done yet about an accepted submission."""
+        digest = verdict.submission
+        if self._accepted.knows(digest) or digest in self._fetching:
+            return False
+        return not (self._progress.too_old(verdict) and self._outcomes.settled(digest))
+
+    async def _copy(self, envelope: Envelope, verdict: Verdict) -> None:
+        try:
+            if await self._fetch(PeerId(envelope.sender), verdict):
+                await self._accepted.take_in(envelope, verdict)
+            else:
+                await self._outcomes.stale([verdict])
+            self._settle(verdict)
+        finally:
+            self._fetching.discard(verdict.submission)
+
+    async def _fetch(self, validator: PeerId, verdict: Verdict) -> bool:
+        """Copy an accepted submission here, durably; False if it grew too old before it came, or
+        another file was taken under its key."""
+        attempt = 0
+        while not (self._progress.too_old(verdict) or self._accepted.is_second(verdict)):
+            try:
+                await self._fetch_once(validator, verdict)
+                return True
+            except PeerError as error:
+                self._events.emit(
+                    "trainer.fetch_failed", validator=validator, attempt=attempt, reason=str(error)
+                )
+            attempt += 1
+            if attempt == FETCH_ATTEMPTS:  # others shall make up for it
+                self._forecast.waste(1)
+                self._settle(verdict)
+            pause = FETCH_PAUSE_SECONDS_MIN * 2 ** min(attempt, 10)
+            await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, pause))
+        return False
+
+    async def _fetch_once(self, validator: PeerId, verdict: Verdict) -> None:
+        path = path_of(verdict.submission)
+        reference = BlobReference(verdict.submission, verdict.size_bytes)
+        await self._node.reach(validator)
+        record = self._node.record(validator)
+        source = Source(validator, tuple(record.bulk_addresses) if record else ())
+        sink = self._node.disk.sink(path, 0, verdict.size_bytes)
+        piece = await self._node.transport.fetch(source, reference, sink)
+        if not piece.verify(verdict.submission):
+            sink.abandon()
+            raise FetchError(f"{validator} sent other bytes than it judged")
+        await sink.commit(piece)
+        await self._node.disk.sync(path)
+
+    def _settle(self, verdict: Verdict) -> None:
+        self._forecast.settle((verdict.worker, verdict.submission))
+        self._progress.changed.touch()

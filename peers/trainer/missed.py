@@ -1,0 +1,63 @@
+"""Verdicts that a trainer had no room for, read again in the validators' logs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from swarm import defaults
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.ledger.wire import open_ledger
+from swarm.messages import Verdict
+from swarm.node.run_node import RunNode
+from swarm.observable import Observable
+
+
+class MissedVerdicts:
+    """Accepted work that there was no room to hear of, by validator and worker."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self._node = peer.node
+        self._run = peer.run
+        self._missed: Observable[dict[tuple[str, str], int]] = Observable({})
+        """From which index in the validator's log."""
+
+    def __bool__(self) -> bool:
+        return bool(self._missed.value)
+
+    def miss(self, validator: str, worker: str, index: int) -> None:
+        """Read a worker's verdicts in a validator's log, from `index` on."""
+        earlier = self._missed.value.get((validator, worker), index)
+        self._missed.value[validator, worker] = min(earlier, index)
+        self._missed.touch()
+
+    async def run(self, hear: Callable[[Envelope], Awaitable[None]]) -> None:
+        """Hand every missed verdict to `hear`, until cancelled."""
+        while True:
+            missed = await self._missed.wait_until(bool)
+            (validator, worker), start = next(iter(missed.items()))
+            del missed[validator, worker]
+            try:
+                await self._node.reach(PeerId(validator))
+                async with open_ledger(self._node.transport, PeerId(validator)) as client:
+                    page = await client.verdicts(worker, start)
+                heard = [open_envelope(item.envelope) for item in page]
+            except (PeerError, Dropped) as error:
+                self._node.events.emit("ledger.mirror_failed", owner=validator, reason=str(error))
+                self.miss(validator, worker, start)  # after the others
+                await trio.sleep(defaults.LEDGER_RETRY_SECONDS)
+                continue
+            for envelope in heard:
+                verdict = envelope.message
+                if (
+                    envelope.body.run == self._run.id
+                    and isinstance(verdict, Verdict)
+                    and verdict.outcome == "accepted"
+                    and self._run.permits(envelope.sender, verdict) is None
+                ):
+                    await hear(envelope)
+            if page and page[-1].index >= start:
+                self.miss(validator, worker, page[-1].index + 1)

@@ -1,0 +1,96 @@
+"""What became of every accepted submission, in this trainer's log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from peers.trainer.forecast import Forecast
+from peers.trainer.pool import Accepted
+from peers.trainer.progress import Progress
+from swarm.events import Events
+from swarm.identity import PeerId
+from swarm.ledger.entries import Consumed, Entry, decode
+from swarm.messages import Verdict
+from swarm.run.trusted import TrustedPart
+
+LOG_ENTRIES_READ = 1000
+"""Entries of the own log read at once, when the trainer starts."""
+
+
+class Outcomes:
+    """Logs submissions as consumed, carried, stale or unreadable; durable on return."""
+
+    def __init__(
+        self, trusted: TrustedPart, events: Events, progress: Progress, forecast: Forecast
+    ) -> None:
+        self._trusted = trusted
+        self._events = events
+        self._progress = progress
+        self._forecast = forecast
+        self.left_out: Counter[str] = Counter()
+        """Accepted groups that were not trained on in this life, by reason."""
+
+    def entries(self, owner: PeerId) -> Iterator[Entry]:
+        """This trainer's log, from its beginning."""
+        log = self._trusted.log_of(owner)
+        assert log is not None
+        for start in range(0, log.size(), LOG_ENTRIES_READ):
+            for raw in log.entries(start, LOG_ENTRIES_READ):
+                yield decode(raw)
+
+    def settled(self, submission: bytes) -> bool:
+        """Whether a log says what became of a submission; being carried is not the end."""
+        return self._trusted.used(submission)
+
+    async def consumed(self, entries: Sequence[Consumed]) -> None:
+        """Log what a step has trained on."""
+        await self._trusted.append(list(entries))
+
+    async def complete(self, missing: Sequence[Consumed]) -> None:
+        """Log what was trained on just before this peer died, between state and log."""
+        if missing:
+            await self._trusted.append(list(missing))
+            self._events.emit("trainer.log_completed", submissions=len(missing))
+
+    async def carried(self, submissions: Sequence[Accepted]) -> None:
+        """Log what the pool holds as the run ends, kept for steps that never come."""
+        await self._trusted.append(
+            [
+                Consumed(
+                    step=self._progress.policy,
+                    submission=accepted.digest,
+                    outcomes=["carried"] * len(accepted.labels),
+                )
+                for accepted in submissions
+            ]
+        )
+
+    async def stale(self, verdicts: Sequence[Verdict]) -> None:
+        """Log submissions that were too old to be trained on."""
+        await self.lost(verdicts, "stale")
+        self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
+
+    async def lost(
+        self, verdicts: Sequence[Verdict], outcome: Literal["stale", "unreadable"]
+    ) -> None:
+        """Log submissions that no step has taken. Their workers' quota is spent all the same, so
+        the next order must allow more."""
+        await self._trusted.append(
+            [
+                Consumed(
+                    step=self._progress.policy,
+                    submission=verdict.submission,
+                    outcomes=[outcome] * len(verdict.rewards),
+                )
+                for verdict in verdicts
+            ]
+        )
+        self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
+        self._forecast.waste(len(verdicts))
+
+    def filtered(self, batch: Sequence[Accepted]) -> None:
+        """Count the groups of a batch that the online filter leaves out."""
+        for accepted in batch:
+            self.left_out.update(label for label in accepted.labels if label != "kept")

@@ -1,0 +1,36 @@
+"""A trainer's pause: the step is closed, and nothing is trained, until a person restarts it."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import trio
+
+from peers.trainer.progress import Progress
+from swarm.node.run_node import RunNode
+
+REMINDER_SECONDS = 600.0
+"""Seconds between reminders of why the trainer is paused."""
+
+
+class Pause:
+    """Why no step is opened any more; false while the run goes on."""
+
+    def __init__(self, peer: RunNode, progress: Progress) -> None:
+        self._peer = peer
+        self._progress = progress
+        self._reason = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._reason)
+
+    async def hold(self, reason: str) -> NoReturn:
+        """Pause, and repeat why until cancelled."""
+        self._reason = reason
+        self._peer.status.doing = f"paused: {reason}"[:200]
+        self._progress.changed.touch()
+        while True:
+            self._peer.node.events.emit(
+                "trainer.paused", reason=reason, go_on="restart it with --resume"
+            )
+            await trio.sleep(REMINDER_SECONDS)

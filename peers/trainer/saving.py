@@ -1,0 +1,61 @@
+"""Training states on disk: written after every step, and thinned out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from peers.trainer.child import TrainerChild
+from peers.trainer.options import TrainerOptions
+from peers.trainer.progress import Progress
+from swarm.world import Disk
+
+STATES = "trainer/states"
+ANCHORS_KEPT = 3
+"""States kept, further apart, for a rollback to go back to."""
+ANCHORS_EVERY = 10
+"""Steps between those, where a rollback may need them and the options say nothing else."""
+
+
+class State(NamedTuple):
+    """A training state, complete on disk."""
+
+    lineage: int
+    step: int
+
+    @property
+    def folder(self) -> str:
+        return f"{STATES}/{self.lineage}-{self.step}"
+
+
+class SavedStates:
+    """The newest states, and a few older ones to roll back to."""
+
+    def __init__(self, disk: Disk, options: TrainerOptions, progress: Progress) -> None:
+        self._disk = disk
+        self._options = options
+        self._progress = progress
+
+    def all(self) -> list[State]:
+        """Complete states, oldest first."""
+        parts = [name.split("-") for name in self._disk.list(STATES)]
+        return sorted(
+            State(int(part[0]), int(part[1]))
+            for part in parts
+            if len(part) == 2 and part[0].isdigit() and part[1].isdigit()
+        )
+
+    async def begin(self, child: TrainerChild, step: int) -> None:
+        """Have the state after step `step - 1` written, the consumed submissions inside it."""
+        await child.begin_save(State(self._progress.lineage, step).folder)
+
+    async def finish(self, child: TrainerChild) -> None:
+        """Wait until that state is durable: before it is, nothing may be announced."""
+        await child.finish_save()
+        older = self.all()[: -self._options.states_kept]
+        every = self._options.states_every
+        if not every and self._options.alarm_action == "rollback":
+            every = ANCHORS_EVERY
+        anchors = [state for state in older if every and state.step % every == 0][-ANCHORS_KEPT:]
+        for state in older:
+            if state not in anchors:
+                await self._disk.remove(state.folder)

@@ -1,0 +1,141 @@
+"""What a trainer's network process must not lose, in SQLite: `trainer.sqlite`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from peers.trainer.pool import SubmissionKey
+from swarm.envelope import Envelope, open_envelope
+from swarm.ledger.entries import Consumed
+from swarm.messages import StepOrder, Verdict
+from swarm.world import Database
+
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS accepted (digest BLOB PRIMARY KEY, verdict BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS numbers (lineage INTEGER, policy INTEGER, step INTEGER, "
+    "number INTEGER, worker TEXT, digest BLOB NOT NULL, "
+    "PRIMARY KEY (lineage, policy, step, number, worker)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS orders (lineage INTEGER, step INTEGER, revision INTEGER, "
+    "message BLOB NOT NULL, PRIMARY KEY (lineage, step))",
+    "CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, reward REAL NOT NULL, "
+    "consumed BLOB NOT NULL)",
+)
+
+
+class TrainerStore:
+    """Accepted submissions, the keys they were taken under, step orders, and consumed lists.
+
+    Every write is durable on return.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open(self) -> None:
+        """Create the tables that are missing."""
+
+        def create(connection: Any) -> None:
+            for table in _TABLES:
+                connection.execute(table)
+
+        await self._database.transact(create)
+
+    # --- accepted submissions ----------------------------------------------------------------
+
+    async def keep_accepted(self, verdict: Verdict, envelope: Envelope) -> None:
+        """Write an accepted submission, under its key if that is free, with its signed verdict."""
+
+        def keep(connection: Any) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO accepted (digest, verdict) VALUES (?, ?)",
+                (verdict.submission, envelope.raw),
+            )
+            connection.execute(
+                "INSERT OR IGNORE INTO numbers (lineage, policy, step, number, worker, digest) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (*SubmissionKey.of(verdict), verdict.submission),
+            )
+
+        await self._database.transact(keep)
+
+    def accepted(self) -> Iterator[tuple[bytes, Verdict]]:
+        """Digest and verdict of each submission, by digest."""
+        for digest, raw in self._database.read(
+            "SELECT digest, verdict FROM accepted ORDER BY digest"
+        ):
+            verdict = open_envelope(raw).message
+            assert isinstance(verdict, Verdict)
+            yield digest, verdict
+
+    async def drop_accepted(self, digests: Sequence[bytes]) -> None:
+        """Delete submissions; their keys stay taken."""
+        await self._database.transact(
+            lambda connection: connection.executemany(
+                "DELETE FROM accepted WHERE digest = ?", [(digest,) for digest in digests]
+            )
+        )
+
+    def taken_keys(self) -> dict[SubmissionKey, bytes]:
+        """The digest of the file that was taken under each key."""
+        return {
+            SubmissionKey(*key): digest
+            for *key, digest in self._database.read(
+                "SELECT lineage, policy, step, number, worker, digest FROM numbers "
+                "ORDER BY lineage, policy, step, number, worker"
+            )
+        }
+
+    async def drop_keys_before(self, lineage: int, policy: int) -> None:
+        """Free the keys of policies older than this one."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "DELETE FROM numbers WHERE (lineage, policy) < (?, ?)", (lineage, policy)
+            )
+        )
+
+    # --- step orders -------------------------------------------------------------------------
+
+    async def keep_order(self, order: StepOrder) -> None:
+        """Write the newest revision of a step's order."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO orders (lineage, step, revision, message) "
+                "VALUES (?, ?, ?, ?)",
+                (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order)),
+            )
+        )
+
+    def newest_orders(self, lineage: int, count: int) -> list[StepOrder]:
+        """Orders of the newest `count` steps of a lineage, newest first."""
+        rows = self._database.read(
+            "SELECT message FROM orders WHERE lineage = ? ORDER BY step DESC LIMIT ?",
+            (lineage, count),
+        )
+        return [msgspec.msgpack.decode(raw, type=StepOrder) for (raw,) in rows]
+
+    # --- consumed lists ----------------------------------------------------------------------
+
+    async def keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
+        """Write what the log will say of the submissions in the training state of `step`.
+
+        It comes before that state, so that a trainer that resumes from it can complete the log.
+        """
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO steps (step, reward, consumed) VALUES (?, ?, ?)",
+                (step, reward, msgspec.msgpack.encode(consumed)),
+            )
+        )
+
+    def consumed(self, step: int) -> tuple[list[Consumed], float]:
+        """What was consumed to reach `step`, and its mean reward; nothing for the first step."""
+        rows = self._database.read(
+            "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (step,)
+        )
+        if not rows:
+            return [], 0.0
+        reward, raw = rows[0]
+        return msgspec.msgpack.decode(raw, type=list[Consumed]), reward
