@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from peers.trainer.filters import (
     KEEP_RATE_MIN,
     SMOOTHING,
-    KeepRate,
     GroupLabel,
+    KeepRate,
     groups_to_ask_for,
     label_groups,
 )
