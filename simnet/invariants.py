@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from peers.validator.statistics import DUPLICATE_GROUPS_MAX
 from simnet.compute import SimulatedRollouts, true_rewards
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
@@ -60,7 +61,7 @@ COLLECTIONS = {
     "Neighbour.wanted": EVENTS_MAX,
     "Neighbour.offers": EVENTS_MAX,
     "Forecast._judged": 10_000,
-    "Duplicates._first": defaults.DUPLICATE_GROUPS_MAX,
+    "Duplicates._first": DUPLICATE_GROUPS_MAX,
 }
 """Those with a bound of their own: pieces held, and what remembers repetitions."""
 

@@ -488,12 +488,6 @@ CHILD_LINES_PER_SECOND_MAX = 20
 
 # --- validation ------------------------------------------------------------------------------
 
-DUPLICATE_GROUPS_MAX = 1 << 17
-"""Groups remembered to recognise copies: about 30 MB, far more than `max_staleness` lets in."""
-
-WORKER_TOKENS_PER_SECOND_MAX = 1e6
-"""No one peer generates faster; whoever hands in more pools the work of several, or invents it."""
-
 # --- ledger ----------------------------------------------------------------------------------
 
 VERDICT_LIFETIME_SECONDS = 600.0

@@ -153,6 +153,10 @@ class Inbox:
         whole = self._whole.get(key)
         return whole.size_bytes if whole is not None else None
 
+    def exists(self, key: Key) -> bool:
+        """Whether the whole file is on the disk, judged or not."""
+        return self._disk.exists(path_of(key))
+
     def hold(self, key: Key, size_bytes: int) -> None:
         """Keep a file until its verdict: it was announced."""
         self._whole[key] = _Whole(size_bytes, self._world.now(), announced=True)

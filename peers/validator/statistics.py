@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 import blake3
 
-from swarm import defaults
 from swarm.messages import Thresholds
 from swarm.rollouts.seeds import digest
+
+DUPLICATE_GROUPS_MAX = 1 << 17
+"""Groups remembered to recognise copies: about 30 MB, far more than `max_staleness` lets in."""
 
 
 def binomial_tail(mismatches: int, positions: int, rate: float) -> float:
@@ -91,7 +93,7 @@ def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
 class Duplicates:
     """Recognises rollouts that were handed in before, by whomever."""
 
-    def __init__(self, groups_max: int = defaults.DUPLICATE_GROUPS_MAX) -> None:
+    def __init__(self, groups_max: int = DUPLICATE_GROUPS_MAX) -> None:
         self._groups_max = groups_max
         self._first: OrderedDict[bytes, bytes] = OrderedDict()
         """Digest of a group → the submission (a hash over its groups) that had it first."""
@@ -114,8 +116,8 @@ class Duplicates:
 
 @dataclass
 class Pace:
-    """How fast a worker claims to generate: above `defaults.WORKER_TOKENS_PER_SECOND_MAX` no one
-    peer does."""
+    """How fast a worker claims to generate, against
+    `peers.validator.checks.history.speed`."""
 
     started: float = -math.inf
     tokens: int = 0

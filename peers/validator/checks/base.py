@@ -79,8 +79,8 @@ class Report:
         self.checks.append(
             messages.Check(
                 name=name,
-                figure=float(finding.figure),
-                threshold=float(finding.threshold),
+                figure=finding.figure,
+                threshold=finding.threshold,
                 passed=finding.passed,
             )
         )

@@ -1,0 +1,100 @@
+"""A submission to be judged, the outcome of its checks, and the verdict that states it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from peers.validator.checks.base import Report
+from peers.validator.inbox import Key
+from swarm.envelope import Envelope
+from swarm.messages import StepOrder, Submission, Verdict
+
+
+class Slot(NamedTuple):
+    """A numbered position in one worker's work for a step; one submission fills it."""
+
+    worker: str
+    lineage: int
+    step: int
+    number: int
+
+    @property
+    def before(self) -> Slot:
+        """The slot whose submission is judged first."""
+        return self._replace(number=self.number - 1)
+
+
+def slot_of(worker: str, named: Submission | Verdict) -> Slot:
+    """The slot that a worker's submission fills, or that a verdict is about."""
+    return Slot(worker, named.lineage, named.step, named.number)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submission that was acknowledged and waits for its verdict."""
+
+    announced: Envelope
+    submission: Submission
+    order: StepOrder
+
+    @property
+    def worker(self) -> str:
+        return self.announced.sender
+
+    @property
+    def key(self) -> Key:
+        return (self.worker, self.submission.digest)
+
+    @property
+    def slot(self) -> Slot:
+        return slot_of(self.worker, self.submission)
+
+
+@dataclass
+class Outcome(Report):
+    """The results of all checks of a submission, and the rewards its completions earn."""
+
+    rewards: list[list[float]] | None = None
+    """[groups][G]"""
+    task_means: list[float] = field(default_factory=list)
+    """[groups], before length penalties; empty where there are none."""
+    task_spreads: list[float] = field(default_factory=list)
+    environments: list[int] = field(default_factory=list)
+    """Index of each group's environment."""
+
+    @property
+    def word(self) -> Literal["accepted", "refused", "quarantined"]:
+        """As the verdict states it."""
+        if not self.failed:
+            return "accepted"
+        return "quarantined" if self.quarantined else "refused"
+
+
+def quarantine(reason: str) -> Outcome:
+    """An outcome for which this validator is to blame, not the worker."""
+    return Outcome(failed="internal", detail=reason, quarantined=True)
+
+
+def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index: int) -> Verdict:
+    """The verdict that states an outcome. `log_index`: -1 for one that enters no log."""
+    refused = outcome.word == "refused"
+    return Verdict(
+        submission=submission.digest,
+        size_bytes=submission.size_bytes,
+        worker=worker,
+        lineage=submission.lineage,
+        step=submission.step,
+        policy=submission.policy,
+        number=submission.number,
+        outcome=outcome.word,
+        failed=outcome.failed,
+        detail=outcome.detail[:500],
+        proven_fault=outcome.proven_fault,
+        checks=outcome.checks,
+        rewards=[] if refused else outcome.rewards or [],
+        log_index=log_index,
+        task_means=[] if refused else outcome.task_means,
+        task_spreads=[] if refused else outcome.task_spreads,
+        environments=[] if refused else outcome.environments,
+    )

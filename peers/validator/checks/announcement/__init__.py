@@ -1,0 +1,27 @@
+"""The checks of an announcement. It cost nothing to make, so its refusal enters no log, and checks
+that pass are not stated."""
+
+from peers.validator.checks.announcement.admission import Admitted
+from peers.validator.checks.announcement.evidence import Announcement
+from peers.validator.checks.announcement.file import Pushed
+from peers.validator.checks.announcement.groups import Groups
+from peers.validator.checks.announcement.number import Number
+from peers.validator.checks.announcement.policy import Policy
+from peers.validator.checks.announcement.size import Size
+from peers.validator.checks.announcement.slot import FreeSlot
+from peers.validator.checks.announcement.step import Step
+from peers.validator.checks.announcement.version import Version
+
+CHECKS = (
+    Admitted(),
+    Step(),
+    Version(),
+    Policy(),
+    Number(),
+    Groups(),
+    FreeSlot(),
+    Pushed(),
+    Size(),
+)
+
+__all__ = ["CHECKS", "Announcement"]

@@ -1,0 +1,144 @@
+"""The docket: which submission fills each slot, and which verdicts are known."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from peers.validator.cases import Slot, slot_of
+from peers.validator.inbox import Key
+from swarm.envelope import Envelope
+from swarm.identity import PeerId
+from swarm.messages import Checkpoint, StepOrder, Verdict
+from swarm.observable import Observable
+
+TURNED_DOWN_KEPT = 1024
+"""Refused announcements whose answer is remembered. One that is repeated later is refused anew."""
+
+ORDERS_KEPT = 64
+"""Step orders: a few steps are open at a time."""
+
+
+def verdict_in(envelope: Envelope) -> Verdict:
+    """The verdict that an envelope holds."""
+    assert isinstance(envelope.message, Verdict)
+    return envelope.message
+
+
+class Docket:
+    """Step orders, slots and verdicts of the steps that can still be trained on."""
+
+    def __init__(self, validator: PeerId) -> None:
+        self._validator = validator
+        self._orders: dict[tuple[int, int], StepOrder] = {}
+        """By lineage and step."""
+        self._filled: dict[Slot, bytes] = {}
+        """The digest of the submission in each slot."""
+        self._settled: set[Slot] = set()
+        """Slots whose submission has a verdict, by any validator."""
+        self._judged: dict[Key, Envelope] = {}
+        """Verdicts given here."""
+        self._accepted_elsewhere: dict[Key, Envelope] = {}
+        """Verdicts of other validators, as good as one given here: the trainer takes the first. (A
+        refusal or quarantine may have a reason that does not hold here.)"""
+        self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
+        """The last announcements that were refused as such, so that each gets one answer."""
+        self.changed = Observable(None)
+        """Changes with step orders, settled slots and verdicts of others."""
+
+    # --- step orders -------------------------------------------------------------------------
+
+    def take_order(self, order: StepOrder) -> None:
+        """Remember an order of a trainer; the newest of a step counts."""
+        key = (order.lineage, order.step)
+        held = self._orders.get(key)
+        if held is None or held.order() < order.order():
+            self._orders[key] = order
+            while len(self._orders) > ORDERS_KEPT:
+                del self._orders[min(self._orders)]
+            self.changed.touch()
+
+    def order_of(self, lineage: int, step: int) -> StepOrder | None:
+        return self._orders.get((lineage, step))
+
+    # --- verdicts ----------------------------------------------------------------------------
+
+    def verdict_on(self, key: Key) -> Envelope | None:
+        """The verdict that was given here, or else one by which another validator accepted it."""
+        return self._judged.get(key) or self._accepted_elsewhere.get(key)
+
+    def answer_to(self, key: Key) -> Envelope | None:
+        """What a worker gets that announces a submission again; None while it has no verdict."""
+        return self.verdict_on(key) or self._turned_down.get(key)
+
+    def is_judged_here(self, key: Key) -> bool:
+        return key in self._judged
+
+    def judged_here(self) -> list[Key]:
+        return list(self._judged)
+
+    def accepted_elsewhere(self, key: Key) -> Envelope | None:
+        return self._accepted_elsewhere.get(key)
+
+    def give(self, key: Key, envelope: Envelope) -> None:
+        """Remember a verdict given here. Its slot is settled separately, once that is published."""
+        self._judged[key] = envelope
+
+    def turn_down(self, key: Key, envelope: Envelope) -> None:
+        """Remember the refusal of an announcement."""
+        self._turned_down[key] = envelope
+        if len(self._turned_down) > TURNED_DOWN_KEPT:
+            self._turned_down.popitem(last=False)
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take a verdict of any validator, one's own included."""
+        verdict = verdict_in(envelope)
+        slot = slot_of(verdict.worker, verdict)
+        self._settled.add(slot)
+        self._filled.setdefault(slot, verdict.submission)
+        if envelope.sender != self._validator and verdict.outcome == "accepted":
+            self._accepted_elsewhere[verdict.worker, verdict.submission] = envelope
+        self.changed.touch()
+
+    # --- slots -------------------------------------------------------------------------------
+
+    def submission_in(self, slot: Slot) -> bytes | None:
+        """The digest of the submission that fills a slot."""
+        return self._filled.get(slot)
+
+    def fill(self, slot: Slot, digest: bytes) -> None:
+        self._filled[slot] = digest
+
+    def is_settled(self, slot: Slot) -> bool:
+        return slot in self._settled
+
+    def settle(self, slot: Slot, digest: bytes | None = None) -> None:
+        """A slot's submission has its verdict. `digest`: fills the slot if it is free."""
+        if digest is not None:
+            self._filled.setdefault(slot, digest)
+        self._settled.add(slot)
+        self.changed.touch()
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def too_old(self, newest: Checkpoint, oldest_step: int) -> list[Key]:
+        """Submissions judged here that can no longer be trained on."""
+        return [key for key, given in self._judged.items() if _is_old(given, newest, oldest_step)]
+
+    def forget(self, key: Key) -> None:
+        """Forget a verdict given here."""
+        del self._judged[key]
+
+    def forget_older(self, newest: Checkpoint, oldest_step: int) -> None:
+        """Forget what others say about steps that can no longer be trained on."""
+        for key, heard in list(self._accepted_elsewhere.items()):
+            if _is_old(heard, newest, oldest_step):
+                del self._accepted_elsewhere[key]
+        lineage = newest.lineage
+        for slot in [s for s in self._filled if s.lineage < lineage or s.step < oldest_step]:
+            del self._filled[slot]
+        self._settled = {s for s in self._settled if s.lineage == lineage and s.step >= oldest_step}
+
+
+def _is_old(envelope: Envelope, newest: Checkpoint, oldest_step: int) -> bool:
+    verdict = verdict_in(envelope)
+    return verdict.lineage < newest.lineage or verdict.step < oldest_step

@@ -1,0 +1,191 @@
+"""The examiner: makes the checks of a submission, with the children that have what they need."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import trio
+
+from peers.validator.cases import Case, Outcome
+from peers.validator.checks.base import first_failure
+from peers.validator.checks.history import CHECKS as HISTORY
+from peers.validator.checks.history import History
+from peers.validator.checks.standing import POLICY, Age
+from peers.validator.inbox import path_of
+from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
+from swarm import jobs
+from swarm.errors import PeerError
+from swarm.jobs import (
+    Inspect,
+    InspectionService,
+    Judge,
+    Load,
+    PrefillService,
+    SubmissionOrder,
+)
+from swarm.messages import CheckpointReference, RunManifest, Thresholds
+from swarm.node.run_node import RunNode
+from swarm.world.restarts import Restarts
+
+
+class Children(NamedTuple):
+    """The services in the validator's child processes."""
+
+    inspector: InspectionService
+    prefill: PrefillService
+
+
+class Examiner:
+    """Makes the checks of one case at a time."""
+
+    def __init__(
+        self,
+        peer: RunNode,
+        records: defaultdict[str, WorkerRecord],
+        inspector_restarts: Restarts,
+        prefill_restarts: Restarts,
+    ) -> None:
+        self._peer = peer
+        self._run = peer.run
+        self._disk = peer.node.disk
+        self._secret = peer.node.world.secret_bytes(32)
+        """Draws the submissions that are recomputed."""
+        self._records = records
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self._duplicates = Duplicates()
+        self._inspector_restarts = inspector_restarts
+        self._prefill_restarts = prefill_restarts
+        self._loaded: list[CheckpointReference] = []
+        """Policies that the prefill child holds."""
+
+    def forget_loaded(self) -> None:
+        """The prefill child is a new one, without any policy."""
+        self._loaded = []
+
+    async def examine(self, case: Case, children: Children) -> Outcome:
+        """Run all checks of a case. Raises `PeerError` when the policy or the manifest is not to be
+        had, and what a child raises."""
+        manifest = await self._manifest(case)
+        newest = self._peer.newest_checkpoint()
+        age = newest.step - case.submission.policy if newest is not None else 0
+        stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
+        if stale is not None:
+            return Outcome(**vars(stale))
+        order = case.order
+        folder = await self._peer.policies.fetch(
+            order.lineage,
+            order.policy,
+            order.manifest_digest,
+            order.manifest_bytes,
+            deadline_seconds=manifest.limits.verdict_seconds,
+        )
+        canonical = path_of(case.key) + ".canonical"
+        ordered = self._submission_order(case, manifest)
+        try:
+            inspected = await children.inspector.inspect(
+                Inspect(
+                    order=ordered,
+                    path=self._local(path_of(case.key)),
+                    digest=case.submission.digest,
+                    canonical_path=self._local(canonical),
+                    tokenizer_folder=self._local(folder),
+                    bytes_max=manifest.limits.submission_bytes_max,
+                )
+            )
+            self._inspector_restarts.succeeded()
+            outcome = Outcome(
+                **_report(inspected),
+                rewards=inspected.rewards,
+                task_means=inspected.task_means,
+                task_spreads=inspected.task_spreads,
+                environments=inspected.environments,
+            )
+            history = History(
+                worker=case.worker,
+                group_digests=inspected.group_digests,
+                tokens=inspected.tokens,
+                duplicates=self._duplicates,
+                pace=self._paces[case.worker],
+                now=self._peer.node.world.now(),
+            )
+            outcome.run(HISTORY, history)
+            if outcome.failed:
+                return outcome
+            ungraded = inspected.ungraded
+            if ungraded or self._is_drawn(case, manifest.thresholds):
+                job = Judge(
+                    order=ordered,
+                    path=self._local(canonical),
+                    digest=inspected.canonical_digest,
+                    thresholds=manifest.thresholds,
+                )
+                await self._recompute(job, self._local(folder), children.prefill, outcome)
+            if ungraded and not outcome.failed:
+                # The seed gave these very tokens: no worker can choose text that is not graded.
+                outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
+            return outcome
+        finally:
+            await self._disk.remove(canonical)
+
+    async def _manifest(self, case: Case) -> RunManifest:
+        """The manifest that the case's step follows."""
+        with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
+            return await self._peer.versions.manifest_of(case.order)
+        raise PeerError(f"nobody has version {case.order.run_version} of the run")
+
+    def _submission_order(self, case: Case, manifest: RunManifest) -> SubmissionOrder:
+        return SubmissionOrder(
+            run=self._run.id,
+            policy=case.order.checkpoint,
+            step=case.submission.step,
+            nonce=case.order.nonce,
+            worker=case.worker,
+            number=case.submission.number,
+            groups=case.submission.groups,
+            environments=manifest.environments,
+            sampling=manifest.sampling,
+        )
+
+    def _is_drawn(self, case: Case, thresholds: Thresholds) -> bool:
+        """Whether a case is drawn for recomputation: each of a new worker, a share later."""
+        proven = self._records[case.worker].accepted >= thresholds.proven_after
+        share = thresholds.prefill_share_proven if proven else thresholds.prefill_share_new
+        return prefill_wanted(self._secret, case.submission.digest, share)
+
+    async def _recompute(
+        self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
+    ) -> None:
+        """Add the checks that need the policy, which `folder` holds."""
+        await self._load(Load(policy=job.order.policy, folder=folder), prefill)
+        judged = await prefill.judge(job)
+        self._prefill_restarts.succeeded()
+        outcome.checks.extend(judged.checks)
+        outcome.failed, outcome.detail = judged.failed, judged.detail
+        self._records[job.order.worker].observe(judged.mismatches, judged.positions, job.thresholds)
+
+    async def _load(self, job: Load, prefill: PrefillService) -> None:
+        """Have a policy loaded, unless the prefill child holds it."""
+        if job.policy in self._loaded:
+            return
+        policy = (job.policy.lineage, job.policy.step)
+        self._peer.store.pin(policy)
+        try:
+            loaded = await prefill.load(job)
+        finally:
+            self._peer.store.unpin(policy)
+        self._loaded = loaded.policies
+
+    def _local(self, path: str) -> str:
+        return str(self._disk.local_path(path))
+
+
+def _report(report: jobs.Report) -> dict[str, Any]:
+    """The fields of a child's report as those of an `Outcome`."""
+    return {
+        "checks": list(report.checks),
+        "failed": report.failed,
+        "detail": report.detail,
+        "proven_fault": report.proven_fault,
+        "quarantined": report.quarantined,
+    }

@@ -1,0 +1,56 @@
+"""The intake: whether this validator accepts pushes, and when it stops."""
+
+from __future__ import annotations
+
+import trio
+
+from peers.validator.cases import Outcome
+from peers.validator.inbox import Inbox
+from swarm import defaults
+from swarm.node.run_node import RunNode
+
+UNGRADED_PAUSE_SECONDS = 60.0
+"""A validator whose environment fails takes no work for this long, then tries once more."""
+
+
+class Intake:
+    """Accepts pushes, but pauses once too many submissions in a row could not be graded: another
+    validator may have an environment that works."""
+
+    def __init__(self, peer: RunNode, inbox: Inbox) -> None:
+        self._peer = peer
+        self._inbox = inbox
+        self._ungraded = 0
+        """Honest submissions in a row that the environment could not grade."""
+
+    def open(self) -> None:
+        self._peer.pushes.policy = self._inbox
+
+    def close(self) -> None:
+        self._peer.pushes.policy = None
+
+    def note(self, outcome: Outcome, nursery: trio.Nursery) -> None:
+        """Take note of an outcome. `nursery`: reopens the intake after a pause."""
+        if outcome.failed == "environment":
+            self._ungraded += 1
+            if self._ungraded >= defaults.UNGRADED_MAX:
+                self._pause(outcome.detail, nursery)
+        elif outcome.word == "accepted":
+            self._ungraded = 0
+
+    def _pause(self, reason: str, nursery: trio.Nursery) -> None:
+        self._peer.status.doing = f"cannot grade: {reason}"[:200]
+        if self._peer.pushes.policy is None:  # what arrived before is judged all the same
+            return
+        self._peer.node.events.emit(
+            "validator.cannot_grade",
+            submissions=self._ungraded,
+            reason=reason,
+            seconds=UNGRADED_PAUSE_SECONDS,
+        )
+        self.close()
+        nursery.start_soon(self._reopen)
+
+    async def _reopen(self) -> None:
+        await trio.sleep(UNGRADED_PAUSE_SECONDS)
+        self.open()

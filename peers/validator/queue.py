@@ -1,0 +1,124 @@
+"""The queue of cases: acknowledged submissions, durable, each judged in its worker's order."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from peers.validator.cases import Case
+from peers.validator.checks.base import Report, first_failure
+from peers.validator.checks.standing import TURN, Turn
+from peers.validator.docket import Docket
+from peers.validator.inbox import Inbox, Key
+from swarm.envelope import open_envelope
+from swarm.messages import StepOrder, Submission
+from swarm.run.run import Run
+from swarm.world import Database
+
+TURN_VALIDATORS_MAX = 3
+"""Submission n waits for the verdict on n - 1 as long as this many validators may be silent in a
+row, each until the worker turns to the next."""
+
+CASES_MAX = 10_000
+"""Cases whose turn has come. Each worker's quota bounds them long before."""
+
+
+class CaseQueue:
+    """Cases without a verdict, from their acknowledgement on."""
+
+    def __init__(self, run: Run, database: Database, docket: Docket, inbox: Inbox) -> None:
+        self._run = run
+        self._database = database
+        self._docket = docket
+        self._inbox = inbox
+        self._waiting: dict[Key, Case] = {}
+        self._queue, self._cases = trio.open_memory_channel[Case](CASES_MAX)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def find(self, key: Key) -> Case | None:
+        """The case of an acknowledged submission that has no verdict yet."""
+        return self._waiting.get(key)
+
+    def cases(self) -> list[Case]:
+        return list(self._waiting.values())
+
+    async def open(self) -> None:
+        """Take up the cases that were acknowledged before a restart and whose file is whole."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "CREATE TABLE IF NOT EXISTS unjudged "
+                "(worker TEXT NOT NULL, digest BLOB NOT NULL, announced BLOB NOT NULL, "
+                "arranged BLOB NOT NULL, PRIMARY KEY (worker, digest))"
+            )
+        )
+        for announced, arranged in self._database.read(
+            "SELECT announced, arranged FROM unjudged ORDER BY worker, digest"
+        ):
+            envelope = open_envelope(announced)
+            assert isinstance(envelope.message, Submission)
+            order = msgspec.msgpack.decode(arranged, type=StepOrder)
+            case = Case(envelope, envelope.message, order)
+            if self._inbox.exists(case.key):
+                self._admit(case)
+                self._docket.take_order(order)
+
+    async def add(self, case: Case) -> None:
+        """Keep a case durably: from now on its worker may count on a verdict."""
+        self._admit(case)
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO unjudged (worker, digest, announced, arranged) "
+                "VALUES (?, ?, ?, ?)",
+                (*case.key, case.announced.raw, msgspec.msgpack.encode(case.order)),
+            )
+        )
+
+    def _admit(self, case: Case) -> None:
+        self._waiting[case.key] = case
+        self._docket.fill(case.slot, case.submission.digest)
+        self._inbox.hold(case.key, case.submission.size_bytes)
+
+    async def remove(self, key: Key) -> None:
+        """Forget a case that is settled; silent when there is none."""
+        self._waiting.pop(key, None)
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
+            )
+        )
+
+    async def line_up(self, case: Case) -> Report | None:
+        """Queue a case once the submission before it is settled; a report if that never was."""
+        before = case.slot.before
+
+        def may_proceed() -> bool:
+            return (
+                self._docket.is_settled(before)
+                or self._docket.accepted_elsewhere(case.key) is not None
+            )
+
+        number = case.submission.number
+        if number > 0:
+            limits = self._run.manifest.limits
+            patience = (limits.acknowledgement_seconds + limits.verdict_seconds) * min(
+                TURN_VALIDATORS_MAX, len(self._run.manifest.validator_ids())
+            )
+            arrived = True
+            while not may_proceed() and arrived:
+                # One that waits for its own verdict here is only late, however long it takes.
+                digest = self._docket.submission_in(before)
+                arrived = digest is not None and (case.worker, digest) in self._waiting
+                with trio.move_on_after(patience) as waited:
+                    await self._docket.changed.wait_until(lambda _: may_proceed())
+                arrived = arrived or not waited.cancelled_caught
+            never_came = first_failure(TURN, Turn(number, may_proceed()))
+            if never_came is not None:
+                return never_came
+        await self._queue.send(case)
+        return None
+
+    async def next(self) -> Case:
+        """Wait for the next case whose turn has come."""
+        return await self._cases.receive()

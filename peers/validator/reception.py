@@ -1,0 +1,181 @@
+"""The reception: what a worker that announces a submission is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from peers.validator.cases import Case, Outcome, slot_of, verdict_on
+from peers.validator.checks.announcement import CHECKS, Announcement
+from peers.validator.checks.base import Report, first_failure
+from peers.validator.docket import Docket, verdict_in
+from peers.validator.inbox import Inbox, Key
+from peers.validator.queue import CaseQueue
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.events import Rationed
+from swarm.messages import (
+    Acknowledgement,
+    Admission,
+    AdmissionRefused,
+    StepOrder,
+    Submission,
+    Verdict,
+)
+from swarm.messenger import first
+from swarm.node.run_node import RunNode
+
+ORDER_WAIT_SECONDS = 3.0
+"""A worker may hear of a new step a moment before this validator does."""
+
+
+class Reception:
+    """Answers announcements: an acknowledgement, a verdict, or a refusal."""
+
+    def __init__(
+        self,
+        peer: RunNode,
+        docket: Docket,
+        inbox: Inbox,
+        queue: CaseQueue,
+        line_up: Callable[[Case], None],
+    ) -> None:
+        """`line_up`: starts the wait for a new case's turn."""
+        self._peer = peer
+        self._run = peer.run
+        self._docket = docket
+        self._inbox = inbox
+        self._queue = queue
+        self._line_up = line_up
+        self._answering: dict[Key, trio.Event] = {}
+        """Announcements that are being examined, and when they no longer are."""
+        self._denials = Rationed(peer.node.events)
+        self._strangers = Rationed(peer.node.events)
+
+    async def answer(
+        self, envelope: Envelope, supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        """Answer an announcement, however often it is repeated."""
+        assert isinstance(envelope.message, Submission)
+        key = (envelope.sender, envelope.message.digest)
+        self._take_receipt(envelope.sender, first(supporting, Verdict))
+        while key in self._answering:  # asked again before it was answered: one verdict each
+            await self._answering[key].wait()
+        known = self._docket.answer_to(key)
+        case = self._queue.find(key)
+        if known is not None:
+            if not self._docket.is_judged_here(key) and case is None:
+                await self._inbox.remove(key)
+            return [known]
+        if case is not None:
+            return [await self._acknowledge(case)]
+        self._answering[key] = trio.Event()
+        try:
+            return await self._examine(envelope, envelope.message, supporting)
+        finally:
+            self._answering.pop(key).set()
+
+    async def _examine(
+        self, envelope: Envelope, submission: Submission, supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        """Acknowledge what is announced for the first time, or refuse it."""
+        worker, key = envelope.sender, (envelope.sender, submission.digest)
+        order = await self._order_of(submission, first(supporting, StepOrder))
+        manifest = self._run.manifest if order is None else self._run.manifest_of(order)
+        if manifest is None:
+            return []  # not by another version than its step's: the worker asks again
+        announcement = Announcement(
+            worker=worker,
+            submission=submission,
+            admission=first(supporting, Admission),
+            run=self._run,
+            manifest=manifest,
+            order=order,
+            newest_order=self._peer.step_order(),
+            slot_taken_by=self._docket.submission_in(slot_of(worker, submission)),
+            pushed_bytes=self._inbox.size_bytes(key),
+            wall_time=self._peer.node.world.wall_time(),
+        )
+        refusal = first_failure(CHECKS, announcement)
+        if refusal is not None:
+            return [await self._refuse(worker, submission, order, refusal)]
+        case = Case(envelope, submission, announcement.step_order)
+        await self._queue.add(case)
+        self._line_up(case)
+        return [await self._acknowledge(case)]
+
+    async def _refuse(
+        self, worker: str, submission: Submission, order: StepOrder | None, refusal: Report
+    ) -> Envelope:
+        if refusal.failed == "admission":  # a stranger gets no entry in the log, whatever it sends
+            reason = refusal.detail
+            self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
+            word = AdmissionRefused(peer=worker, reason=reason[:500])
+            return await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)
+        await self._inbox.remove((worker, submission.digest))
+        if order is not None and submission.number < order.submissions_max:
+            self._docket.settle(slot_of(worker, submission), submission.digest)
+        return await self._turn_down(worker, submission, refusal)
+
+    async def _turn_down(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
+        """Refuse an announcement, to its worker alone. It cost nothing to make, so others see
+        nothing of it: no entry in the log, no message to the trainer."""
+        outcome = Outcome(**vars(refusal))
+        verdict = verdict_on(worker, submission, outcome, log_index=-1)
+        envelope = await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+        self._docket.turn_down((worker, submission.digest), envelope)
+        self._denials.emit(
+            "validator.turned_down",
+            submission=submission.digest,
+            worker=worker,
+            step=submission.step,
+            number=submission.number,
+            failed=refusal.failed,
+            reason=refusal.detail,
+        )
+        return envelope
+
+    async def _acknowledge(self, case: Case) -> Envelope:
+        return await self._peer.announce(
+            Acknowledgement(
+                submission=case.submission.digest,
+                worker=case.worker,
+                lineage=case.submission.lineage,
+                groups=case.submission.groups,
+            ),
+            defaults.ENVELOPE_LIFETIME_SECONDS,
+        )
+
+    # --- what a worker shows of others -------------------------------------------------------
+
+    async def _order_of(self, submission: Submission, shown: Envelope | None) -> StepOrder | None:
+        """The order of a submission's step. The worker shows the one it followed: a validator
+        that was away when the trainer gave it would never hear of it otherwise."""
+        lineage, step = submission.lineage, submission.step
+        if shown is not None and self._may_be_shown(shown):
+            assert isinstance(shown.message, StepOrder)
+            self._docket.take_order(shown.message)
+        with trio.move_on_after(ORDER_WAIT_SECONDS):
+            await self._docket.changed.wait_until(
+                lambda _: self._docket.order_of(lineage, step) is not None
+            )
+            order = self._docket.order_of(lineage, step)
+            assert order is not None
+            await self._peer.versions.manifest_of(order)
+        return self._docket.order_of(lineage, step)
+
+    def _take_receipt(self, worker: str, shown: Envelope | None) -> None:
+        """Likewise the verdict on the number before, by a validator that this one may not hear.
+        A verdict without a position in a log was for its worker alone."""
+        if shown is not None and self._may_be_shown(shown):
+            verdict = verdict_in(shown)
+            if verdict.worker == worker and verdict.log_index >= 0:
+                self._docket.hear(shown)
+
+    def _may_be_shown(self, shown: Envelope) -> bool:
+        """Whether the sender of a message that somebody else shows may say it in this run."""
+        return (
+            shown.body.run == self._run.id
+            and self._run.permits(shown.sender, shown.message) is None
+        )

@@ -1,0 +1,184 @@
+"""Verdicts: durable in the log, then published, sent to the worker, and acted on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import trio
+
+from peers.validator.cases import Case, Outcome, slot_of, verdict_on
+from peers.validator.checks.base import first_failure
+from peers.validator.checks.standing import WORKER
+from peers.validator.docket import Docket, verdict_in
+from peers.validator.inbox import Inbox, Key, path_of
+from peers.validator.queue import CaseQueue
+from peers.validator.statistics import WorkerRecord
+from swarm import defaults
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.messages import Verdict
+from swarm.node.run_node import RunNode
+from swarm.run.trusted import TrustedPart
+
+VERDICTS_RECOVERED_MAX = 8192
+"""Own verdicts read again at a start: those on steps still open are among the newest, and a start
+takes no longer the older the run is."""
+
+
+class Verdicts:
+    """Gives this validator's verdicts, and serves the files that they accept."""
+
+    def __init__(
+        self,
+        peer: RunNode,
+        trusted: TrustedPart,
+        docket: Docket,
+        inbox: Inbox,
+        queue: CaseQueue,
+        records: defaultdict[str, WorkerRecord],
+    ) -> None:
+        self._peer = peer
+        self._trusted = trusted
+        self._docket = docket
+        self._inbox = inbox
+        self._queue = queue
+        self._records = records
+
+    async def recover(self) -> None:
+        """Remember the verdicts given before a restart, and serve what they accepted."""
+        for envelope in self._trusted.verdicts(VERDICTS_RECOVERED_MAX):
+            verdict = verdict_in(envelope)
+            key = (verdict.worker, verdict.submission)
+            self._docket.give(key, envelope)
+            self._docket.hear(envelope)
+            self._docket.fill(slot_of(verdict.worker, verdict), verdict.submission)
+            if verdict.outcome == "accepted":
+                self._records[verdict.worker].accepted += 1
+                if self._inbox.exists(key):
+                    self._serve(key, verdict.size_bytes)
+                    await self._announce_again(envelope, verdict)
+
+    async def _announce_again(self, envelope: Envelope, verdict: Verdict) -> None:
+        """Announce a verdict whose file is still here; signed anew if its envelope has expired."""
+        if envelope.body.expires_ms > self._peer.node.world.wall_time() * 1000:
+            self._peer.gossip.publish(envelope)
+        else:
+            await self._peer.announce(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+
+    async def give(
+        self, case: Case, outcome: Outcome, nursery: trio.Nursery, *, seconds: float = 0.0
+    ) -> None:
+        """Make the verdict on a case durable, then publish it. `nursery`: runs the delivery of its
+        receipt; `seconds`: how long the checks took."""
+        worker, submission, key = case.worker, case.submission, case.key
+        decided = 0.0
+
+        def verdict_at(log_index: int) -> Verdict:
+            nonlocal outcome, decided
+            # It may have been evicted while this was judged, or waited for its turn in the log.
+            if not outcome.failed:
+                outcome = self.if_evicted(worker) or outcome
+            decided = self._peer.node.world.now()
+            return verdict_on(worker, submission, outcome, log_index)
+
+        envelope = await self._trusted.append_verdict(verdict_at)
+        self._docket.give(key, envelope)
+        self._inbox.let_go(key)
+        await self._queue.remove(key)
+        if outcome.word == "accepted":
+            # With this hash it is the only one: the file's header names its worker.
+            self._serve(key, submission.size_bytes)
+            self._records[worker].accepted += 1
+        else:
+            self._records[worker].accepted = 0  # looked at closely again
+            await self._inbox.remove(key)
+        self._peer.gossip.publish(envelope)
+        self._docket.settle(case.slot)
+        self._report(case, outcome, seconds, decided)
+        nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
+        await self._evict_if_due(worker, submission.digest, outcome)
+
+    def if_evicted(self, worker: str) -> Outcome | None:
+        """The outcome of a submission whose worker is out of the run; None if it is not."""
+        refusal = first_failure(WORKER, self._peer.run.evicted(worker))
+        return None if refusal is None else Outcome(**vars(refusal))
+
+    async def leave_to(self, quicker: PeerId, case: Case) -> None:
+        """Leave a case to a validator that was quicker. A worker turns to the next in rank when a
+        verdict is late; were both to judge it then, one's overload would become everybody's."""
+        await self._queue.remove(case.key)
+        await self._inbox.remove(case.key)
+        self._peer.node.events.emit(
+            "validator.accepted_elsewhere",
+            submission=case.submission.digest,
+            worker=case.worker,
+            step=case.submission.step,
+            number=case.submission.number,
+            by=quicker,
+        )
+
+    async def forget_older(self, oldest_age: int) -> None:
+        """Forget the verdicts and files of policies that can no longer be trained on.
+        `oldest_age`: in steps before the newest checkpoint."""
+        newest = self._peer.newest_checkpoint()
+        if newest is None:
+            return
+        oldest = newest.step - oldest_age
+        for key in self._docket.too_old(newest, oldest):
+            envelope = self._docket.verdict_on(key)
+            assert envelope is not None
+            if verdict_in(envelope).outcome == "accepted":
+                self._peer.blobs.unregister(key[1])
+            await self._inbox.remove(key)
+            self._docket.forget(key)
+        self._docket.forget_older(newest, oldest)
+
+    def _serve(self, key: Key, size_bytes: int) -> None:
+        self._peer.blobs.register(key[1], path_of(key), 0, size_bytes)
+
+    def _report(self, case: Case, outcome: Outcome, seconds: float, decided: float) -> None:
+        failed = next((check for check in outcome.checks if not check.passed), None)
+        self._peer.node.events.emit(
+            "validator.verdict",
+            submission=case.submission.digest,
+            worker=case.worker,
+            outcome=outcome.word,
+            failed=outcome.failed,
+            figure=failed.figure if failed else 0.0,
+            threshold=failed.threshold if failed else 0.0,
+            detail=outcome.detail,
+            step=case.submission.step,
+            policy=case.submission.policy,
+            number=case.submission.number,
+            seconds=seconds,
+            written_seconds=self._peer.node.world.now() - decided,
+        )
+
+    async def _deliver_receipt(self, worker: PeerId, envelope: Envelope) -> None:
+        try:
+            await self._peer.messenger.request(worker, envelope)
+        except PeerError as error:
+            self._peer.node.events.emit(
+                "validator.receipt_undelivered", worker=worker, reason=str(error)
+            )
+
+    async def _evict_if_due(self, worker: str, digest: bytes, outcome: Outcome) -> None:
+        """Evict for a proven fault, or when honest chance no longer explains a worker."""
+        record = self._records[worker]
+        thresholds = record.thresholds
+        if self._peer.run.evicted(worker) is not None:
+            return
+        if outcome.proven_fault:
+            await self._trusted.evict(worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0)
+            return
+        p_value = record.p_value(thresholds.honest_mismatch_rate)
+        if p_value < thresholds.eviction_p_value:
+            await self._trusted.evict(
+                worker,
+                f"sampled tokens that the policy would not: p = {p_value:.1e}, "
+                f"threshold {thresholds.eviction_p_value:.0e}",
+                digest,
+                p_value,
+                thresholds.eviction_p_value,
+            )
