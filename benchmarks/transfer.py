@@ -49,7 +49,7 @@ from swarm.app.output import print_json
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
-from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Source

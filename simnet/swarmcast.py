@@ -25,7 +25,7 @@ from simnet.world import SimulatedWorld
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint
-from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore

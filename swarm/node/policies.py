@@ -19,7 +19,7 @@ from swarm.observable import Observable
 from swarm.run.records import checkpoint_key
 from swarm.run.run import Run
 from swarm.shardcast.chain import Deltas
-from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore

@@ -26,7 +26,7 @@ from swarm.errors import DECODE_ERRORS, DiskFullError, UserError, leaf_errors
 from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint, Count
-from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,

@@ -18,7 +18,7 @@ from swarm.events import Event, Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
 from swarm.shardcast.chain import Deltas
-from swarm.shardcast.fetch import Fetcher
+from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore, Held

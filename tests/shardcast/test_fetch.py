@@ -79,7 +79,7 @@ def test_a_corrupt_source_costs_one_round_and_is_named_and_avoided() -> None:
         ):
             checkpoint = await trainer.publish(0, files)
             corrupt = _Corrupt(trainer, liar)
-            worker.fetcher._parallel_per_source = 1
+            worker.fetcher.width.per_source = 1
             folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source, liar.source])
             assert same_files(worker.disk, folder, files)
             refused = worker.events.named("shardcast.piece_refused")
@@ -212,7 +212,7 @@ def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none(
             liar.service.open = sometimes_lie  # type: ignore[method-assign]
             forgetful.service.open = sometimes_forget  # type: ignore[method-assign]
             transport = _Counting(worker.transport)
-            worker.fetcher._transport = transport
+            worker.fetcher._requester._transport = transport
             sources = [each.source for each in (trainer, liar, forgetful)]
             await worker.fetcher.fetch(checkpoint, lambda: sources)
             assert same_files(worker.disk, "checkpoints/0-0", files)
@@ -322,7 +322,7 @@ def test_pipelining_beats_store_and_forward() -> None:
             peer(network, 3, have=True) as client,
         ):
             for one in (relay, client):
-                one.fetcher._parallel_per_source = 1
+                one.fetcher.width.per_source = 1
             checkpoint = await trainer.publish(0, some_files(16))
             await client.connect(relay)
             started = trio.current_time()

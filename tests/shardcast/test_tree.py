@@ -82,7 +82,7 @@ class Scene:
         self.worker = worker
         self.sources = sources
         self.watching = Watching(worker.transport)
-        worker.fetcher._transport = self.watching  # type: ignore[assignment]
+        worker.fetcher._requester._transport = self.watching  # type: ignore[assignment]
         self._checkpoint = checkpoint
 
     async def says(self, source: Peer, pieces: int) -> None:
@@ -147,7 +147,7 @@ def seen(main: Callable[[], Awaitable[T]]) -> T:
 
 
 def one_lane(here: Scene) -> None:
-    here.worker.fetcher._parallel = here.worker.fetcher._parallel_max = 1
+    here.worker.fetcher.width.usual = here.worker.fetcher.width.most = 1
 
 
 def test_the_rarest_pieces_are_fetched_first() -> None:
@@ -183,8 +183,8 @@ def test_who_is_late_asks_for_more_at_once(late: bool) -> None:
             for number, source in enumerate(here.sources):
                 part = sum(1 << index for index in range(number, 96, 12))
                 await here.says(source, (1 << 96) - 1 ^ (1 << number) if late else part)
-            here.worker.fetcher._parallel = 4
-            here.worker.fetcher._parallel_max = 24
+            here.worker.fetcher.width.usual = 4
+            here.worker.fetcher.width.most = 24
             here.watching.slow = {source.transport.peer_id: 0.3 for source in here.sources}
             # Not to its end, when more are asked for in any case.
             with trio.move_on_after(defaults.SOURCES_RECHECK_SECONDS + 0.7):
@@ -224,7 +224,7 @@ def test_a_lane_leaves_a_source_that_has_become_slow(monkeypatch: pytest.MonkeyP
     async def main() -> list[int]:
         async with scene(2, 160) as here:
             slow = here.sources[1].transport.peer_id
-            here.worker.fetcher._parallel = here.worker.fetcher._parallel_max = 2
+            here.worker.fetcher.width.usual = here.worker.fetcher.width.most = 2
             for source in here.sources:
                 await here.says_all(source)
                 # Both were as fast so far.

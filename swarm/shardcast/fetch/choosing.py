@@ -1,0 +1,220 @@
+"""Which piece a fetch asks for next, and of which source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from swarm import defaults
+from swarm.identity import PeerId
+from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.rarity import draw
+from swarm.shardcast.sources import SourceBook, source_name
+from swarm.world import World
+
+_T = TypeVar("_T")
+
+
+class Chooser:
+    """Chooses for every fetch of one peer."""
+
+    def __init__(
+        self,
+        world: World,
+        peer_id: PeerId,
+        book: SourceBook,
+        have: HaveExchange | None,
+        width: Width,
+    ) -> None:
+        self._world = world
+        self._peer_id = peer_id
+        self._book = book
+        self._have = have
+        self._width = width
+
+    def look(self, job: Job) -> None:
+        """Ask the caller who may have the checkpoint."""
+        known = {}
+        for source in job.sources():
+            if source.peer == self._peer_id:
+                continue
+            name = source_name(source)
+            line = job.lines.get(name)
+            if line is None:
+                line = job.lines[name] = Line(source)
+                if self._have is not None and source.peer is not None:
+                    line.claim = self._have.claim(source.peer, job.digest)
+            line.source = source
+            line.look_again(self._world.now())
+            known[name] = line
+        job.known = known
+        self.widen(job)
+
+    def widen(self, job: Job) -> None:
+        """Set how many pieces to ask for at once: more than usual if more is missing here than at
+        the neighbours. A late peer catches up, an early one leaves room, and all finish nearly
+        together, so that no uplink falls idle early for want of a receiver."""
+        if job.held is None:
+            return
+        pieces = len(job.held.pieces)
+        claims = [line.claim for line in job.known.values() if line.claim is not None]
+        usual = self._usual_width(job)
+        job.per_source = self._width.per_source
+        if usual > self._width.usual and job.known:
+            # Too few sources for so many: each is asked for more.
+            share = min(-(-usual // len(job.known)), self._width.most // 2)
+            job.per_source = max(job.per_source, share)
+        if not claims:
+            job.width, job.late = usual, False
+            return
+        theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
+        # What they claim is some time ago: they lack less by now.
+        missing = job.missing.bit_count()
+        late = missing / max(0.9 * theirs, 1.0)
+        job.late = late >= defaults.FETCH_LATE
+        # Towards the end, when that says little, there is room: others have finished.
+        ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
+        least = min(2 * usual, self._width.most) if ending else max(1, 7 * usual // 8)
+        job.width = max(least, min(round(usual * late * late), self._width.most))
+
+    def _usual_width(self, job: Job) -> int:
+        """The width with which about `Width.usual` pieces flow at once while further requests
+        travel: on long and fast lines small pieces spend most of their time in the round trip."""
+        wanted = int(defaults.FETCH_FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
+        return max(self._width.usual, min(wanted, self._width.most))
+
+    def next(self, job: Job, last: Line | None, now: float) -> Request | None:
+        """A request for missing pieces, to the last source again if possible; None if no source
+        is able."""
+        if job.held is None:
+            return self._next_manifest(job, now)
+        if not job.missing or job.scope.cancel_called:
+            return None
+        stays = last is not None and self._stays(job, last)
+        able = self._offer(job, last, now) if last is not None and stays else 0
+        if last is not None and able:
+            line = last
+        else:
+            offers = [(line, self._offer(job, line, now)) for line in job.known.values()]
+            offers = [entry for entry in offers if entry[1]]
+            if not offers:
+                return None
+            # Sources that claim something come before sources that announce nothing.
+            offers = [entry for entry in offers if entry[0].claim is not None] or offers
+            line, able = self._choose(offers)
+        if self._have is not None:
+            index = draw(self._have.rarest(job.digest, able), self._world.random)
+        else:
+            # In order from mirrors: with no other readers, a file's hash keeps up with its pieces.
+            index = (able & -able).bit_length() - 1
+        count = self._count(job, index, line)
+        indices = [index]
+        while len(indices) < count and able >> (indices[-1] + 1) & 1:
+            indices.append(indices[-1] + 1)
+        for each in indices:
+            job.missing ^= 1 << each
+        return self._ask_for(job, indices, line, now)
+
+    def _next_manifest(self, job: Job, now: float) -> Request | None:
+        if job.found is not None or MANIFEST in job.attempts or MANIFEST in job.landing:
+            return None
+        lines = [
+            (line, 1) for line in job.known.values() if self._may_have(job, line, MANIFEST, now)
+        ]
+        if not lines:
+            return None
+        line, _ = self._choose([entry for entry in lines if entry[0].claim is not None] or lines)
+        return self._ask_for(job, [MANIFEST], line, now)
+
+    def hedge(self, job: Job, now: float) -> Request | None:
+        """One of the last pieces, asked of a further source since it takes too long."""
+        if job.missing or job.spare_at > now:
+            return None
+        for index, attempts in job.attempts.items():
+            # One more only when every copy under way is late: liars that hang cannot use up the
+            # copies, and an honest source is left its time.
+            if index in job.landing or max(attempt.hedge_at for attempt in attempts) > now:
+                continue
+            asked = {attempt.request.line.name for attempt in attempts}
+            lines = [
+                (line, 1)
+                for line in job.known.values()
+                if line.name not in asked and self._may_have(job, line, index, now)
+            ]
+            if lines and job.active < 2 * self._width.most:
+                return self._ask_for(job, [index], self._choose(lines)[0], now)
+        return None
+
+    def _count(self, job: Job, index: int, line: Line) -> int:
+        """How many consecutive pieces one request may ask for."""
+        in_time = self._book.bandwidth(line.name) * defaults.FETCH_RUN_SECONDS
+        pieces = int(in_time / job.reference(index).size_bytes)
+        if pieces < 2:
+            return 1
+        # Towards the end every lane gets its part.
+        left = (job.missing.bit_count() + 2) // (2 * self._width.per_source)
+        return max(1, min(pieces, left, defaults.FETCH_RUN_PIECES_MAX))
+
+    def _stays(self, job: Job, line: Line) -> bool:
+        """Whether a lane asks its source again."""
+        return (
+            line.claim is not None
+            and self._world.random.random() >= defaults.FETCH_LEAVE_SHARE
+            and 2.0 * self._book.bandwidth(line.name) >= job.pace
+        )
+
+    def _choose(self, lines: Sequence[tuple[Line, _T]]) -> tuple[Line, _T]:
+        return lines[self._book.choose([line.name for line, _ in lines])]
+
+    def _is_able(self, job: Job, line: Line, now: float) -> bool:
+        """Whether a source can be asked for one more piece now."""
+        return (
+            line.active < job.per_source
+            and line.not_before <= now
+            and not self._book.is_paused(line.name, now)
+        )
+
+    def _offer(self, job: Job, line: Line, now: float) -> int:
+        """Missing pieces that a source may have and can be asked for now."""
+        if not self._is_able(job, line, now):
+            return 0
+        if line.claim is not None:
+            return line.claim.of(job.missing)
+        return job.missing & ~line.barred if self._is_asked_blindly(job, line, now) else 0
+
+    def _may_have(self, job: Job, line: Line, index: int, now: float) -> bool:
+        if not self._is_able(job, line, now):
+            return False
+        if line.claim is not None:
+            return index == MANIFEST or line.claim.has(index)
+        if index != MANIFEST and line.barred >> index & 1:
+            return False
+        return self._is_asked_blindly(job, line, now)
+
+    def _is_asked_blindly(self, job: Job, line: Line, now: float) -> bool:
+        """Whether a source is asked for what it does not claim."""
+        if self._have is None or line.source.peer is None:
+            return True
+        # A neighbour that never spoke of this checkpoint will do so once it has some of it; asked
+        # all the same after a while, since it may have forgotten to.
+        waited = now - job.started
+        return not self._have.speaks(line.source.peer) or waited >= defaults.HAVE_SILENCE_SECONDS
+
+    def _ask_for(self, job: Job, indices: list[int], line: Line, now: float) -> Request:
+        sizes = [job.reference(index).size_bytes for index in indices]
+        request = Request(line, now, sum(sizes))
+        bandwidth = self._book.bandwidth(line.name)
+        expected = 0.0
+        for index, size_bytes in zip(indices, sizes, strict=True):
+            expected += size_bytes / bandwidth
+            hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
+            attempts = job.attempts.get(index)
+            if attempts is None:
+                attempts = job.attempts[index] = []
+            attempt = Attempt(index, request, hedge_at, spare=bool(attempts))
+            attempts.append(attempt)
+            request.attempts.append(attempt)
+        line.active += 1
+        job.active += 1
+        return request

@@ -1,0 +1,268 @@
+"""Fetches checkpoints: the manifest, then every piece that is missing."""
+
+from __future__ import annotations
+
+import functools
+from math import inf
+
+import trio
+
+from swarm import defaults
+from swarm.errors import DeadlineError
+from swarm.events import Events
+from swarm.identity import PeerId
+from swarm.messages import Checkpoint
+from swarm.shardcast.chain import Deltas
+from swarm.shardcast.fetch.choosing import Chooser
+from swarm.shardcast.fetch.job import Job, Request, Sources, Width
+from swarm.shardcast.fetch.requesting import Requester
+from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.manifest import BadManifest
+from swarm.shardcast.rarity import bits_of
+from swarm.shardcast.sources import SourceBook
+from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key, delta_key
+from swarm.transport import BlobTransport, FetchError
+from swarm.world import World
+
+
+class Fetcher:
+    """Fetches checkpoints into a store. One per peer; it may fetch several at once."""
+
+    def __init__(
+        self,
+        world: World,
+        transport: BlobTransport,
+        store: CheckpointStore,
+        events: Events,
+        *,
+        have: HaveExchange | None = None,
+        book: SourceBook | None = None,
+        deltas: Deltas | None = None,
+    ) -> None:
+        self._world = world
+        self._store = store
+        self._events = events
+        self._have = have
+        self._deltas = deltas
+        self.book = book if book is not None else SourceBook(world)
+        self.width = Width()
+        self._chooser = Chooser(world, transport.peer_id, self.book, have, self.width)
+        self._requester = Requester(world, transport, store, events, self.book, self.width)
+        self._jobs: dict[Key, Job] = {}
+        if have is not None:
+            have.on_change(self._claims_changed)
+
+    def _claims_changed(self, peer: PeerId) -> None:
+        assert self._have is not None
+        for job in self._jobs.values():
+            line = job.lines.get(peer)
+            if line is None:
+                job.look_at = 0.0
+            else:
+                claim = self._have.claim(peer, job.digest)
+                if claim is not line.claim:
+                    line.claim = claim
+                    line.not_before = 0.0
+            self._chooser.widen(job)
+            self._note_lateness()
+            if job.active < job.width and job.more_at <= self._world.now():
+                job.changed.set()
+
+    async def fetch(
+        self,
+        checkpoint: Checkpoint,
+        sources: Sources,
+        *,
+        deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
+        is_delta: bool = False,
+    ) -> str:
+        """The folder of a complete checkpoint on this peer's disk, fetched if it is missing: by
+        deltas if its manifest names a short chain from an older checkpoint that is here.
+
+        The caller trusts the announcement; everything fetched is checked against it. A second
+        fetch of the same checkpoint waits for the first.
+
+        Cancelled or failed, it keeps what it has and resumes next time. Raises `DeadlineError`
+        naming the sources and what was wrong with each, `DiskFullError`, `BadManifest`,
+        `CheckpointConflict`.
+        """
+        key: Key = (checkpoint.lineage, checkpoint.step)
+        if is_delta:
+            key = delta_key(key)
+        started = self._world.now()
+        waiting_for = "another fetch of it"
+        try:
+            with trio.fail_after(deadline_seconds):
+                while (running := self._jobs.get(key)) is not None:
+                    await running.done.wait()
+                job = self._jobs[key] = Job(key, checkpoint, sources, started)
+                self._store.pin(key)
+                try:
+                    folder = await self._already(key, checkpoint)
+                    return folder if folder is not None else await self._run(job)
+                finally:
+                    waiting_for = job.waiting_for()
+                    self._store.unpin(key)
+                    del self._jobs[key]
+                    self._note_lateness()
+                    job.done.set()
+        except trio.TooSlowError as error:
+            raise DeadlineError(
+                f"{'the delta to ' if is_delta else ''}checkpoint {key[0]}/{key[1]} was not "
+                f"fetched within {deadline_seconds:g} s ({waiting_for})"
+            ) from error
+
+    async def _already(self, key: Key, checkpoint: Checkpoint) -> str | None:
+        """The folder if the checkpoint is complete here; discards a partial one of another
+        manifest."""
+        held = self._store.held(key)
+        if held is None:
+            return None
+        if held.digest != checkpoint.manifest_digest:
+            if held.complete:
+                raise CheckpointConflict(
+                    f"checkpoint {key[0]}/{key[1]} is here already with another manifest "
+                    f"({held.digest.hex()[:12]}) than was announced "
+                    f"({checkpoint.manifest_digest.hex()[:12]})"
+                )
+            await self._store.discard(key)
+            return None
+        return held.folder if held.complete else None
+
+    async def _run(self, job: Job) -> str:
+        with job.scope:
+            job.found = self._store.held(job.key)
+            if job.found is None:
+                async with trio.open_nursery() as nursery:
+                    await self._hand_out(job, nursery)
+                assert job.found is not None
+            await self._begin(job, job.found)
+            async with trio.open_nursery() as nursery:
+                await self._hand_out(job, nursery)
+        if job.error is not None:
+            raise job.error
+        assert job.held is not None
+        folder = await self._store.finish(job.held)
+        self._events.emit(
+            "shardcast.checkpoint_complete",
+            lineage=job.key[0],
+            step=job.key[1],
+            seconds=self._world.now() - job.started,
+            bytes=job.held.manifest.total_bytes,
+            delta=job.held.is_delta,
+            bytes_fetched=sum(job.bytes_by_source.values()),
+            by_source=dict(sorted(job.bytes_by_source.items())),
+        )
+        return folder
+
+    async def _begin(self, job: Job, held: Held) -> None:
+        """Copy and derive pieces that need no network; the rest is missing. This may take long, so
+        no request is under way meanwhile."""
+        await self._store.copy_known(held)
+        if self._deltas is not None and not held.is_delta:
+            await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
+        job.held = held
+        self._want_missing(job, held)
+
+    @staticmethod
+    def _want_missing(job: Job, held: Held) -> None:
+        job.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
+
+    async def _are_files_right(self, job: Job, held: Held) -> bool:
+        """Whether a fetch with every piece is over. Pieces prove themselves; after deltas the
+        files' SHA-256 is checked too, and pieces that the disk lost meanwhile are missing again."""
+        if not held.from_deltas:
+            return True
+        try:
+            await self._store.check_files(held)
+        except BadManifest as error:
+            job.error = error
+            return True
+        self._want_missing(job, held)
+        job.changed.set()
+        return not job.missing
+
+    async def _fetch_delta(self, job: Job, delta: Checkpoint, deadline_seconds: float) -> str:
+        return await self.fetch(
+            delta, job.sources, deadline_seconds=deadline_seconds, is_delta=True
+        )
+
+    async def _hand_out(self, job: Job, nursery: trio.Nursery) -> None:
+        """Start lanes until the manifest is here; with the manifest, until every piece is."""
+        job.width = self.width.usual
+        job.per_source = self.width.per_source
+        while True:
+            job.changed = trio.Event()
+            wake_at = self._assign(job, nursery)
+            self._end_if_hopeless(job)
+            if job.held is None and job.found is not None:
+                return
+            under_way = job.missing or job.attempts or job.landing
+            if job.held and not under_way and await self._are_files_right(job, job.held):
+                return
+            with trio.move_on_at(wake_at):
+                await job.changed.wait()
+
+    def _end_if_hopeless(self, job: Job) -> None:
+        """End a fetch from mirrors alone once each was asked too often for the rest. Among peers a
+        newcomer may still bring it."""
+        if self._have is not None or not job.missing or job.attempts or job.landing:
+            return
+        lines = [line for _, line in sorted(job.known.items())]
+        if not lines or any(job.missing & ~line.hopeless for line in lines):
+            return
+        assert job.held is not None
+        count = job.missing.bit_count()
+        first = (job.missing & -job.missing).bit_length() - 1
+        piece = job.held.manifest.pieces[first]
+        why = "; ".join(f"{line.name}: {line.faults[first].reason}" for line in lines)
+        job.error = FetchError(
+            f"no mirror has {count} of the {len(job.held.pieces)} pieces of checkpoint "
+            f"{job.key[0]}/{job.key[1]}; the first is piece {first}, of "
+            f"{job.held.manifest.files[piece.file].name}, blob/{piece.digest.hex()} ({why}). What "
+            "is here is kept: mend the mirror or name another one, and fetch again"
+        )
+        job.scope.cancel()
+
+    def _assign(self, job: Job, nursery: trio.Nursery) -> float:
+        """Give every free lane a piece; returns when to look again if nothing changes."""
+        now = self._world.now()
+        overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
+        if job.look_at <= now or (overdue and not job.missing):
+            job.look_at = now + defaults.SOURCES_RECHECK_SECONDS
+            self._chooser.look(job)
+            self._note_lateness()
+        # Lanes held by sources that are overdue are lent out again, else a few that trickle or
+        # hang could hold all of them until their deadlines.
+        lanes = job.width + min(overdue, self.width.most)
+        while job.active < lanes and job.more_at <= now:
+            request = self._chooser.next(job, None, now) or self._chooser.hedge(job, now)
+            if request is None:
+                break
+            nursery.start_soon(self._lane, job, request)
+        due = (attempt.hedge_at for attempt in job.all_attempts() if attempt.hedge_at > now)
+        wake_at = min(due, default=inf)
+        if job.active < lanes:
+            if job.more_at > now:
+                return min(wake_at, job.more_at)
+            wake_at = min(wake_at, job.look_at)
+            for line in job.known.values():
+                ready_at = max(line.not_before, self.book.paused_until(line.name))
+                if now < ready_at < wake_at:
+                    wake_at = ready_at
+        return max(wake_at, now + defaults.FETCH_LOOK_SECONDS_MIN)
+
+    async def _lane(self, job: Job, request: Request | None) -> None:
+        """One request after the other, until there is nothing to ask for."""
+        while request is not None:
+            await self._requester.perform(job, request)
+            now = self._world.now()
+            free = job.active < job.width
+            request = self._chooser.next(job, request.line, now) if free else None
+            wanting = request is None or job.active < job.width
+            if (wanting and job.more_at <= now) or not job.active:
+                job.changed.set()
+
+    def _note_lateness(self) -> None:
+        if self._have is not None:
+            self._have.late = any(job.late for job in self._jobs.values())

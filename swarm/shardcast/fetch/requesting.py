@@ -1,0 +1,273 @@
+"""One request to one source: fetch its pieces, check each, put each in its file."""
+
+from __future__ import annotations
+
+import errno
+
+import trio
+
+from swarm import defaults
+from swarm.errors import DiskFullError
+from swarm.events import Events
+from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
+from swarm.shardcast.manifest import BadManifest
+from swarm.shardcast.sources import SourceBook
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import BlobTransport, FetchError
+from swarm.world import Piece, Sink, World
+
+
+class _WrongBytes(Exception):
+    """A piece of a request was wrong: nothing more is taken from it."""
+
+
+class Requester:
+    """Performs the requests of every fetch of one peer."""
+
+    def __init__(
+        self,
+        world: World,
+        transport: BlobTransport,
+        store: CheckpointStore,
+        events: Events,
+        book: SourceBook,
+        width: Width,
+    ) -> None:
+        self._world = world
+        self._transport = transport
+        self._store = store
+        self._events = events
+        self._book = book
+        self._width = width
+
+    async def perform(self, job: Job, request: Request) -> None:
+        """Fetch the pieces of a request; a failure is noted at its source or ends the job."""
+        line = request.line
+        try:
+            with request.scope:
+                await self._ask(job, request)
+            if request.scope.cancelled_caught:
+                now = self._world.now()
+                seconds = now - request.started
+                # If another source was first, this one can at best have been this fast.
+                self._book.given_up(line.name, request.size_bytes, seconds)
+                late = request.attempts[0]
+                if seconds >= request.seconds:
+                    line.reason = f"did not send a piece within {request.seconds:.0f} s"
+                    self._book.failed(line.name)
+                    self._refused(job, late.piece, line)
+                elif late.hedge_at <= now:
+                    line.reason = f"had not sent a piece after {seconds:.1f} s, and another had"
+                    self._passed_over(job, late.piece, line)
+        except (DiskFullError, BadManifest) as error:
+            if isinstance(error, DiskFullError) and request.attempts[0].spare:
+                # Only a second way to a piece that is on its way already.
+                job.spare_at = self._world.now() + defaults.SOURCES_RECHECK_SECONDS
+            else:
+                job.error = error
+                job.scope.cancel()
+        finally:
+            job.active -= 1
+            line.active -= 1
+            while request.attempts:
+                job.end(request.attempts[0])
+
+    async def _sink(self, job: Job, index: int) -> Sink:
+        """The file range of a piece. At most one attempt at a time may write to it."""
+        if index == MANIFEST:
+            return await self._store.manifest_sink(job.key, job.manifest_bytes)
+        assert job.held is not None
+        return self._store.sink(job.held, index)
+
+    async def _ask(self, job: Job, request: Request) -> None:
+        index = request.attempts[0].piece
+        if not request.attempts[0].spare:
+            sinks = [await self._sink(job, attempt.piece) for attempt in request.attempts]
+            await self._receive(job, request, sinks, None)
+            return
+        size = job.reference(index).size_bytes
+        async with self._store.spare_file(size) as path:
+            sink = self._store.disk.sink(path, 0, size)
+            await self._receive(job, request, [sink], path)
+
+    async def _receive(
+        self, job: Job, request: Request, sinks: list[Sink], spare: str | None
+    ) -> None:
+        """Fetch the pieces of a request into `sinks`, check and place each. `spare`: the file of
+        the only sink, if that is a spare one."""
+        line = request.line
+        try:
+            if len(sinks) == 1:
+                reference = job.reference(request.attempts[0].piece)
+                piece = await self._transport.fetch(line.source, reference, sinks[0])
+                seconds = self._world.now() - request.started
+                await self._arrived(job, request.attempts[0], sinks[0], piece, seconds, spare)
+            else:
+                await self._receive_several(job, request, sinks)
+        except FetchError as error:
+            line.reason = str(error)
+            now = self._world.now()
+            index = request.attempts[0].piece
+            if error.busy:
+                self._rest(job, line, now)
+            elif error.lacks and line.source.peer is None and index != MANIFEST:
+                line.bar(index, str(error), now)
+                self._refused(job, index, line)
+            elif error.retry and (line.claim is None or not line.claim.has(index)):
+                line.not_before = now + line.pause
+                if line.pause < defaults.NOT_YET_SECONDS_MAX <= 2 * line.pause:
+                    self._passed_over(job, index, line)
+                line.pause = min(2 * line.pause, defaults.NOT_YET_SECONDS_MAX)
+            else:
+                self._book.failed(line.name)
+                self._refused(job, index, line)
+        finally:
+            for sink in sinks:
+                sink.abandon()
+
+    async def _receive_several(self, job: Job, request: Request, sinks: list[Sink]) -> None:
+        wanted = [
+            (job.reference(attempt.piece), sink)
+            for attempt, sink in zip(request.attempts, sinks, strict=True)
+        ]
+        left = iter(sinks)
+        count = 0
+
+        async def arrived(piece: Piece) -> None:
+            nonlocal count
+            count += 1
+            # Those that follow arrive while the first is checked: only their average says much.
+            seconds = (self._world.now() - request.started) / count
+            attempt = request.attempts[0]
+            if not await self._arrived(job, attempt, next(left), piece, seconds, None):
+                raise _WrongBytes
+            job.end(attempt)
+
+        try:
+            await self._transport.fetch_run(request.line.source, wanted, arrived)
+        except _WrongBytes:
+            return  # noted already
+
+    async def _arrived(
+        self,
+        job: Job,
+        attempt: Attempt,
+        sink: Sink,
+        piece: Piece,
+        seconds: float,
+        spare: str | None,
+    ) -> bool:
+        """Check and place a piece that arrived after `seconds`; False if it was wrong."""
+        index, line = attempt.piece, attempt.request.line
+        reference = job.reference(index)
+        if index in job.landing or job.is_here(index):
+            return True
+        if piece.size_bytes != reference.size_bytes or not piece.verify(reference.digest):
+            self._blame(job, index, line)
+            return False
+        job.landing.add(index)
+        others = [other for other in job.attempts[index] if other is not attempt]
+        for other in others:
+            other.request.scope.cancel()
+        try:
+            await sink.commit(piece)
+            if spare is not None:
+                for other in others:
+                    if other in job.attempts[index]:
+                        other.ended = trio.Event()
+                        await other.ended.wait()
+                await self._copy_in(job, index, spare)
+            await self._landed(job, index)
+        finally:
+            job.landing.discard(index)
+        self._credit(job, line, reference.size_bytes, seconds)
+        self._events.emit(
+            "shardcast.piece_received",
+            lineage=job.key[0],
+            step=job.key[1],
+            piece=index,
+            source=line.name,
+            bytes=reference.size_bytes,
+            seconds=seconds,
+        )
+        return True
+
+    def _blame(self, job: Job, index: int, line: Line) -> None:
+        """Note that a source sent wrong bytes."""
+        line.reason = "sent wrong bytes"
+        if line.source.peer is None and index != MANIFEST:
+            # A mirror does not lie: one of its files is damaged, the others need not be.
+            line.bar(index, line.reason, self._world.now())
+            self._book.failed(line.name)
+        else:
+            self._book.corrupt(line.name)
+        self._refused(job, index, line)
+
+    def _credit(self, job: Job, line: Line, size_bytes: int, seconds: float) -> None:
+        """Note that a source sent a right piece in `seconds`."""
+        self._book.succeeded(line.name, size_bytes, seconds)
+        pace = size_bytes / max(seconds, 1e-6)
+        job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
+        travelled = self._transport.round_trip_seconds(line.source)
+        flowing = max(0.0, 1.0 - travelled / max(seconds, 1e-6))
+        job.flowing += defaults.SOURCE_SMOOTHING * (flowing - job.flowing)
+        line.pause = defaults.NOT_YET_SECONDS
+        line.busy_pause = defaults.BUSY_SECONDS
+        job.busy_pause = max(job.busy_pause / 2, defaults.FETCH_BUSY_SECONDS)
+        line.reason = "sent pieces"
+        job.bytes_by_source[line.name] += size_bytes
+
+    def _rest(self, job: Job, line: Line, now: float) -> None:
+        """Pause a busy source for a while, and start no further lane for a while."""
+        line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
+        line.busy_pause = min(2 * line.busy_pause, defaults.BUSY_SECONDS_MAX)
+        share = min(1.0, 2 * job.active / self._width.usual)
+        job.more_at = now + share * job.busy_pause
+        job.busy_pause = min(2 * job.busy_pause, defaults.BUSY_SECONDS_MAX)
+
+    async def _copy_in(self, job: Job, index: int, spare: str) -> None:
+        """Copy a piece from a spare file into its file."""
+        reference = job.reference(index)
+        sink = await self._sink(job, index)
+        try:
+            await self._store.disk.copy(spare, 0, reference.size_bytes, sink)
+            piece = sink.finish()
+            if not piece.verify(reference.digest):
+                raise OSError(errno.EIO, "the disk gave back other bytes than were written", spare)
+            await sink.commit(piece)
+        finally:
+            sink.abandon()
+
+    async def _landed(self, job: Job, index: int) -> None:
+        """Note that a verified piece is in its file."""
+        if index == MANIFEST:
+            found = await self._store.begin(job.key, job.digest)
+            if job.total_bytes not in (0, found.manifest.total_bytes):
+                await self._store.withdraw(job.key)
+                raise BadManifest(
+                    f"checkpoint {job.key[0]}/{job.key[1]} was announced with {job.total_bytes:,} "
+                    f"bytes, and its manifest lists {found.manifest.total_bytes:,}"
+                )
+            job.found = found
+        else:
+            assert job.held is not None
+            self._store.landed(job.held, index)
+
+    def _refused(self, job: Job, index: int, line: Line) -> None:
+        """Emit that a source did wrong, or failed."""
+        self._emit(job, "shardcast.piece_refused", index, line)
+
+    def _passed_over(self, job: Job, index: int, line: Line) -> None:
+        """Emit that a source was too slow, or lacks what it is asked for: no fault, but the reason
+        why others are asked."""
+        self._emit(job, "shardcast.source_passed_over", index, line)
+
+    def _emit(self, job: Job, event: str, index: int, line: Line) -> None:
+        self._events.emit(
+            event,
+            lineage=job.key[0],
+            step=job.key[1],
+            piece=index,
+            source=line.name,
+            reason=line.reason,
+        )
