@@ -49,8 +49,9 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import ATTENTIONS, why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import Sharding, local
+from peers.trainer.learning.sharding import local
 from swarm.app.output import print_json
+from swarm.jobs import Sharding
 from swarm.messages import Schedule
 
 MODELS: dict[str, dict[str, int]] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.study import Variant, learn, summary
-from peers.trainer.service import TrainerService
+from peers.trainer.service import prepare_base
 from swarm.app.output import print_json
 
 STALENESS = (0, 1, 2, 4, 8)
@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         bases = [Path(name) / str(seed) for seed in range(given.seeds)]
         for seed, base in enumerate(bases):
-            TrainerService().prepare_base(str(base), seed)
+            prepare_base(base, seed)
         for old in given.old:
             for staleness in given.staleness:
                 variant = Variant(old=old, staleness=staleness, steps=given.steps)

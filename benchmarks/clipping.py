@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from benchmarks.study import TAIL, Curve, Variant, learn, summary
 from peers.demo import OBJECTIVE, OPTIMISER
-from peers.trainer.service import TrainerService
+from peers.trainer.service import prepare_base
 from swarm.app.output import print_json
 
 ONE_SIDED = 1e9
@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         bases = [Path(name) / str(seed) for seed in range(given.seeds)]
         for seed, base in enumerate(bases):
-            TrainerService().prepare_base(str(base), seed)
+            prepare_base(base, seed)
         for side, delta in (("two_sided", OBJECTIVE.delta), ("one_sided", ONE_SIDED)):
             variant = Variant(
                 objective=replace(OBJECTIVE, delta=delta),

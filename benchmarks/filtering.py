@@ -26,7 +26,7 @@ from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import load as load_environment
 from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
-from peers.trainer.service import TrainerService
+from peers.trainer.service import prepare_base
 from swarm.app.output import print_json
 
 ATTEMPTS = 8
@@ -73,7 +73,7 @@ def main() -> None:
         before = []
         pools = []
         for seed in range(given.seeds):
-            before.append(TrainerService().prepare_base(str(folder / str(seed)), seed)["sampled"])
+            before.append(prepare_base(folder / str(seed), seed).sampled)
             pools.append(write_pools(folder / str(seed), folder, given.tasks, seed))
         for offline in (False, True):
             for online in (False, True):

@@ -26,7 +26,7 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.service import EVALUATION_PROMPTS, TrainerService
+from peers.trainer.service import EVALUATION_PROMPTS, prepare_base
 from swarm.app.output import print_json
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
@@ -76,7 +76,7 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        before = TrainerService().prepare_base(str(folder / "0"), seed)
+        before = prepare_base(folder / "0", seed)
         spent("prepare")
         learner = Learner(
             folder / "0", LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
@@ -113,10 +113,10 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         spent("evaluate")
     return {
         "seed": seed,
-        "sft_steps": before["sft_steps"],
-        "sampled_accuracy_before": before["sampled"],
+        "sft_steps": before.sft_steps,
+        "sampled_accuracy_before": before.sampled,
         "sampled_accuracy_after": sampled,
-        "greedy_accuracy_before": before["greedy"],
+        "greedy_accuracy_before": before.greedy,
         "greedy_accuracy_after": greedy,
         "zero_advantage_share": zero_advantage,
         "engine_log_probability_difference": difference,

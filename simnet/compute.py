@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -22,9 +22,9 @@ from blake3 import blake3
 from simnet.disk import PowerCut, SimulatedDisk, Symbol
 from swarm import jobs
 from swarm.jobs import SubmissionOrder
-from swarm.messages import Check, CheckpointReference, EnvironmentReference
+from swarm.messages import Check, CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
-from swarm.world import Child, ChildDied, ChildError, Job
+from swarm.world import Child, ChildDied, ChildError, Job, job_type
 
 TOKENIZER = b'{"simulated": "tokenizer"}'
 WEIGHTS = "model.safetensors"
@@ -306,7 +306,7 @@ _PREFILL: type[jobs.PrefillService] = PrefillModel
 
 
 class TrainerModel:
-    """`peers.trainer.service.TrainerService`."""
+    """In place of `peers.trainer.service.TrainerService`."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -315,104 +315,86 @@ class TrainerModel:
         self._consumed: list[str] = []
         self._name = ""
 
-    async def start(
-        self,
-        model: str,
-        objective: Mapping[str, Any],
-        optimiser: Mapping[str, Any],
-        schedule: Mapping[str, Any],
-        sampling: Mapping[str, Any],
-        environments: Sequence[EnvironmentReference],
-        seed: int,
-        sharding: Mapping[str, Any] | None = None,
-        attention: str = "fastest",
-    ) -> dict[str, Any]:
+    async def start(self, job: jobs.StartTraining) -> jobs.Done:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
-        self._name = f"{model} {seed}"
-        return await self.follow(objective, optimiser, schedule, sampling)
+        self._name = f"{job.model} {job.seed}"
+        self._lessons = job.lessons
+        return jobs.Done()
 
-    async def follow(
-        self,
-        objective: Mapping[str, Any],
-        optimiser: Mapping[str, Any],
-        schedule: Mapping[str, Any],
-        sampling: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        self._optimiser, self._schedule = optimiser, schedule
-        return {"step": self._step}
+    async def follow(self, job: jobs.Follow) -> jobs.Done:
+        self._lessons = job.lessons
+        return jobs.Done()
 
-    async def resume(self, folder: str, policies: Mapping[str, str], **run: Any) -> dict[str, Any]:
-        await self.start(**run)
-        raw = await self._disk.read(f"{self._disk.path_of(folder)}/state")
-        self._step, self._consumed = msgspec.msgpack.decode(raw, type=tuple[int, list[str]])
-        return {"step": self._step, "consumed": self._consumed}
+    async def resume(self, job: jobs.Resume) -> jobs.Resumed:
+        await self.start(job.start)
+        self._step, self._consumed = await self._state(job.folder)
+        return jobs.Resumed(
+            step=self._step, consumed=[bytes.fromhex(digest) for digest in self._consumed]
+        )
 
-    async def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    async def train(self, job: jobs.TrainStep) -> jobs.Trained:
+        step = job.step
         if step != self._step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self._step}")
         read: list[SimulatedRollouts] = []
-        unreadable: list[tuple[int, str]] = []
-        for index, each in enumerate(submissions):
+        unreadable: list[jobs.Unreadable] = []
+        for index, each in enumerate(job.submissions):
             try:
-                digest = bytes.fromhex(each["digest"])
-                read.append(await read_rollouts(self._setting, each["path"], digest))
+                read.append(await read_rollouts(self._setting, each.path, each.digest))
             except PowerCut:
                 raise
             except OSError as error:
-                unreadable.append((index, str(error)))
+                unreadable.append(jobs.Unreadable(index=index, reason=str(error)))
         if unreadable:
-            return {"unreadable": unreadable}
+            return jobs.Trained(unreadable=unreadable)
         self._setting.tell(
             "trained",
             step=step,
-            learning_rate=self._optimiser["learning_rate"],
-            steps=self._schedule["steps"],
+            learning_rate=self._lessons.optimiser.learning_rate,
+            steps=self._lessons.schedule.steps,
             rollouts=[
-                (bytes.fromhex(each["digest"]), each["rewards"], found)
-                for each, found in zip(submissions, read, strict=True)
+                (each.digest, each.rewards, found)
+                for each, found in zip(job.submissions, read, strict=True)
             ],
         )
         await trio.sleep(self._setting.hardware.step_seconds)
         self._step += 1
-        self._consumed += [submission["digest"] for submission in submissions]
-        groups = [group for submission in submissions for group in submission["rewards"]]
+        self._consumed += [submission.digest.hex() for submission in job.submissions]
+        groups = [group for submission in job.submissions for group in submission.rewards]
         rewards = [reward for group in groups for reward in group]
-        return {
-            "groups": float(len(groups)),
-            "reward": sum(rewards) / max(1, len(rewards)),
-            "train_seconds": self._setting.hardware.step_seconds,
-            "outcomes": [
+        return jobs.Trained(
+            figures={
+                "groups": float(len(groups)),
+                "reward": sum(rewards) / max(1, len(rewards)),
+                "train_seconds": self._setting.hardware.step_seconds,
+            },
+            outcomes=[
                 [
                     "consumed" if len(set(group)) > 1 else "zero-advantage"
-                    for group in submission["rewards"]
+                    for group in submission.rewards
                 ]
-                for submission in submissions
+                for submission in job.submissions
             ],
-        }
+        )
 
-    async def roll_back(
-        self, folder: str, policies: Mapping[str, str], lineage: int
-    ) -> dict[str, Any]:
-        raw = await self._disk.read(f"{self._disk.path_of(folder)}/state")
-        self._step, _ = msgspec.msgpack.decode(raw, type=tuple[int, list[str]])
-        return {"step": self._step}
+    async def roll_back(self, job: jobs.RollBack) -> jobs.Done:
+        self._step, _ = await self._state(job.folder)
+        return jobs.Done()
 
-    async def record_to(
-        self, tensorboard: str, wandb: str, run: str, config: Mapping[str, Any], peak_flops: float
-    ) -> dict[str, Any]:
-        return {"ranks": 1}
+    async def record_to(self, job: jobs.RecordTo) -> jobs.Recording:
+        return jobs.Recording(ranks=1)
 
-    async def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
+    async def record(self, job: jobs.Record) -> jobs.Done:
+        return jobs.Done()
 
-    async def begin_save(self, folder: str) -> dict[str, Any]:
-        path = f"{self._disk.path_of(folder)}/state"
+    async def begin_save(self, job: jobs.BeginSave) -> jobs.Done:
+        path = f"{self._disk.path_of(job.folder)}/state"
         await self._disk.write(path, msgspec.msgpack.encode((self._step, self._consumed)))
         self._setting.tell("saved", step=self._step, consumed=list(self._consumed))
-        return {}
+        return jobs.Done()
 
-    async def export(self, folder: str) -> dict[str, Any]:
-        path = self._disk.path_of(folder)
+    async def export(self, job: jobs.Export) -> jobs.Done:
+        path = self._disk.path_of(job.folder)
         await trio.sleep(self._bytes() / self._disk.bytes_per_second)
         learnt_from = blake3(msgspec.msgpack.encode(self._consumed)).hexdigest()[:16]
         name = f"policy {self._step} of {self._name} from {learnt_from}"
@@ -421,24 +403,33 @@ class TrainerModel:
         self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
         await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
         await self._disk.sync(path)
-        return {}
+        return jobs.Done()
 
-    async def finish_save(self) -> dict[str, Any]:
-        return {}
+    async def finish_save(self, job: jobs.FinishSave) -> jobs.Done:
+        return jobs.Done()
 
-    async def end(self) -> dict[str, Any]:
-        return {}
+    async def end(self, job: jobs.EndTraining) -> jobs.Done:
+        return jobs.Done()
 
-    async def evaluate(self, folder: str, prompts: int, split: str) -> dict[str, Any]:
+    async def evaluate(self, job: jobs.Evaluate) -> jobs.Evaluated:
+        return jobs.Evaluated(sampled=self._skill(), greedy=self._skill())
+
+    async def prepare_base(self, job: jobs.PrepareBase) -> jobs.BasePrepared:
+        return jobs.BasePrepared(sft_steps=0, sampled=self._skill(), greedy=self._skill())
+
+    def _skill(self) -> float:
         work = self._setting.workload
-        skill = min(1.0, work.reward_start + work.reward_gain * self._step)
-        return {"sampled": skill, "greedy": skill}
+        return min(1.0, work.reward_start + work.reward_gain * self._step)
 
-    async def prepare_base(self, folder: str, seed: int) -> dict[str, Any]:
-        return {"sft_steps": 0, **await self.evaluate(folder, 0, "held_out")}
+    async def _state(self, folder: str) -> tuple[int, list[str]]:
+        raw = await self._disk.read(f"{self._disk.path_of(folder)}/state")
+        return msgspec.msgpack.decode(raw, type=tuple[int, list[str]])
 
     def _bytes(self) -> int:
         return self._setting.workload.model_bytes
+
+
+_TRAINER: type[jobs.TrainingService] = TrainerModel
 
 
 class DeltaModel:
@@ -517,7 +508,7 @@ class SimulatedChild:
         """How, if it has."""
 
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
-        kind = get_type_hints(getattr(self._model, method))["job"]
+        kind = job_type(getattr(self._model, method))
         given = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=kind)
         answer = await self._answer(method, {"job": given}, job.patience_seconds)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=reply)

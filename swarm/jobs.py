@@ -7,7 +7,7 @@ Paths are absolute and name files on this machine.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -16,8 +16,11 @@ from swarm.messages import (
     CheckpointReference,
     Digest,
     EnvironmentReference,
+    Objective,
+    Optimiser,
     Rewards,
     Sampling,
+    Schedule,
     Thresholds,
 )
 from swarm.rollouts.seeds import submission_seed
@@ -297,3 +300,322 @@ class PrefillClient:
 
 
 _PREFILL: type[PrefillService] = PrefillClient
+
+
+# --- training --------------------------------------------------------------------------------
+
+TRAINING_PATIENCE_SECONDS = 1800.0
+"""The learner reports each forward and backward pass; ranks wait for each other up to 600 s."""
+
+SAVE_PATIENCE_SECONDS = 4200.0
+"""Writing a state reports nothing, and ranks wait for each other's disks up to 3,600 s."""
+
+Figures = dict[str, int | float]
+
+
+class Done(Reply, frozen=True, kw_only=True):
+    """The job is done; there is nothing more to say."""
+
+
+class Lessons(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version of the run says to the learner."""
+
+    objective: Objective
+    optimiser: Optimiser
+    schedule: Schedule
+    sampling: Sampling
+
+
+class Sharding(msgspec.Struct, frozen=True, kw_only=True):
+    """How the policy lies in memory."""
+
+    replicas: int = 1
+    """Whole copies of the policy among the ranks; each is spread over the ranks it has."""
+    mixed_precision: bool = False
+    """Compute in bf16; gradients are reduced and weights kept in fp32."""
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs, and compute the rest again on the way back."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser in the main memory."""
+
+
+class StartTraining(Job, frozen=True, kw_only=True):
+    """Begin a run with a Hugging Face folder as policy 0."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    model: str
+    lessons: Lessons
+    environments: list[EnvironmentReference]
+    seed: int
+    sharding: Sharding = Sharding()
+    attention: str = "fastest"
+    """One of `peers.trainer.learning.packing.ATTENTIONS`."""
+
+
+class Resume(Job, frozen=True, kw_only=True):
+    """Continue from a saved training state."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+    """Reading a state takes as long as writing it."""
+
+    start: StartTraining
+    folder: str
+    """What `BeginSave` wrote."""
+    policies: dict[int, str]
+    """Published Hugging Face folders by step."""
+
+
+class Resumed(Reply, frozen=True, kw_only=True):
+    step: int
+    consumed: list[Digest]
+    """Submissions in the state that are young enough to be offered again."""
+
+
+class Follow(Job, frozen=True, kw_only=True):
+    """Learn by another version of the run from the next step on."""
+
+    patience_seconds: ClassVar[float] = 60.0
+    """Only numbers change."""
+
+    lessons: Lessons
+
+
+class RollBack(Job, frozen=True, kw_only=True):
+    """Continue from an older state as a new lineage, which inherits what was consumed."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+    policies: dict[int, str]
+    lineage: int
+
+
+class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission to train on."""
+
+    digest: Digest
+    path: str
+    policy: int
+    """Step of the policy that generated it."""
+    rewards: Rewards
+    """[groups][G], the validator's."""
+    sampling: Sampling
+    """What it was generated with."""
+    kept: list[bool]
+    """[groups] False: the online filter leaves the group out."""
+
+
+class TrainStep(Job, frozen=True, kw_only=True):
+    """Take one rollout step."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    step: int
+    submissions: list[AcceptedSubmission]
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that this machine cannot read."""
+
+    index: int
+    """Among the job's submissions."""
+    reason: str
+
+
+class Trained(Reply, frozen=True, kw_only=True):
+    """The result of a step; where submissions are unreadable, nothing was trained on."""
+
+    figures: Figures = {}
+    """The learner's metrics."""
+    outcomes: list[list[Literal["consumed", "zero-advantage"]]] = []
+    """[submissions][groups]"""
+    unreadable: list[Unreadable] = []
+
+
+class BeginSave(Job, frozen=True, kw_only=True):
+    """Copy everything that an exact resume needs, and begin to write it."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class FinishSave(Job, frozen=True, kw_only=True):
+    """Wait until the state of `BeginSave` is durable."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+
+class Export(Job, frozen=True, kw_only=True):
+    """Write the policy as a plain Hugging Face folder, durably."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class Evaluate(Job, frozen=True, kw_only=True):
+    """Measure a published policy on tasks of a split."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    folder: str
+    prompts: int
+    split: Literal["train", "held_out"]
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean rewards of one policy."""
+
+    sampled: float
+    """Sampled as the run's rollouts are."""
+    greedy: float
+    """Always the likeliest token."""
+
+
+class Evaluated(Reply, frozen=True, kw_only=True):
+    """Mean rewards, averaged over the environments by their weights."""
+
+    sampled: float
+    greedy: float
+    environments: dict[str, Accuracy] = {}
+    """By label, of each environment that has a weight."""
+
+
+class PrepareBase(Job, frozen=True, kw_only=True):
+    """Make the demo's base policy: random weights and a short supervised warm-up."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    folder: str
+    seed: int
+
+
+class BasePrepared(Reply, frozen=True, kw_only=True):
+    sft_steps: int
+    sampled: float
+    """Mean reward on held-out prompts."""
+    greedy: float
+
+
+class RecordTo(Job, frozen=True, kw_only=True):
+    """Choose where `Record` writes."""
+
+    patience_seconds: ClassVar[float] = 300.0
+    """Weights & Biases may be asked over a slow network."""
+
+    tensorboard: str
+    """Folder; empty: none."""
+    wandb: str
+    """Project; empty: none."""
+    run: str
+    lessons: Lessons
+    """Recorded as the run's configuration."""
+    peak_flops: float
+    """FLOP/s of one device; 0: looked up by its name."""
+
+
+class Recording(Reply, frozen=True, kw_only=True):
+    ranks: int
+    """Processes that train together."""
+
+
+class Record(Job, frozen=True, kw_only=True):
+    """Write one step's figures."""
+
+    patience_seconds: ClassVar[float] = 300.0
+
+    step: int
+    figures: Figures
+    environment_rewards: dict[str, float]
+    """Mean reward by the environment's label."""
+
+
+class EndTraining(Job, frozen=True, kw_only=True):
+    """Let the other ranks end: the run is over."""
+
+    patience_seconds: ClassVar[float] = 60.0
+
+
+class TrainingService(Protocol):
+    """Holds the learner. Folders and files are on a disk that every rank sees."""
+
+    async def record_to(self, job: RecordTo) -> Recording:
+        """Raises `UserError` when a library is missing or the recorder refuses."""
+        ...
+
+    async def prepare_base(self, job: PrepareBase) -> BasePrepared: ...
+
+    async def start(self, job: StartTraining) -> Done:
+        """Raises `UserError` for a model or a setting that cannot be trained."""
+        ...
+
+    async def resume(self, job: Resume) -> Resumed: ...
+
+    async def follow(self, job: Follow) -> Done: ...
+
+    async def train(self, job: TrainStep) -> Trained: ...
+
+    async def record(self, job: Record) -> Done: ...
+
+    async def begin_save(self, job: BeginSave) -> Done: ...
+
+    async def finish_save(self, job: FinishSave) -> Done: ...
+
+    async def export(self, job: Export) -> Done: ...
+
+    async def evaluate(self, job: Evaluate) -> Evaluated: ...
+
+    async def roll_back(self, job: RollBack) -> Done: ...
+
+    async def end(self, job: EndTraining) -> Done: ...
+
+
+class TrainingClient:
+    """Calls the `TrainingService` in a child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def record_to(self, job: RecordTo) -> Recording:
+        return await self._child.request("record_to", job, Recording)
+
+    async def prepare_base(self, job: PrepareBase) -> BasePrepared:
+        return await self._child.request("prepare_base", job, BasePrepared)
+
+    async def start(self, job: StartTraining) -> Done:
+        return await self._child.request("start", job, Done)
+
+    async def resume(self, job: Resume) -> Resumed:
+        return await self._child.request("resume", job, Resumed)
+
+    async def follow(self, job: Follow) -> Done:
+        return await self._child.request("follow", job, Done)
+
+    async def train(self, job: TrainStep) -> Trained:
+        return await self._child.request("train", job, Trained)
+
+    async def record(self, job: Record) -> Done:
+        return await self._child.request("record", job, Done)
+
+    async def begin_save(self, job: BeginSave) -> Done:
+        return await self._child.request("begin_save", job, Done)
+
+    async def finish_save(self, job: FinishSave) -> Done:
+        return await self._child.request("finish_save", job, Done)
+
+    async def export(self, job: Export) -> Done:
+        return await self._child.request("export", job, Done)
+
+    async def evaluate(self, job: Evaluate) -> Evaluated:
+        return await self._child.request("evaluate", job, Evaluated)
+
+    async def roll_back(self, job: RollBack) -> Done:
+        return await self._child.request("roll_back", job, Done)
+
+    async def end(self, job: EndTraining) -> Done:
+        return await self._child.request("end", job, Done)
+
+
+_TRAINING: type[TrainingService] = TrainingClient

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from peers.trainer.alarms import Action, Limits
 from swarm import defaults
 from swarm.errors import UserError
+from swarm.jobs import Sharding
 from swarm.shardcast.manifest import is_mirror
 
 PREFIX = "trainer."
@@ -92,10 +93,13 @@ class TrainerOptions(pydantic.BaseModel):
         )
 
     @property
-    def sharding(self) -> dict[str, Any]:
-        """Fields of `peers.trainer.learning.sharding.Sharding`."""
-        names = ("replicas", "mixed_precision", "activation_checkpointing", "cpu_offload")
-        return {name: getattr(self, name) for name in names}
+    def sharding(self) -> Sharding:
+        return Sharding(
+            replicas=self.replicas,
+            mixed_precision=self.mixed_precision,
+            activation_checkpointing=self.activation_checkpointing,
+            cpu_offload=self.cpu_offload,
+        )
 
 
 def trainer_options(options: Mapping[str, Any]) -> TrainerOptions:

@@ -9,10 +9,10 @@ crash at any instant loses nothing and repeats nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import msgspec
 import trio
 
 from peers.trainer.accepted import AcceptedSubmissions
@@ -34,6 +34,7 @@ from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK
+from swarm.jobs import Figures, TrainingClient
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.messages import RunManifest
 from swarm.node.run_node import RunNode
@@ -62,7 +63,7 @@ class _Trained:
     """A batch and what the child made of it."""
 
     batch: list[Accepted]
-    figures: dict[str, Any]
+    figures: Figures
     """The learner's metrics."""
     consumed: list[Consumed]
     """What the log will say of the batch."""
@@ -133,7 +134,7 @@ class TrainerRole:
             async with self._node.compute.child(
                 SERVICE, name="trainer", start_deadline_seconds=START_DEADLINE_SECONDS
             ) as process:
-                child = TrainerChild(process, self._node.disk, self._options)
+                child = TrainerChild(TrainingClient(process), self._node.disk, self._options)
                 await self._begin(child)
                 if not self._orders.opened:
                     await self._accepted.load()
@@ -173,7 +174,7 @@ class TrainerRole:
         if self._options.prepare_base:
             self._peer.status.doing = "preparing the base policy"
             measured = await child.prepare_base()
-            self._events.emit("trainer.evaluated", moment="before", **measured)
+            self._events.emit("trainer.evaluated", moment="before", **msgspec.to_builtins(measured))
         await child.start(manifest)
         await self._states.begin(child, 0)
         await self._states.finish(child)
@@ -227,8 +228,14 @@ class TrainerRole:
         self._restarts.succeeded()
         times.published = self._node.world.now()
         figures = {**trained.figures, **self._figures(step, trained.batch, times)}
-        self._events.emit("trainer.step_trained", **{**figures, "step": step})
-        await child.record(step, figures)
+        rewards = environment_rewards(
+            [accepted.verdict for accepted in trained.batch],
+            self._progress.versions.manifest_of(step).environments,
+        )
+        self._events.emit(
+            "trainer.step_trained", **{**figures, "environment_rewards": rewards, "step": step}
+        )
+        await child.record(step, figures, rewards)
         await self._accepted.consumed()
         await self._heed(child, step, self._alarms.look(trained.figures))
         return True
@@ -248,20 +255,20 @@ class TrainerRole:
             self._peer.status.doing = f"training step {step}"
             times.training = self._node.world.now()
             result = await child.train(step, batch, self._progress.versions)
-            if "unreadable" not in result:
+            if not result.unreadable:
                 break
-            await self._accepted.leave_out(dict(result["unreadable"]))
+            await self._accepted.leave_out({each.index: each.reason for each in result.unreadable})
         else:
             return None
         times.trained = self._node.world.now()
         self._outcomes.filtered(batch)
         consumed = [
-            Consumed(step=step, submission=accepted.digest, outcomes=outcomes)
-            for accepted, outcomes in zip(batch, result.pop("outcomes"), strict=True)
+            Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
+            for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
-        return _Trained(batch, result, consumed)
+        return _Trained(batch, result.figures, consumed)
 
-    def _figures(self, step: int, batch: list[Accepted], times: _StepTimes) -> Mapping[str, Any]:
+    def _figures(self, step: int, batch: list[Accepted], times: _StepTimes) -> Figures:
         """Where a step's time went, and what was left out of its batch."""
         idle = self._batches.idle
         left_out = sorted(self._outcomes.left_out.items())
@@ -275,10 +282,6 @@ class TrainerRole:
             "keep_rate": self._forecast.keep_rate.value,
             **{f"left_out_{reason}": groups for reason, groups in left_out},
             "staleness": step - min(accepted.verdict.policy for accepted in batch),
-            "environment_rewards": environment_rewards(
-                [accepted.verdict for accepted in batch],
-                self._progress.versions.manifest_of(step).environments,
-            ),
         }
 
     # --- when it goes wrong ------------------------------------------------------------------
@@ -335,7 +338,7 @@ class TrainerRole:
         if self._options.evaluate:
             self._peer.status.doing = "evaluating"
             measured = await child.evaluate(folder)
-            self._events.emit("trainer.evaluated", moment="after", **measured)
+            self._events.emit("trainer.evaluated", moment="after", **msgspec.to_builtins(measured))
         self._peer.status.doing = "run over"
         self._events.emit(
             "trainer.run_complete",

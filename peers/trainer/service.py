@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
+import trio
 
 from peers.demo import ENVIRONMENT, SAMPLING
 from peers.environments import load as load_environment
@@ -23,12 +24,39 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import why_not
 from peers.trainer.learning.ranks import Ranks, lead
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import Sharding
 from peers.trainer.warmup import warm_up
 from swarm.errors import UserError
-from swarm.messages import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.jobs import (
+    AcceptedSubmission,
+    Accuracy,
+    BasePrepared,
+    BeginSave,
+    Done,
+    EndTraining,
+    Evaluate,
+    Evaluated,
+    Export,
+    FinishSave,
+    Follow,
+    PrepareBase,
+    Record,
+    Recording,
+    RecordTo,
+    Resume,
+    Resumed,
+    RollBack,
+    StartTraining,
+    Trained,
+    TrainingService,
+    TrainStep,
+    Unreadable,
+)
+from swarm.messages import Sampling
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
+
+J = TypeVar("J")
+R = TypeVar("R")
 
 PROMPT_TOKENS_MAX = 1 << 20
 EVALUATION_PROMPTS = 512
@@ -40,40 +68,92 @@ def open_service() -> Any:
 
 
 class TrainerService:
-    """Holds the learner. All paths are absolute folders and files that every rank sees."""
+    """Implements `TrainingService`: holds this rank's part of the learner."""
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
         self._learner: Learner | None = None
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
+        self._lock = trio.Lock()
 
-    def start(
-        self,
-        model: str,
-        objective: Mapping[str, Any],
-        optimiser: Mapping[str, Any],
-        schedule: Mapping[str, Any],
-        sampling: Mapping[str, Any],
-        environments: Sequence[EnvironmentReference],
-        seed: int,
-        sharding: Mapping[str, Any] | None = None,
-        attention: str = "fastest",
-    ) -> dict[str, Any]:
-        """Begin a run with the HF folder `model` as policy 0. Raises `UserError`."""
-        self._sampling = Sampling(**sampling)
-        self._schedule = Schedule(**schedule)
-        self._references = msgspec.convert(environments, list[EnvironmentReference])
-        self._environments = Environments(self._references)
-        self._base = Path(model)
+    async def start(self, job: StartTraining) -> Done:
+        """See `TrainingService.start`."""
+        return await self._alone(self._start, job)
+
+    async def resume(self, job: Resume) -> Resumed:
+        """See `swarm.jobs.Resume`."""
+        return await self._alone(self._resume, job)
+
+    async def follow(self, job: Follow) -> Done:
+        """See `swarm.jobs.Follow`."""
+        return await self._alone(self._follow, job)
+
+    async def roll_back(self, job: RollBack) -> Done:
+        """See `swarm.jobs.RollBack`."""
+        return await self._alone(self._roll_back, job)
+
+    async def record_to(self, job: RecordTo) -> Recording:
+        """See `TrainingService.record_to`."""
+        return await self._alone(self._record_to, job)
+
+    async def record(self, job: Record) -> Done:
+        """See `swarm.jobs.Record`."""
+        return await self._alone(self._record, job)
+
+    async def train(self, job: TrainStep) -> Trained:
+        """See `swarm.jobs.TrainStep`."""
+        return await self._alone(self._train, job)
+
+    async def begin_save(self, job: BeginSave) -> Done:
+        """See `swarm.jobs.BeginSave`."""
+        return await self._alone(self._begin_save, job)
+
+    async def finish_save(self, job: FinishSave) -> Done:
+        """See `swarm.jobs.FinishSave`."""
+        return await self._alone(self._finish_save, job)
+
+    async def export(self, job: Export) -> Done:
+        """See `swarm.jobs.Export`."""
+        return await self._alone(self._export, job)
+
+    async def evaluate(self, job: Evaluate) -> Evaluated:
+        """See `swarm.jobs.Evaluate`."""
+        return await self._alone(self._evaluate, job)
+
+    async def prepare_base(self, job: PrepareBase) -> BasePrepared:
+        """See `swarm.jobs.PrepareBase`."""
+        return await self._alone(self._prepare_base, job)
+
+    async def end(self, job: EndTraining) -> Done:
+        """See `swarm.jobs.EndTraining`: one process alone has nobody to let go."""
+        return Done()
+
+    async def _alone(self, work: Callable[[J], R], job: J) -> R:
+        """Do a job in a worker thread; the next one waits: all of them use the learner, and its
+        collectives must come in the same order on every rank."""
+
+        def on_device() -> R:
+            if self._ranks.device.type == "cuda":
+                torch.cuda.set_device(self._ranks.device)  # each thread has its own
+            return work(job)
+
+        async with self._lock:
+            return await trio.to_thread.run_sync(on_device)
+
+    def _start(self, job: StartTraining) -> Done:
+        self._sampling = job.lessons.sampling
+        self._references = job.environments
+        self._environments = Environments(job.environments)
+        self._base = Path(job.model)
         settings = LearnerSettings(
-            objective=Objective(**objective),
-            optimiser=Optimiser(**optimiser),
-            schedule=self._schedule,
-            seed=seed,
+            objective=job.lessons.objective,
+            optimiser=job.lessons.optimiser,
+            schedule=job.lessons.schedule,
+            seed=job.seed,
             completion_tokens_max=self._sampling.max_new_tokens,
-            sharding=Sharding(**(sharding or {})),
-            attention=None if attention == "fastest" else attention,
+            sharding=job.sharding,
+            attention=None if job.attention == "fastest" else job.attention,
         )
         reason = (
             ""
@@ -83,219 +163,187 @@ class TrainerService:
         if reason:
             raise UserError(f"trainer.attention: {reason}; leave it out for the fastest there is")
         self._learner = Learner(self._base, settings, ranks=self._ranks)
-        return {"step": 0}
+        return Done()
 
-    def resume(self, folder: str, policies: Mapping[str, str], **run: Any) -> dict[str, Any]:
-        """Go on from what `save` wrote; `policies` are published folders by step.
-
-        Other arguments as for `start`. Gives the `step` reached and the submissions `consumed`
-        (those young enough to be offered again).
-        """
-        self.start(**run)
+    def _resume(self, job: Resume) -> Resumed:
+        self._start(job.start)
         learner = self._held()
-        learner.load(Path(folder), {int(step): Path(path) for step, path in policies.items()})
-        return {
-            "step": learner.step,
-            "consumed": [name for names in learner.consumed.values() for name in names],
-        }
+        learner.load(Path(job.folder), _paths(job.policies))
+        consumed = [name for names in learner.consumed.values() for name in names]
+        return Resumed(step=learner.step, consumed=[bytes.fromhex(name) for name in consumed])
 
-    def follow(
-        self,
-        objective: Mapping[str, Any],
-        optimiser: Mapping[str, Any],
-        schedule: Mapping[str, Any],
-        sampling: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Learn by another version of the run from the next step on."""
-        self._sampling = Sampling(**sampling)
-        self._schedule = Schedule(**schedule)
+    def _follow(self, job: Follow) -> Done:
+        lessons = job.lessons
+        self._sampling = lessons.sampling
         learner = self._held()
         learner.follow(
             dataclasses.replace(
                 learner.settings,
-                objective=Objective(**objective),
-                optimiser=Optimiser(**optimiser),
-                schedule=self._schedule,
-                completion_tokens_max=self._sampling.max_new_tokens,
+                objective=lessons.objective,
+                optimiser=lessons.optimiser,
+                schedule=lessons.schedule,
+                completion_tokens_max=lessons.sampling.max_new_tokens,
             )
         )
-        return {}
+        return Done()
 
-    def roll_back(self, folder: str, policies: Mapping[str, str], lineage: int) -> dict[str, Any]:
-        """Go on from an older state as a new lineage, which inherits what was consumed."""
+    def _roll_back(self, job: RollBack) -> Done:
         learner = self._held()
         consumed = learner.consumed
-        learner.load(Path(folder), {int(step): Path(path) for step, path in policies.items()})
-        learner.begin_lineage(lineage, consumed)
-        return {"step": learner.step}
+        learner.load(Path(job.folder), _paths(job.policies))
+        learner.begin_lineage(job.lineage, consumed)
+        return Done()
 
-    def record_to(
-        self, tensorboard: str, wandb: str, run: str, config: Mapping[str, Any], peak_flops: float
-    ) -> dict[str, Any]:
-        """Say where `record` writes, and hear how many `ranks` there are; raises `UserError`."""
-        self._peak_flops = peak_flops or metrics.peak_flops(self._ranks.device)
+    def _record_to(self, job: RecordTo) -> Recording:
+        self._peak_flops = job.peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
-            self._metrics = metrics.Metrics(tensorboard, wandb, run, config)
-        return {"ranks": self._ranks.world}
+            lessons = job.lessons
+            config = [
+                msgspec.structs.asdict(each)
+                for each in (lessons.objective, lessons.optimiser, lessons.schedule)
+            ]
+            self._metrics = metrics.Metrics(
+                job.tensorboard, job.wandb, job.run, config[0] | config[1] | config[2]
+            )
+        return Recording(ranks=self._ranks.world)
 
-    def record(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one step's figures."""
-        self._metrics.record(step, figures)
-        return {}
+    def _record(self, job: Record) -> Done:
+        self._metrics.record(
+            job.step, {**job.figures, "environment_rewards": job.environment_rewards}
+        )
+        return Done()
 
-    def train(self, step: int, submissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Take one rollout step.
-
-        Each submission is `{digest (hex), path, policy, rewards [groups][G], kept [groups]}`; the
-        rewards are the validator's, and what is not `kept` is left out (all are, unless given).
-        `sampling` is what it was generated with, where that is not this step's.
-        Gives the learner's metrics, and `outcomes`: for each submission, for each group,
-        "consumed" or "zero-advantage". Where some cannot be read, nothing is trained on, and all
-        it gives is `unreadable`: [[index, reason], …].
-        """
+    def _train(self, job: TrainStep) -> Trained:
         learner = self._held()
         started = time.perf_counter()
-        read = [self._groups(submission) for submission in submissions]
+        read = [self._groups(submission) for submission in job.submissions]
         # What one rank cannot read, none of them trains on.
         failed = self._ranks.max([float(isinstance(found, str)) for found in read])
         if any(failed):
-            return {
-                "unreadable": [
-                    [index, found if isinstance(found, str) else "another rank cannot read it"]
+            return Trained(
+                unreadable=[
+                    Unreadable(
+                        index=index,
+                        reason=found if isinstance(found, str) else "another rank cannot read it",
+                    )
                     for index, (found, bad) in enumerate(zip(read, failed, strict=True))
                     if bad
                 ]
-            }
+            )
         by_submission = [found for found in read if not isinstance(found, str)]
         groups = [group for some in by_submission for group in some]
         found = learner.train_step(
-            groups, step, [str(submission["digest"]) for submission in submissions]
+            groups, job.step, [submission.digest.hex() for submission in job.submissions]
         )
         used = {id(group) for group in informative(groups)}
-        return {
-            **found,
-            **metrics.speed(
-                learner.model,
-                groups,
-                time.perf_counter() - started,
-                self._peak_flops * self._ranks.world,
-            ),
-            "outcomes": [
+        seconds = time.perf_counter() - started
+        peak = self._peak_flops * self._ranks.world
+        return Trained(
+            figures={**found, **metrics.speed(learner.model, groups, seconds, peak)},
+            outcomes=[
                 ["consumed" if id(group) in used else "zero-advantage" for group in some]
                 for some in by_submission
             ],
-        }
+        )
 
-    def begin_save(self, folder: str) -> dict[str, Any]:
-        """Copy all that an exact resume needs and begin to write it."""
-        self._held().begin_save(Path(folder))
-        return {}
+    def _begin_save(self, job: BeginSave) -> Done:
+        self._held().begin_save(Path(job.folder))
+        return Done()
 
-    def finish_save(self) -> dict[str, Any]:
-        """Wait until what `begin_save` began is durable."""
+    def _finish_save(self, job: FinishSave) -> Done:
         self._held().finish_save()
-        return {}
+        return Done()
 
-    def export(self, folder: str) -> dict[str, Any]:
-        """Write the policy as a plain HF folder, durably."""
-        self._held().export(Path(folder))
-        return {}
+    def _export(self, job: Export) -> Done:
+        self._held().export(Path(job.folder))
+        return Done()
 
-    def evaluate(self, folder: str, prompts: int, split: str) -> dict[str, Any]:
-        """`sampled` and `greedy` accuracy of a published policy on `prompts` tasks of a split, of
-        each of the `environments` that has a weight, and their mean by these weights."""
-        if self._ranks.rank != 0:
-            return {}
-        found: dict[str, dict[str, float]] = {}
+    def _evaluate(self, job: Evaluate) -> Evaluated:
+        if self._ranks.rank != 0:  # only rank 0 answers
+            return Evaluated(sampled=0.0, greedy=0.0)
+        found: dict[str, Accuracy] = {}
         shares: dict[str, float] = {}
         total = sum(reference.weight for reference in self._references)
         for label, reference in zip(labels(self._references), self._references, strict=True):
             if reference.weight:
                 shares[label] = reference.weight / total
                 environment = self._environments.of(reference)
-                found[label] = _accuracies(
-                    Path(folder), environment, self._sampling, prompts, split
+                found[label] = _accuracy(
+                    Path(job.folder), environment, self._sampling, job.prompts, job.split
                 )
-        means = {
-            kind: sum(share * found[label][kind] for label, share in shares.items())
-            for kind in ("sampled", "greedy")
-        }
-        return {**means, "environments": found}
+        return Evaluated(
+            sampled=sum(share * found[label].sampled for label, share in shares.items()),
+            greedy=sum(share * found[label].greedy for label, share in shares.items()),
+            environments=found,
+        )
 
-    def end(self) -> dict[str, Any]:
-        """The run is over; other ranks, if there are any, end now."""
-        return {}
-
-    def prepare_base(self, folder: str, seed: int) -> dict[str, Any]:
-        """Make the demo's base policy in `folder`: random weights, a short SFT; and evaluate it.
-
-        Gives `sft_steps`, and `sampled` and `greedy` accuracy on 512 held-out prompts.
-        """
+    def _prepare_base(self, job: PrepareBase) -> BasePrepared:
         if self._ranks.rank != 0:
-            return {}
-        environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-        make_policy(Path(folder), seed)
-        steps = warm_up(Path(folder), environment, seed)
-        return {
-            "sft_steps": steps,
-            **_accuracies(Path(folder), environment, SAMPLING, EVALUATION_PROMPTS, "held_out"),
-        }
+            return BasePrepared(sft_steps=0, sampled=0.0, greedy=0.0)
+        return prepare_base(Path(job.folder), job.seed)
 
     def _held(self) -> Learner:
         if self._learner is None:
             raise ValueError("call start or resume first")
         return self._learner
 
-    def _groups(self, submission: Mapping[str, Any]) -> list[Group] | str:
+    def _groups(self, submission: AcceptedSubmission) -> list[Group] | str:
         """The groups of an accepted file, or why they cannot be trained on: a validator has checked
         it whole, but this is another machine, and its disk another disk."""
-        rewards: list[list[float]] = submission["rewards"]
-        policy = int(submission["policy"])
-        kept = submission.get("kept", [True] * len(rewards))
-        sampling = (
-            Sampling(**submission["sampling"]) if "sampling" in submission else self._sampling
-        )
-        path = Path(submission["path"])
-        if policy not in self._held().policies:
-            return f"its policy {policy} is not held here; there are: {self._held().policies}"
+        path = Path(submission.path)
+        if submission.policy not in self._held().policies:
+            return (
+                f"its policy {submission.policy} is not held here; there are: "
+                f"{self._held().policies}"
+            )
         try:
             limits = ReadLimits(
                 bytes_max=path.stat().st_size,
-                rows_max=sum(map(len, rewards)),
+                rows_max=sum(map(len, submission.rewards)),
                 prompt_tokens_max=PROMPT_TOKENS_MAX,
-                completion_tokens_max=sampling.max_new_tokens,
+                completion_tokens_max=submission.sampling.max_new_tokens,
             )
-            found = read(path, limits, bytes.fromhex(submission["digest"])).rollouts
-            return list(_cut(found, rewards, policy, kept, sampling.temperature))
+            return list(_cut(read(path, limits, submission.digest).rollouts, submission))
         except BadSubmission as error:
             return error.detail
         except (OSError, ValueError) as error:
             return str(error)
 
 
-def _cut(
-    rollouts: Rollouts,
-    rewards: Sequence[Sequence[float]],
-    policy: int,
-    kept: Sequence[bool],
-    temperature: float,
-) -> list[Group]:
+_SERVICE: type[TrainingService] = TrainerService
+
+
+def prepare_base(folder: Path, seed: int) -> BasePrepared:
+    """Make the demo's base policy in `folder`, and measure it on 512 held-out prompts."""
+    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
+    make_policy(folder, seed)
+    steps = warm_up(folder, environment, seed)
+    found = _accuracy(folder, environment, SAMPLING, EVALUATION_PROMPTS, "held_out")
+    return BasePrepared(sft_steps=steps, sampled=found.sampled, greedy=found.greedy)
+
+
+def _paths(folders: Mapping[int, str]) -> dict[int, Path]:
+    return {step: Path(folder) for step, folder in folders.items()}
+
+
+def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
     """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
+    rewards = submission.rewards
     if len(rollouts) != sum(map(len, rewards)):
         raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} completions")
     groups = []
     row = 0
-    for group_rewards, keep in zip(rewards, kept, strict=True):
+    for group_rewards, keep in zip(rewards, submission.kept, strict=True):
         rows = range(row, row + len(group_rewards))
         groups.append(
             Group(
                 prompt=rollouts.prompt(row),
                 completions=[rollouts.completion(each) for each in rows],
                 rewards=group_rewards,
-                policy=policy,
+                policy=submission.policy,
                 log_probabilities=[rollouts.row_log_probabilities(each) for each in rows],
                 kept=keep,
-                temperature=temperature,
+                temperature=submission.sampling.temperature,
             )
         )
         row = rows.stop
@@ -303,13 +351,14 @@ def _cut(
 
 
 @torch.inference_mode()
-def _accuracies(
+def _accuracy(
     folder: Path, environment: Any, sampling: Sampling, prompts: int, split: Any
-) -> dict[str, float]:
+) -> Accuracy:
     engine = NativeEngine(folder)
-    return {
-        name: mean_reward(
-            engine, environment, folder, sampling, prompts=prompts, split=split, greedy=greedy
+    sampled, greedy = (
+        mean_reward(
+            engine, environment, folder, sampling, prompts=prompts, split=split, greedy=greedily
         )
-        for name, greedy in (("sampled", False), ("greedy", True))
-    }
+        for greedily in (False, True)
+    )
+    return Accuracy(sampled=sampled, greedy=greedy)

@@ -27,8 +27,9 @@ from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.packing import Scorer, fastest_attention, lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.schedule import learning_rate
-from peers.trainer.learning.sharding import Sharding, shard
+from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
+from swarm.jobs import Sharding
 from swarm.messages import Optimiser
 from swarm.rollouts.seeds import digest
 

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
@@ -191,6 +191,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     patience_seconds: ClassVar[float]
     """The call is given up after this long without progress."""
+
+
+def job_type(method: Callable[..., Any]) -> type[Job]:
+    """The kind of job that a service's method takes."""
+    kind: type[Job] = get_type_hints(method)["job"]
+    return kind
 
 
 class Child(Protocol):

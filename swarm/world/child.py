@@ -16,13 +16,14 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 import trio
 
 from swarm import defaults
 from swarm.errors import UserError
+from swarm.world import job_type
 
 _PR_SET_PDEATHSIG = 1
 
@@ -149,8 +150,7 @@ def _call(service: Any, method: str, arguments: dict[str, Any]) -> bytes:
         raise AttributeError(f"{method} is no public method")
     function = getattr(service, method)
     if inspect.iscoroutinefunction(function):
-        kind = get_type_hints(function)["job"]
-        result = trio.run(function, msgspec.convert(arguments["job"], kind))
+        result = trio.run(function, msgspec.convert(arguments["job"], job_type(function)))
     else:
         result = function(**arguments)
     frame = encode([True, result])

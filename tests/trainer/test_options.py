@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from peers.trainer.alarms import Limits
-from peers.trainer.learning.sharding import Sharding
 from peers.trainer.options import TrainerOptions, trainer_options
 from swarm.errors import UserError
+from swarm.jobs import Sharding
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_other_roles_options_are_not_its_business() -> None:
     found = trainer_options({"trainer.model": "base", "inference.fault": "x"})
     assert found == TrainerOptions(model="base")
     assert found.limits == Limits()
-    assert Sharding(**found.sharding) == Sharding()
+    assert found.sharding == Sharding()

@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,8 @@ from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.ranks import Place, RankError, Ranks, follow, lead
 from swarm.app.local_peers import free_ports
 from swarm.errors import UserError
+from swarm.jobs import Done, EndTraining
+from swarm.world import Job
 from tests.trainer.ranks_harness import run_ranks
 
 
@@ -72,28 +75,39 @@ def test_sums_and_errors_cross_ranks(tmp_path: Path) -> None:
 # --- a lead and a follower -----------------------------------------------------------------------
 
 
+class Add(Job, frozen=True, kw_only=True):
+    patience_seconds: ClassVar[float] = 60.0
+    numbers: tuple[float, float] = (0.0, 0.0)
+
+
+class Die(Job, frozen=True, kw_only=True):
+    patience_seconds: ClassVar[float] = 60.0
+    rank: int
+    how: str
+
+
 class Adder:
     """A service whose every call is a collective."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
-    def add(self, numbers: list[float]) -> dict[str, float]:
-        return {"sum": self._ranks.sum([numbers[self._ranks.rank]])[0]}
+    async def add(self, job: Add) -> float:
+        return self._ranks.sum([job.numbers[self._ranks.rank]])[0]
 
-    def refuse(self) -> dict[str, float]:
+    async def refuse(self, job: Add) -> float:
         raise ValueError("on every rank alike")
 
-    def die(self, rank: int, how: str) -> dict[str, float]:
-        if self._ranks.rank == rank:
-            if how == "killed":
+    async def die(self, job: Die) -> float:
+        if self._ranks.rank == job.rank:
+            if job.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise MemoryError("out of memory")
-        return self.add([0.0, 0.0])
+        return await self.add(Add())
 
 
 def two_processes(
-    monkeypatch: pytest.MonkeyPatch, work: Callable[[Any], Any]
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[Any], Awaitable[Any]]
 ) -> tuple[Any, int | None]:
     """`work(lead)` in rank 0 and its result, with a follower beside it; the follower's status."""
     (port,) = free_ports(1)
@@ -109,7 +123,7 @@ def two_processes(
                 follow(Adder)
             else:
                 try:
-                    theirs.send(work(lead(Adder)))
+                    theirs.send(trio.run(work, lead(Adder)))
                 except Exception as error:
                     theirs.send(error)
         finally:
@@ -130,16 +144,16 @@ def two_processes(
 def test_the_lead_and_its_follower_do_the_same_until_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def work(service: Any) -> list[Any]:
-        said = [service.add(numbers=[1.0, 2.0])]
+    async def work(service: Any) -> list[Any]:
+        said = [await service.add(Add(numbers=(1.0, 2.0)))]
         with pytest.raises(ValueError, match="on every rank alike"):
-            service.refuse()
-        said.append(service.add(numbers=[3.0, 4.0]))
-        said.append(service.end())
+            await service.refuse(Add())
+        said.append(await service.add(Add(numbers=(3.0, 4.0))))
+        said.append(await service.end(EndTraining()))
         return said
 
     result, status = two_processes(monkeypatch, work)
-    assert result == [{"sum": 3.0}, {"sum": 7.0}, {}]
+    assert result == [3.0, 7.0, Done()]
     assert status == 0
 
 
@@ -154,6 +168,6 @@ def test_the_lead_and_its_follower_do_the_same_until_the_end(
 def test_who_died_is_named(monkeypatch: pytest.MonkeyPatch, how: str, words: str) -> None:
     monkeypatch.setattr(ranks_module, "SILENT_SECONDS", 3.0)
     monkeypatch.setattr(ranks_module, "COLLECTIVE_SECONDS", 30.0)
-    result, _ = two_processes(monkeypatch, lambda service: service.die(rank=1, how=how))
+    result, _ = two_processes(monkeypatch, lambda service: service.die(Die(rank=1, how=how)))
     assert isinstance(result, RankError), result
     assert re.fullmatch(words, str(result)), result

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
+import trio
 from blake3 import blake3
 
 from peers.demo import ENVIRONMENT, SAMPLING
@@ -23,6 +23,23 @@ from peers.trainer.options import Attention
 from peers.trainer.service import TrainerService
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
+from swarm.jobs import (
+    AcceptedSubmission,
+    Accuracy,
+    BeginSave,
+    Done,
+    Evaluate,
+    Evaluated,
+    Export,
+    FinishSave,
+    Follow,
+    Lessons,
+    Resume,
+    Resumed,
+    StartTraining,
+    Trained,
+    TrainStep,
+)
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
@@ -30,22 +47,34 @@ from swarm.rollouts.submission_file import Header, write
 REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
 
 
-def run_arguments(base: Path) -> dict[str, Any]:
-    objective = Objective(kl_coefficient=0, entropy_coefficient=0)
-    return {
-        "model": str(base),
-        "objective": msgspec.structs.asdict(objective),
-        "optimiser": msgspec.structs.asdict(Optimiser(learning_rate=1e-3)),
-        "schedule": msgspec.structs.asdict(Schedule(steps=4, groups_per_step=2)),
-        "sampling": msgspec.structs.asdict(SAMPLING),
-        "environments": [ENVIRONMENT],
-        "seed": 0,
-    }
+def start(base: Path, **changes: Any) -> StartTraining:
+    job = StartTraining(
+        model=str(base),
+        lessons=Lessons(
+            objective=Objective(kl_coefficient=0, entropy_coefficient=0),
+            optimiser=Optimiser(learning_rate=1e-3),
+            schedule=Schedule(steps=4, groups_per_step=2),
+            sampling=SAMPLING,
+        ),
+        environments=[ENVIRONMENT],
+        seed=0,
+    )
+    return msgspec.structs.replace(job, **changes)
+
+
+def started(base: Path) -> TrainerService:
+    service = TrainerService()
+    assert trio.run(service.start, start(base)) == Done()
+    return service
+
+
+def train(service: TrainerService, step: int, *submissions: AcceptedSubmission) -> Trained:
+    return trio.run(service.train, TrainStep(step=step, submissions=list(submissions)))
 
 
 def submission(
     base: Path, path: Path, policy: int, sampling: Sampling = SAMPLING
-) -> dict[str, Any]:
+) -> AcceptedSubmission:
     """A file of 2 groups × 3, sampled by the engine, as a worker writes it."""
     prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
     rows = [prompt for prompt in prompts for _ in range(3)]
@@ -80,31 +109,34 @@ def submission(
         engine="native",
     )
     digest, _ = write(path, rollouts, header)
-    return {"digest": digest.hex(), "path": str(path), "policy": policy, "rewards": REWARDS}
-
-
-def crossed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The value after its way over a child's pipe."""
-    result: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
-    return result
+    return AcceptedSubmission(
+        digest=digest,
+        path=str(path),
+        policy=policy,
+        rewards=REWARDS,
+        sampling=sampling,
+        kept=[True, True],
+    )
 
 
 def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
     base: Path, tmp_path: Path
 ) -> None:
-    service = TrainerService()
-    service.start(**crossed(run_arguments(base)))
+    service = started(base)
     names = ["good", "missing", "other", "garbage", "policy", "rewards"]
     made = {name: submission(base, tmp_path / name, policy=0) for name in names}
     (tmp_path / "missing").unlink()
     (tmp_path / "other").write_bytes((tmp_path / "good").read_bytes() + b"!")
     (tmp_path / "garbage").write_bytes(b"garbage")
-    made["garbage"]["digest"] = blake3(b"garbage").hexdigest()
-    made["policy"]["policy"] = 7
-    made["rewards"]["rewards"] = [*REWARDS, [0.0]]
-    found = crossed(service.train(**crossed({"step": 0, "submissions": list(made.values())})))
-    reasons = {names[index]: reason for index, reason in found.pop("unreadable")}
-    assert (found, list(reasons)) == ({}, names[1:])
+    for name, change in {
+        "garbage": {"digest": blake3(b"garbage").digest()},
+        "policy": {"policy": 7},
+        "rewards": {"rewards": [*REWARDS, [0.0]]},
+    }.items():
+        made[name] = msgspec.structs.replace(made[name], **change)
+    found = train(service, 0, *made.values())
+    reasons = {names[each.index]: each.reason for each in found.unreadable}
+    assert (found.figures, found.outcomes, list(reasons)) == ({}, [], names[1:])
     for name, words in {
         "missing": "No such file",
         "other": "its hash differs",
@@ -113,51 +145,46 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
         "rewards": "7 rewards for 6 completions",
     }.items():
         assert words in reasons[name], reasons
-    assert service.train(**crossed({"step": 0, "submissions": [made["good"]]}))["groups"] == 2
+    assert train(service, 0, made["good"]).figures["groups"] == 2
 
 
 def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: Path) -> None:
-    service = TrainerService()
-    assert service.start(**crossed(run_arguments(base))) == {"step": 0}
+    service = started(base)
     given = submission(base, tmp_path / "a", policy=0)
-    first = crossed(service.train(**crossed({"step": 0, "submissions": [given]})))
-    assert first["outcomes"] == [["consumed", "zero-advantage"]]
-    assert first["reward"] == pytest.approx(4 / 6)
-    assert first["engine_log_probability_difference"] < 1e-4
-    assert service.export(str(tmp_path / "policy-1")) == {}
-    assert service.begin_save(str(tmp_path / "state")) == service.finish_save() == {}
+    first = train(service, 0, given)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(first), type=Trained) == first
+    assert first.outcomes == [["consumed", "zero-advantage"]]
+    assert first.figures["reward"] == pytest.approx(4 / 6)
+    assert first.figures["engine_log_probability_difference"] < 1e-4
+    trio.run(service.export, Export(folder=str(tmp_path / "policy-1")))
+    trio.run(service.begin_save, BeginSave(folder=str(tmp_path / "state")))
+    trio.run(service.finish_save, FinishSave())
 
     restarted = TrainerService()
-    again = restarted.resume(
-        **crossed(
-            {
-                **run_arguments(base),
-                "folder": str(tmp_path / "state"),
-                "policies": {"0": str(base)},
-            }
-        )
+    again = trio.run(
+        restarted.resume,
+        Resume(start=start(base), folder=str(tmp_path / "state"), policies={0: str(base)}),
     )
-    assert again == {"step": 1, "consumed": [given["digest"]]}
+    assert again == Resumed(step=1, consumed=[given.digest])
     second = submission(base, tmp_path / "b", policy=0)
     for each in (service, restarted):
-        each.train(step=1, submissions=[second])
-    service.export(str(tmp_path / "through"))
-    restarted.export(str(tmp_path / "resumed"))
+        train(each, 1, second)
+    trio.run(service.export, Export(folder=str(tmp_path / "through")))
+    trio.run(restarted.export, Export(folder=str(tmp_path / "resumed")))
     weights = [
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "resumed")
     ]
     assert weights[0] == weights[1]
     assert weights[0] != (tmp_path / "policy-1" / "model.safetensors").read_bytes()
-    assert crossed(restarted.evaluate(str(tmp_path / "resumed"), 8, "held_out")) == {
-        "sampled": 0,
-        "greedy": 0,
-        "environments": {"sort-digits": {"sampled": 0, "greedy": 0}},
-    }
+    evaluate = Evaluate(folder=str(tmp_path / "resumed"), prompts=8, split="held_out")
+    assert trio.run(restarted.evaluate, evaluate) == Evaluated(
+        sampled=0, greedy=0, environments={"sort-digits": Accuracy(sampled=0, greedy=0)}
+    )
 
 
 def test_nothing_before_start() -> None:
     with pytest.raises(ValueError, match="start or resume"):
-        TrainerService().train(step=0, submissions=[])
+        train(TrainerService(), 0)
 
 
 class Recording(SortDigits):
@@ -243,8 +270,8 @@ def test_an_attention_that_the_device_cannot_train_with_is_refused(base: Path) -
         pytest.skip("a GPU has all of them")
     service = TrainerService()
     with pytest.raises(UserError, match="flex_attention has no backward pass"):
-        service.start(**run_arguments(base), attention="flex_attention")
-    service.start(**run_arguments(base), attention="eager")
+        trio.run(service.start, start(base, attention="flex_attention"))
+    trio.run(service.start, start(base, attention="eager"))
 
 
 def test_the_attentions_of_the_options_are_those_of_the_packer() -> None:
@@ -253,18 +280,18 @@ def test_the_attentions_of_the_options_are_those_of_the_packer() -> None:
 
 def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_path: Path) -> None:
     """Each is scored at the temperature, and read within the length limit, of its own."""
-    service = TrainerService()
-    arguments = run_arguments(base)
-    service.start(**crossed(arguments))
+    service = started(base)
     cooler = msgspec.structs.replace(SAMPLING, temperature=0.5, max_new_tokens=12)
-    submissions = []
-    for number, sampling in enumerate((SAMPLING, cooler)):
-        made = submission(base, tmp_path / str(number), 0, sampling)
-        submissions.append(made | {"sampling": msgspec.structs.asdict(sampling)})
-    changed = {name: arguments[name] for name in ("objective", "optimiser", "schedule")}
-    changed["sampling"] = msgspec.structs.asdict(cooler)
-    changed["optimiser"] = changed["optimiser"] | {"learning_rate": 1e-4, "warmup_steps": 0}
-    assert service.follow(**crossed(changed)) == {}
-    found = service.train(**crossed({"step": 0, "submissions": submissions}))
+    submissions = [
+        submission(base, tmp_path / str(number), 0, sampling)
+        for number, sampling in enumerate((SAMPLING, cooler))
+    ]
+    lessons = msgspec.structs.replace(
+        start(base).lessons,
+        sampling=cooler,
+        optimiser=Optimiser(learning_rate=1e-4, warmup_steps=0),
+    )
+    trio.run(service.follow, Follow(lessons=lessons))
+    found = train(service, 0, *submissions).figures
     assert found["learning_rate"] == pytest.approx(1e-4)
     assert found["groups"] == 4 and found["engine_log_probability_difference"] < 1e-4

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import filtering, length
 from benchmarks.clipping import collapsed
 from benchmarks.study import Curve, Variant, band, learn
-from peers.trainer.service import TrainerService
+from peers.trainer.service import prepare_base
 
 
 def test_a_policy_that_was_twice_as_good_has_collapsed() -> None:
@@ -31,7 +31,7 @@ def test_a_band_is_mean_least_and_most_over_seeds() -> None:
 
 @pytest.mark.slow
 def test_staler_rollouts_weigh_less_evenly(tmp_path: Path) -> None:
-    TrainerService().prepare_base(str(tmp_path / "base"), 0)
+    prepare_base(tmp_path / "base", 0)
     shares = []
     for staleness in (0, 6):
         curve = learn(tmp_path / "base", 0, Variant(staleness=staleness, steps=14))

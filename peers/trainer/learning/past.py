@@ -11,7 +11,8 @@ from torch import Tensor
 from peers.trainer.learning.packing import Rows, Scorer
 from peers.trainer.learning.policy import Weights
 from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.sharding import Sharding, assign, rest, shard
+from peers.trainer.learning.sharding import assign, rest, shard
+from swarm.jobs import Sharding
 
 
 class PastPolicies:

@@ -9,13 +9,14 @@ silent or ends by an error: torch's collectives alone would wait for it in vain.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -23,10 +24,13 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 import torch.distributed
+import trio
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swarm.errors import SwarmError, UserError
+from swarm.jobs import Done, EndTraining
+from swarm.world import Job, job_type
 
 dist: Any = torch.distributed  # declares too few of its names
 Store = Any
@@ -198,18 +202,18 @@ class _Commands:
         self._store, self._place = store, place
         self._next = 0
 
-    def give(self, method: str, arguments: Mapping[str, Any]) -> None:
-        self._store.set(f"command/{self._next}", msgspec.msgpack.encode([method, dict(arguments)]))
+    def give(self, method: str, job: Job) -> None:
+        self._store.set(f"command/{self._next}", msgspec.msgpack.encode([method, job]))
         self._next += 1
 
-    def take(self) -> tuple[str, dict[str, Any]]:
+    def take(self) -> tuple[str, msgspec.Raw]:
         """The next command. While rank 0 lives it may take for ever: it waits for rollouts."""
         key = f"command/{self._next}"
         raw = _wait_for(self._store, key)
         self._next += 1
         if self._next % self._place.world == self._place.rank:  # once is enough
             self._store.delete_key(f"command/{self._next - 10 * self._place.world}")
-        return msgspec.msgpack.decode(raw, type=tuple[str, dict[str, Any]])
+        return msgspec.msgpack.decode(raw, type=tuple[str, msgspec.Raw])
 
 
 def _wait_for(store: Store, key: str, deadline_seconds: float | None = None) -> bytes:
@@ -230,30 +234,34 @@ class Lead:
 
     def __init__(self, service: Any, commands: _Commands, watch: _Watch) -> None:
         self._service, self._commands, self._watch = service, commands, watch
+        self._turn = trio.Lock()
+        """Calls are done in the order in which the other ranks get them."""
 
-    def __getattr__(self, method: str) -> Callable[..., dict[str, Any]]:
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         if method.startswith("_"):
             raise AttributeError(method)
         function = getattr(self._service, method)
 
-        def call(**arguments: Any) -> dict[str, Any]:
-            self._commands.give(method, arguments)
-            try:
-                result: dict[str, Any] = function(**arguments)
-            except (UserError, ValueError, RankError):
-                raise  # all ranks alike
-            except RuntimeError as error:
-                # A collective broke off: most often because a rank is gone.
-                raise RankError(self._watch.culprit() or str(error)) from error
-            return result
+        @functools.wraps(function)
+        async def call(job: Job) -> Any:
+            async with self._turn:
+                self._commands.give(method, job)
+                try:
+                    return await function(job)
+                except (UserError, ValueError, RankError):
+                    raise  # all ranks alike
+                except RuntimeError as error:
+                    # A collective broke off: most often because a rank is gone.
+                    culprit = await trio.to_thread.run_sync(self._watch.culprit)
+                    raise RankError(culprit or str(error)) from error
 
         return call
 
-    def end(self) -> dict[str, Any]:
-        """The run is over: let the other ranks end."""
-        self._commands.give("end", {})
+    async def end(self, job: EndTraining) -> Done:
+        """Let the other ranks end: the run is over."""
+        self._commands.give("end", job)
         self._watch.leave("")
-        return {}
+        return Done()
 
 
 def lead(make: Callable[[Ranks], Any]) -> Any:
@@ -275,12 +283,13 @@ def follow(make: Callable[[Ranks], Any]) -> None:
     service = make(ranks)
     commands = _Commands(store, place)
     while True:
-        method, arguments = commands.take()
+        method, raw = commands.take()
         if method == "end":
             watch.leave("")
             return
         try:
-            getattr(service, method)(**arguments)
+            function = getattr(service, method)
+            trio.run(function, msgspec.msgpack.decode(raw, type=job_type(function)))
         except (UserError, ValueError, RankError) as error:
             print(f"rank {place.rank}: {method}: {error}", file=sys.stderr, flush=True)
         except RuntimeError as error:

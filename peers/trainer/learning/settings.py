@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from peers.trainer.learning import schedule as schedules
 from peers.trainer.learning.objective import check
-from peers.trainer.learning.sharding import Sharding
+from swarm.jobs import Sharding
 from swarm.messages import Objective, Optimiser, Schedule
 
 

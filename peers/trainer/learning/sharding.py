@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,20 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from peers.trainer.learning.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """How the policy lies in memory."""
-
-    replicas: int = 1
-    """Whole copies of the policy among the ranks; each is spread over the ranks it has."""
-    mixed_precision: bool = False
-    """Compute in bf16; gradients are reduced and weights kept in fp32."""
-    activation_checkpointing: bool = False
-    """Keep only the layers' inputs, and compute the rest again on the way back."""
-    cpu_offload: bool = False
-    """Keep weights, gradients and optimiser in the main memory."""
+from swarm.jobs import Sharding
 
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
