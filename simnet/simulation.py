@@ -371,6 +371,7 @@ class Simulation:
         groups_per_submission: int = 4,
         limits: Limits | None = None,
         filters: Filters | None = None,
+        accuracy_max: float = 1.0,
         broadcast_mode: Literal["open", "relay-only"] = "open",
         admissions: Admissions | None = None,
     ) -> Envelope:
@@ -382,7 +383,12 @@ class Simulation:
             model="simulated",
             tokenizer_hash=TOKENIZER_HASH,
             environments=[
-                EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
+                EnvironmentReference(
+                    name="simulated",
+                    version="1",
+                    probe_hash=PROBE_HASH,
+                    accuracy_max=accuracy_max,
+                )
             ],
             sampling=Sampling(
                 temperature=1.0,

@@ -20,7 +20,7 @@ BATCH = 8
 
 
 def train(
-    filters: Filters, *, workers: int, reward: float
+    filters: Filters, *, workers: int, reward: float, accuracy_max: float = 1.0
 ) -> tuple[list[tuple[float, Event]], list[Consumed]]:
     """A whole run whose completions are right with a probability of `reward`.
 
@@ -46,6 +46,7 @@ def train(
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=["v0"], steps=STEPS,
                 groups_per_step=BATCH, max_new_tokens=256, filters=filters,
+                accuracy_max=accuracy_max,
             )  # fmt: skip
             options = {"trainer.model": "simulated"}
             plans = [
@@ -110,7 +111,7 @@ def test_a_batch_that_cannot_be_filled_is_trained_on_after_its_deadline() -> Non
 
 def test_every_accepted_group_ends_in_the_log() -> None:
     """Consumed, carried, zero-advantage or stale, and each submission once."""
-    heard, entries = train(Filters(accuracy_max=0.3), workers=3, reward=0.2)
+    heard, entries = train(Filters(), workers=3, reward=0.2, accuracy_max=0.3)
     assert len({entry.submission for entry in entries}) == len(entries)
     outcomes = Counter(outcome for entry in entries for outcome in entry.outcomes)
     assert set(outcomes) <= {"consumed", "zero-advantage", "stale", "carried"}
