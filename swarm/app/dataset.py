@@ -1,7 +1,7 @@
-"""`swarm dataset filter`: keep the tasks that a policy solves neither never nor always.
+"""`swarm dataset filter`: keep the tasks that a policy solves sometimes.
 
-The results are a file of JSON lines: first the facts that they depend on, then a line per task,
-in order. A line is written whole, so a run that was interrupted goes on where it stopped.
+The results are a file of JSON lines: first the facts that they depend on, then one line per task,
+in order. Lines are written whole, so an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Filtering:
-    """What is asked for; all of it stands in the file's first line."""
+    """Settings of one run; the file's first line records all of them."""
 
     policy: Path
     environment: str
@@ -43,7 +43,7 @@ class Filtering:
 
 @dataclass
 class Progress:
-    """How far it is: tasks tried and tasks kept."""
+    """Counts of tasks tried and tasks kept."""
 
     tried: int = 0
     kept: int = 0
@@ -51,7 +51,7 @@ class Progress:
 
 
 def parse_bounds(text: str) -> tuple[float, float]:
-    """`0.125:0.5` as its two shares; raises `UserError`."""
+    """Read two shares in order, like `0.125:0.5`; raises `UserError`."""
     low, _, high = text.partition(":")
     try:
         bounds = float(low), float(high)
@@ -63,7 +63,7 @@ def parse_bounds(text: str) -> tuple[float, float]:
 
 
 async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], None]) -> Progress:
-    """Try the tasks and write `out`, going on with what stands in it; raises `UserError`."""
+    """Try the tasks and write `out`, resuming an existing file; raises `UserError`."""
     async with LocalCompute().child(
         SERVICE,
         name="dataset filter",
@@ -76,7 +76,7 @@ async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], 
         facts = await child.call("facts", {}, deadline_seconds=CALL_SECONDS_MAX)
         head = {"format": FORMAT, **asdict(wanted), **facts}
         del head["tasks"]  # more may be tried later
-        progress, prompts = _go_on(out, head)
+        progress, prompts = _resume(out, head)
         progress.total = wanted.tasks
         with out.open("a", encoding="utf-8") as file:
             while progress.tried < wanted.tasks:
@@ -114,8 +114,8 @@ async def _measure(
     return rows
 
 
-def _go_on(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
-    """What stands in the file; makes it when there is none, drops a line that was cut short."""
+def _resume(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
+    """Read the results so far; start the file if there is none, and drop an incomplete line."""
     progress = Progress()
     prompts: set[str] = set()
     expected = json.dumps(head, default=str, sort_keys=True)

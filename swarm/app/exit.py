@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and the sentence for what went wrong."""
+"""The end of a command: its exit status, and one sentence for an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MACHINE_ERRORS = frozenset(
 
 
 def finish(work: Callable[[], int | None]) -> None:
-    """Do a command's work; every error it may raise is one sentence and a status other than 0."""
+    """Do a command's work and exit; an expected error is one sentence and a status other than 0."""
     try:
         status = work()
     except (SwarmError, OSError, BaseExceptionGroup) as error:
@@ -42,7 +42,7 @@ def finish(work: Callable[[], int | None]) -> None:
 
 
 def exit_with(error: BaseException) -> int:
-    """Print what went wrong for the person at the terminal; the exit status to use."""
+    """Print an expected error as one sentence; gives the exit status. Raises any other error."""
     mistake = user_error_in(error)
     if mistake is not None:
         print(f"error: {printable_lines(str(mistake))}", file=sys.stderr)
@@ -56,7 +56,7 @@ def exit_with(error: BaseException) -> int:
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether the machine lacks something, rather than this program."""
+    """Whether the machine refuses something: a full disk, a missing right."""
     return isinstance(error, OSError) and error.errno in _MACHINE_ERRORS
 
 

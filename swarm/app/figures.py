@@ -1,4 +1,4 @@
-"""How figures, roles and states look on the screen."""
+"""Formats and colours of figures, roles and states on the screen."""
 
 from __future__ import annotations
 

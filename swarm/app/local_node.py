@@ -24,8 +24,8 @@ from swarm.world.machine import Machine
 
 @asynccontextmanager
 async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
-    """A node on the real network, from settings; raises `UserError` before anything is started
-    where a setting is wrong."""
+    """Open a node on the real network; raises `UserError` for a wrong setting before it starts
+    anything."""
     for address in settings.bootstrap:
         require_peer(address)
     for address in settings.listen:
@@ -73,7 +73,7 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
 
 @contextmanager
 def _used_home(home: Path, roles: Sequence[str]) -> Iterator[None]:
-    """The home made and locked; raises `UserError`."""
+    """Make and lock the home; raises `UserError`."""
     with ExitStack() as stack:
         try:
             make_home(home)

@@ -1,4 +1,4 @@
-"""Peers as processes of this machine: ports, settings files and command lines."""
+"""Peers that run as processes of this machine: ports, settings files and command lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.identity import Identity
 
 @dataclass
 class LocalPeer:
-    """One peer on loopback: who it is and where it listens, the same after every restart."""
+    """One peer on loopback, with an identity and ports that outlast restarts."""
 
     name: str
     role: str
@@ -23,7 +23,7 @@ class LocalPeer:
     port: int
     bulk_port: int
     arguments: list[str] = field(default_factory=list)
-    """Beyond role, home and ports."""
+    """Command-line arguments beyond role, home and ports."""
 
     @property
     def multiaddr(self) -> str:
@@ -46,7 +46,7 @@ class LocalPeer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct TCP ports of loopback that were free a moment ago."""
+    """Find distinct TCP ports of loopback that are free at this moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -58,6 +58,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def write_config(path: Path, options: Mapping[str, str | int | float | bool]) -> None:
-    """A peer's TOML settings with `[options]`. JSON's scalars are valid TOML."""
+    """Write a peer's TOML settings with `[options]`. JSON's scalars are valid TOML."""
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in options.items()]
     path.write_text("[options]\n" + "\n".join(lines) + "\n", encoding="utf-8")

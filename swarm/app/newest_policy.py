@@ -24,15 +24,15 @@ async def from_peers(
     deadline: float,
     progress: Progress = lambda done, total: None,
 ) -> Held:
-    """Fetch the newest policy of a run into the folder `out`, as one of the run's observers; none
-    but that of manifest `digest`, if given.
+    """Fetch the newest policy of a run into the folder `out`, as one of the run's observers.
 
+    With `digest`, raises `UserError` unless that policy's manifest has this digest.
     `deadline` is in seconds. Raises `UserError` and what `Policies.fetch` raises.
     """
     check_out(out)
     with writing(out) as disk:
         held = await _newest_policy(partial_of(out), bootstrap, run, digest, deadline, progress)
-        # Out of the deadline: all is here, however long the disk takes.
+        # The deadline is for the network: moving complete files may take longer.
         await move_out(disk, held, out)
         return held
 
@@ -45,7 +45,7 @@ async def _newest_policy(
     deadline: float,
     progress: Progress,
 ) -> Held:
-    """The newest policy of a run, complete in the store of a peer at `home`."""
+    """Fetch the newest policy of a run into the store of a peer at `home`."""
     held: Held | None = None
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
@@ -62,7 +62,7 @@ async def _newest_policy(
                         f"{digest.hex()[:12]}…; leave --manifest out to take that one, or fetch "
                         "the other from a mirror"
                     )
-                # From here the fetch keeps the deadline: it says whom it waited for.
+                # The fetch has its own deadline, and its error names the peers it waited for.
                 left = math.ceil(scope.deadline - trio.current_time())
                 scope.deadline = math.inf
                 await peer.policies.fetch(

@@ -1,7 +1,7 @@
-"""What somebody who takes no part can learn of a run: its state, and one peer's record.
+"""A run seen from outside: its status, and one peer's record.
 
-The trusted peers are asked over the ledger protocol, all at once. Nobody has to admit whoever
-looks on, and all that the answers hold is checked as if it had come by gossip.
+All trusted peers are asked at once, over the ledger protocol. It needs no admission, and checks the
+answers as if they had come by gossip.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from swarm.run.run import Run
 StateT = TypeVar("StateT", Checkpoint, StepOrder)
 
 STATUS_SECONDS_MAX = 12.0
-"""For one trusted peer to be found, reached and heard."""
+"""Deadline for finding, reaching and asking one trusted peer."""
 
 STATUS_PATIENCE_SECONDS = 0.5
-"""For the others once one has answered: each knows what the others have told it."""
+"""Wait for the others after the first answer: each knows most of what the others know."""
 
 
 @dataclass
 class RunStatus:
-    """How far a run is, and who is there, as trusted peers say."""
+    """A run's progress and its peers, as trusted peers report them."""
 
     run: Run
     checkpoint: Checkpoint | None = None
     order: StepOrder | None = None
     present: dict[str, Present] = field(default_factory=dict)
-    """By peer id, the freshest word on each."""
+    """Latest report on each peer, by peer id."""
 
     def learn(self, status: Status) -> None:
-        """Take one trusted peer's answer, as far as it is signed by whom it must be."""
+        """Merge one trusted peer's answer, without envelopes that the wrong peer signed."""
         for raw in status.envelopes:
             try:
                 self._take(open_envelope(raw))
@@ -68,7 +68,7 @@ def _newest(held: StateT | None, other: StateT) -> StateT:
 
 
 async def status_of(node: Node, run: Run) -> RunStatus:
-    """What the trusted peers of a run say of it; raises `PeerError` when none answers in time."""
+    """Ask a run's trusted peers for its status; raises `PeerError` when none answers in time."""
     status = RunStatus(run)
     problems: list[str] = []
     with trio.move_on_after(STATUS_SECONDS_MAX) as patience:
@@ -91,18 +91,18 @@ async def status_of(node: Node, run: Run) -> RunStatus:
 
 @dataclass
 class Record:
-    """What the trusted peers hold about one worker."""
+    """Receipts and eviction of one worker, from all trusted peers."""
 
     receipts: list[Receipt] = field(default_factory=list)
-    """By validator in the manifest's order, then in the order of the log."""
+    """In the manifest's order of validators, then in the order of each log."""
     eviction: Eviction | None = None
-    """The one in force."""
+    """The eviction in force."""
     problems: list[str] = field(default_factory=list)
-    """Who could not be asked, and why."""
+    """One sentence per trusted peer that did not answer."""
 
 
 async def record_of(node: Node, run: Run, worker: str) -> Record:
-    """One worker's receipts, each proven to be in its validator's log, and its eviction."""
+    """Collect one worker's eviction and receipts, each proven to be in its validator's log."""
     record = Record()
     receipts: dict[str, list[Receipt]] = {}
 

@@ -13,18 +13,18 @@ Bootstrap = Annotated[
     list[str] | None,
     typer.Option(
         "--bootstrap",
-        help="Multiaddr of a peer that knows the network; repeatable. Without it, the one that a "
+        help="Multiaddr of a peer in the network; repeatable. Default: the address that a "
         "peer with the default --home last joined through.",
     ),
 ]
 WhichRun = Annotated[
-    str | None, typer.Option("--run", help="Which run, if the peer knows several: id or name.")
+    str | None, typer.Option("--run", help="Id or name of the run, if there are several.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 TokenizerFolder = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with tokenizer.json and config.json; the model's, if it is a folder here."
+        help="Folder with tokenizer.json and config.json; default: the model, if it is a folder."
     ),
 ]
 

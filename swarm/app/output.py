@@ -12,7 +12,7 @@ from swarm.errors import UserError
 from swarm.strict_json import to_json
 
 STANDARD_OUTPUT = Path("-")
-"""As the file of an option: print it, and say everything else on standard error."""
+"""File name that means standard output; everything else then goes to standard error."""
 
 
 def plain(value: Any) -> Any:
@@ -43,7 +43,7 @@ def write_json(option: str, told: Any, path: Path) -> None:
 
 
 def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise `UserError` if a file could not be written at the end: before any work is done."""
+    """Raise `UserError`, before any work is done, if a file could not be written at the end."""
     if path is None or (path == STANDARD_OUTPUT and not suffixes):
         return
     if suffixes and path.suffix.lower() not in suffixes:

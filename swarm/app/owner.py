@@ -21,16 +21,16 @@ from swarm.settings import PeerSettings
 
 @dataclass(frozen=True)
 class OwnersFiles:
-    """The files that a run is signed from and to."""
+    """Files from which and to which a run is signed."""
 
     description: Path
-    """TOML."""
+    """TOML file."""
     manifest: Path
-    """Signed; written anew with each version."""
+    """Signed manifest; each version replaces it."""
     key: Path | None
-    """The owner's; None is the one in the default home."""
+    """Key of the owner; None stands for the one in the default home."""
     tokenizer: Path | None
-    """Folder with `tokenizer.json` and `config.json`; None is the model's."""
+    """Folder with `tokenizer.json` and `config.json`; None stands for the model."""
 
 
 def create_run(files: OwnersFiles) -> None:

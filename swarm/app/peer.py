@@ -25,7 +25,7 @@ from swarm.untrusted import PrintableFormatter
 
 
 class Earned:
-    """A sink that adds up what the receipts of this process say."""
+    """Event sink that adds up the receipts of this process."""
 
     def __init__(self) -> None:
         self.submissions = Counter[str]()
@@ -38,20 +38,20 @@ class Earned:
             self._groups += event.fields["groups"]
             self._completions += event.fields["completions"]
 
-    def told(self) -> dict[str, int]:
-        """Submissions by outcome; groups and completions that are credited."""
+    def totals(self) -> dict[str, int]:
+        """Submissions by outcome, and the groups and completions credited."""
         outcomes = {name: self.submissions[name] for name in ("accepted", "refused", "quarantined")}
         return {**outcomes, "groups": self._groups, "completions": self._completions}
 
 
 async def run_peer(settings: PeerSettings) -> None:
-    """Be a peer until cancelled, or until every role's work is over."""
-    roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
-    if not settings.role:
-        raise UserError("no role given; use --role inference, for example")
+    """Run a peer until cancelled, or until every role's work is over."""
     for name in settings.role:
         if name in EXTRA_OF_ROLE:
             require_extra(EXTRA_OF_ROLE[name], f"--role {name}")
+    roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
+    if not settings.role:
+        raise UserError("no role given; use --role inference, for example")
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
     async with open_node(settings) as node:
@@ -61,12 +61,13 @@ async def run_peer(settings: PeerSettings) -> None:
             await take_part(node, roles)
         finally:
             if earned.submissions:
-                node.events.emit("peer.earned", **earned.told())
+                node.events.emit("peer.earned", **earned.totals())
 
 
 def become_rank(names: Sequence[str]) -> None:
-    """Under `torchrun`, ranks above 0 are no peers: one becomes its role's `rank_module`, which
-    takes its orders from rank 0, and never returns from here. Raises `UserError`.
+    """Replace this process by its role's `rank_module` if `torchrun` gave it a rank above 0.
+
+    Only rank 0 is a peer; the others take its orders. Raises `UserError`.
     """
     rank = os.environ.get("RANK", "0")
     if rank == "0":

@@ -1,4 +1,4 @@
-"""A run as its owner describes it in TOML, and the manifest made of it."""
+"""From a run's description in TOML to its unsigned manifest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from swarm.run.toml import describe_run, manifest_from_toml
 
 
 def described(file: Path, tokenizer: Path | None) -> RunManifest:
-    """The manifest that a TOML file describes, checked; warnings go to standard error.
+    """Read and check the run that a TOML file describes; warnings go to standard error.
 
-    Raises `UserError` where nothing could come of the run.
+    Raises `UserError` if the run could not work.
     """
     description = describe_run(file)
     folder = tokenizer or Path(description.model)

@@ -18,18 +18,18 @@ from swarm.messages import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.toml import RunHashes
 
 GRADED_TASKS = 8
-"""Probe tasks of each step looked at whose grades are tried; a grade may be costly."""
+"""Probe tasks per step whose grades are tried; a grade may be costly."""
 
 ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
-"""What no environment likes and any policy may write."""
+"""Completions that any policy may write and an environment must survive."""
 
 DEEP_LAYERS = 12
-"""From so many layers on, honest 16-bit engines may differ by more than the default thresholds:
+"""Layers from which honest 16-bit engines may differ by more than the default thresholds:
 random models of 12 had proofs with 118 exponents that agreed (docs/training.md, Thresholds)."""
 
 
 CALIBRATED = ("proof_exponents_min", "margin_mean_max", "margin_max", "honest_mismatch_rate")
-"""Thresholds of which any other value than the default says that somebody has measured."""
+"""Thresholds that the owner has measured if they differ from their defaults."""
 
 
 def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> RunHashes:

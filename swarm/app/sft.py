@@ -1,6 +1,6 @@
 """`swarm sft`: supervised fine-tuning on this machine, in a child process.
 
-No network is needed; the child is one that the trainer's package provides, found by name.
+It needs no network. The trainer's package provides the child.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from swarm.world.compute import LocalCompute
 
 SERVICE = "peers.trainer.supervised:SftService"
 STEP_SECONDS = 3600.0
-"""Longest a call may take: a step of a large model on a slow machine."""
+"""Deadline of a call: a step of a large model on a slow machine."""
 
 
 @dataclass(frozen=True)
 class SftOptions:
-    """What the command line says."""
+    """Options of the command."""
 
     model: Path
     out: Path
@@ -38,9 +38,10 @@ class SftOptions:
 
 
 async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) -> None:
-    """Fine-tune and write the result; `say` is told of the start, every few steps, and the end.
+    """Fine-tune and write the result; `say` gets an event at the start, every few steps, and
+    at the end.
 
-    Raises `UserError` for what the person can put right.
+    Raises `UserError` for mistakes that the person can fix.
     """
     if (options.data is None) == (options.environment is None):
         raise UserError("give either --data FILE or --environment NAME@VERSION")

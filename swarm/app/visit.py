@@ -1,4 +1,4 @@
-"""Visits to a network: a momentary node that finds a run and joins nothing."""
+"""Short visits to a network: a node that finds a run and does not join it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ async def visit(
     home: Path | None = None,
     looks_on: bool = False,
 ) -> AsyncIterator[tuple[Node, Run]]:
-    """A node that has found a run, without joining it; its key and state are in `home`, or of the
-    moment. `looks_on`: see `find_run`."""
+    """Open a node that has found a run, without joining it.
+
+    Its key and state are in `home`, or in a temporary folder. `looks_on`: see `find_run`.
+    """
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
             role=["observer"],
@@ -38,7 +40,7 @@ async def visit(
 
 
 def last_bootstrap(home: Path | None = None) -> list[str]:
-    """The bootstrap addresses that a peer of this person last joined through."""
+    """Read the bootstrap addresses that the peer in a home last joined through."""
     path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
     try:
         return path.read_text(encoding="utf-8").split()

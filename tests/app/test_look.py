@@ -202,7 +202,7 @@ def test_what_a_peer_earned_is_summed_up() -> None:
         fields = {"outcome": outcome, "groups": groups, "completions": 8 * groups}
         earned(Event("inference.receipt", 0.0, "me", fields))
     stream = io.StringIO()
-    Lines(stream)(Event("peer.earned", 0.0, "me", earned.told()))
+    Lines(stream)(Event("peer.earned", 0.0, "me", earned.totals()))
     assert stream.getvalue().endswith(
         "earned: 72 completions in 9 groups are credited; of the submissions 2 were accepted, "
         "1 refused, 1 quarantined\n"

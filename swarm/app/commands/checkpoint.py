@@ -1,10 +1,10 @@
-"""The commands `swarm checkpoint …`: checkpoints as files, on mirrors, and from a run's peers."""
+"""`swarm checkpoint`: checkpoints as files, on mirrors, and from a run's peers."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ import typer
 
 from swarm.app.exit import finish
 from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import AsJson, WhichRun
 from swarm.app.output import print_json
 from swarm.errors import UserError
 from swarm.untrusted import printable
@@ -26,50 +27,21 @@ app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", n
 Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
 RunName = Annotated[
     str | None,
-    typer.Option("--run", help="Run id in a new manifest; a folder of a peer has its own."),
+    typer.Option("--run", help="Run id for a new manifest; a peer's folder has one already."),
 ]
 Lineage = Annotated[
-    int | None, typer.Option(min=0, max=10**9, help="Lineage in a new manifest (0).")
+    int | None, typer.Option(min=0, max=10**9, help="Lineage for a new manifest (0).")
 ]
-Step = Annotated[int | None, typer.Option(min=0, max=10**9, help="Step in a new manifest (0).")]
+Step = Annotated[int | None, typer.Option(min=0, max=10**9, help="Step for a new manifest (0).")]
 Mirrors = Annotated[
     list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Progress]:
-    """A progress bar on a terminal, silence elsewhere."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @app.command("export")
 def export_command(
     folder: Folder,
-    out: Annotated[Path, typer.Option(help="Where the mirror's files go.")],
+    out: Annotated[Path, typer.Option(help="Folder for the mirror's files.")],
     run: RunName = None,
     lineage: Lineage = None,
     step: Step = None,
@@ -78,17 +50,18 @@ def export_command(
 ) -> None:
     """Write a checkpoint as plain files that any web server or bucket serves.
 
-    Copy them anywhere; `swarm checkpoint fetch http://…` gets them back, every piece checked. An
-    interrupted export goes on where it was.
+    Copy them anywhere; `swarm checkpoint fetch http://…` downloads them and checks every piece. The
+    same command resumes an interrupted export.
     """
 
     def work() -> None:
         import msgspec
 
+        from swarm.app.progress import progress_bar
         from swarm.shardcast import mirror as mirrors
 
         async def export() -> None:
-            with _bar("exporting") as progress:
+            with progress_bar("exporting") as progress:
                 index = await mirrors.export(
                     folder,
                     out,
@@ -114,17 +87,20 @@ def export_command(
 def publish_command(
     folder: Folder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: any.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")
+    ] = 8080,
     uplink_mbps: Annotated[
-        float | None, typer.Option(min=0.001, max=1e6, help="Most to send, in megabits a second.")
+        float | None, typer.Option(min=0.001, max=1e6, help="Upload limit in megabits per second.")
     ] = None,
     run: RunName = None,
     lineage: Lineage = None,
     step: Step = None,
 ) -> None:
-    """Be a mirror of a checkpoint, for everybody, until Ctrl-C. Nothing is copied."""
+    """Serve a checkpoint to everybody, as a mirror, until Ctrl-C. Nothing is copied."""
 
     def work() -> None:
+        from swarm.app.progress import progress_bar
         from swarm.shardcast.mirror import Index, serve
 
         bar = ExitStack()
@@ -149,7 +125,7 @@ def publish_command(
             )
 
         with bar:
-            bar.enter_context(_bar("reading"))
+            bar.enter_context(progress_bar("reading"))
             run_until_interrupted(publish)
 
     finish(work)
@@ -157,80 +133,86 @@ def publish_command(
 
 @app.command("fetch")
 def fetch_command(
-    out: Annotated[Path, typer.Option(help="Folder to be made: a Hugging Face checkpoint.")],
+    out: Annotated[
+        Path, typer.Option(help="New folder for the checkpoint, in Hugging Face layout.")
+    ],
     source: Annotated[
-        str | None, typer.Argument(help="A mirror's address, or a file with a manifest.")
+        str | None, typer.Argument(help="Address of a mirror, or a manifest file.")
     ] = None,
     mirror: Mirrors = None,
     manifest: Annotated[
-        str | None, typer.Option(help="Digest that the manifest must have, in hexadecimal.")
+        str | None, typer.Option(help="Required digest of the manifest, in hexadecimal.")
     ] = None,
     bootstrap: Annotated[
         list[str] | None, typer.Option(help="Multiaddr of a peer: fetch from a run's peers.")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Which run, if there are several.")
-    ] = None,
+    run: WhichRun = None,
     deadline: Annotated[
-        float, typer.Option(min=1, max=1e9, help="Seconds to give up after.")
+        float, typer.Option(min=1, max=1e9, help="Seconds before giving up.")
     ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
 
-    Every piece is checked. What is interrupted goes on when the same command is given again.
+    Every piece is checked. The same command resumes an interrupted download.
     """
 
     def work() -> None:
         from swarm.app.newest_policy import from_peers
+        from swarm.app.progress import progress_bar
 
         digest = _digest(manifest)
-        if bool(source) == bool(bootstrap):
-            raise UserError("give either a mirror's address or manifest file, or --bootstrap")
-        if not source and mirror:
-            raise UserError(
-                "--mirror goes with a mirror's address or a manifest file; leave it out with "
-                "--bootstrap: a run's manifests name their mirrors"
-            )
-        if source and run is not None:
-            raise UserError(
-                f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
-                "checkpoint of one run"
-            )
-        with _bar("fetching") as progress:
-            if not source:
-                held = run_until_interrupted(
-                    partial(
-                        from_peers,
-                        out,
-                        bootstrap,
-                        run=run,
-                        digest=digest,
-                        deadline=deadline,
-                        progress=progress,
-                    )
-                )
-            else:
+        _check_source(source, mirror, bootstrap, run)
+        with progress_bar("fetching") as progress:
+            if source:
                 held = run_until_interrupted(
                     _from_mirrors, out, source, mirror or [], digest, deadline, progress
                 )
-        told = {
-            "folder": str(out),
-            "run": held.manifest.run,
-            "lineage": held.manifest.lineage,
-            "step": held.manifest.step,
-            "bytes": held.manifest.total_bytes,
-            "manifest": held.digest.hex(),
-        }
-        if as_json:
-            print_json(told)
-        else:
-            print(
-                f"{out}: policy {told['step']} of {printable(held.manifest.run)}, "
-                f"{told['bytes']:,} bytes, every piece checked against manifest {told['manifest']}"
-            )
+            else:
+                fetch = partial(from_peers, out, bootstrap, run=run, digest=digest)
+                held = run_until_interrupted(partial(fetch, deadline=deadline, progress=progress))
+        _say_fetched(out, held, as_json=as_json)
 
     finish(work)
+
+
+def _check_source(
+    source: str | None,
+    mirrors: list[str] | None,
+    bootstrap: list[str] | None,
+    run: str | None,
+) -> None:
+    """Raise `UserError` unless the options name one way to fetch."""
+    if bool(source) == bool(bootstrap):
+        raise UserError("give either a mirror's address or manifest file, or --bootstrap")
+    if not source and mirrors:
+        raise UserError(
+            "--mirror goes with a mirror's address or a manifest file; leave it out with "
+            "--bootstrap: a run's manifests name their mirrors"
+        )
+    if source and run is not None:
+        raise UserError(
+            f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
+            "checkpoint of one run"
+        )
+
+
+def _say_fetched(out: Path, held: Held, *, as_json: bool) -> None:
+    fetched = {
+        "folder": str(out),
+        "run": held.manifest.run,
+        "lineage": held.manifest.lineage,
+        "step": held.manifest.step,
+        "bytes": held.manifest.total_bytes,
+        "manifest": held.digest.hex(),
+    }
+    if as_json:
+        print_json(fetched)
+        return
+    print(
+        f"{out}: policy {fetched['step']} of {printable(held.manifest.run)}, "
+        f"{fetched['bytes']:,} bytes, every piece checked against manifest {fetched['manifest']}"
+    )
 
 
 def _digest(text: str | None) -> bytes | None:
@@ -270,13 +252,14 @@ async def _from_mirrors(
 def verify_command(
     folder: Folder,
     manifest: Annotated[
-        Path | None, typer.Option(help="File with the manifest; the folder's own, if it has one.")
+        Path | None, typer.Option(help="Manifest file; default: the one in the folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a folder against its manifest, byte by byte; status 1 when something differs."""
+    """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
 
     def work() -> int:
+        from swarm.app.progress import progress_bar
         from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
         from swarm.shardcast.mirror import read_bounded, verify
 
@@ -290,7 +273,7 @@ def verify_command(
                 f"{path} cannot be read ({error.strerror}); give --manifest FILE"
             ) from error
         try:
-            with _bar("verifying") as progress:
+            with progress_bar("verifying") as progress:
                 problems = run_until_interrupted(verify, folder, blob, progress)
         except BadManifest as error:
             raise UserError(f"{path}: {error}") from error

@@ -19,21 +19,27 @@ app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 @app.command("filter")
 def filter_command(
     policy: Annotated[Path, typer.Option(help="Hugging Face folder of the base policy.")],
-    environment: Annotated[str, typer.Option(help="Where tasks come from, as in a run manifest.")],
-    environment_version: Annotated[str, typer.Option(help="Of the environment.")] = "1",
-    pass_at: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 8,
-    keep: Annotated[str, typer.Option(help="Shares of right attempts to keep.")] = "0.125:0.5",
+    environment: Annotated[
+        str, typer.Option(help="Environment of the tasks, as in a run manifest.")
+    ],
+    environment_version: Annotated[str, typer.Option(help="Version of the environment.")] = "1",
+    pass_at: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
+    keep: Annotated[
+        str, typer.Option(help="Lowest and highest share of right attempts to keep.")
+    ] = "0.125:0.5",
     tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
-    seed: Annotated[int, typer.Option(min=0, help="Which tasks, and the sampling's noise.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Of the sampling.")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the choice of tasks and of the sampling.")
+    ] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
     out: Annotated[
-        Path, typer.Option(help="JSON lines; a file that is there is gone on with.")
+        Path, typer.Option(help="File of JSON lines; an existing one is resumed.")
     ] = Path("filtered.jsonl"),
 ) -> None:
-    """Try tasks with a policy and keep those that it solves neither never nor always.
+    """Try tasks with a policy and keep those that it solves sometimes.
 
-    Interrupt it at will: the same command goes on where it stopped.
+    Interrupt it at will: the same command resumes it.
     """
 
     def work() -> None:

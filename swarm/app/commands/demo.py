@@ -16,15 +16,15 @@ from swarm.errors import UserError
 
 def demo(
     steps: Annotated[int, typer.Option(help="Rollout steps; 250 take about two minutes.")] = 250,
-    peers: Annotated[int, typer.Option(help="Inference peers.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the base policy and the trainer.")] = 0,
+    peers: Annotated[int, typer.Option(help="Number of inference peers.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the base policy and the trainer.")] = 0,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Folder for everything: results, logs, keys and state of the peers."),
+        typer.Option(help="Folder for results, logs, and the peers' keys and state."),
     ] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="Also write the summary here; - prints it."),
+        typer.Option("--json", help="File for the summary as well; - prints it."),
     ] = None,
     cheat: Annotated[
         str | None,
@@ -34,10 +34,10 @@ def demo(
         bool, typer.Option("--plain", help="A line per step instead of the live view.")
     ] = False,
 ) -> None:
-    """Run a whole swarm on this machine: it learns to sort six digits.
+    """Run a whole swarm on this machine, which learns to sort six digits.
 
     One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
-    processes. Results come to ./demo-output (or --keep): the trained policy as a Hugging Face
+    processes. Results go to ./demo-output (or --keep): the trained policy as a Hugging Face
     folder, the reward curve, a summary. Ctrl-C ends everything.
     """
 
@@ -59,13 +59,13 @@ def demo(
             cheat=cheat is not None,
             plain=plain,
         )
-        return trio.run(run_demo, options)  # heeds signals itself
+        return trio.run(run_demo, options)  # it handles signals itself
 
     finish(work)
 
 
 def _seconds_since_start() -> float:
-    """How long this process has run (0 where the system does not say)."""
+    """Seconds that this process has run; 0 where the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])

@@ -13,7 +13,7 @@ from swarm.app.exit import finish
 def show_id(
     home: Annotated[Path, typer.Argument(help="Folder of a peer's keys and state.")],
 ) -> None:
-    """Print the id of the peer in a home; makes its key if there is none yet."""
+    """Print the id of the peer in a home, and make its key if it has none."""
 
     def work() -> None:
         from swarm.identity import load_or_create

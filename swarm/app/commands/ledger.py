@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 def ledger(
     peer: Annotated[
         str | None,
-        typer.Option(help="Id of the peer whose record is wanted; without it, one's own."),
+        typer.Option(help="Id of the peer; default: your own."),
     ] = None,
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    last: Annotated[int, typer.Option(min=0, help="Receipts to list, newest last.")] = 20,
+    last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Credits and receipts of one peer, each proven to be in its validator's signed log."""
+    """Show one peer's credits and receipts, each proven to be in its validator's signed log."""
 
     def work() -> int:
         from swarm.app.visit import last_bootstrap
@@ -45,7 +45,7 @@ def ledger(
 
 
 def _own_id(home: Path) -> str:
-    """The id of the peer whose home this is; raises `UserError` if there is none yet."""
+    """Read the id of the peer in a home; raises `UserError` if it has none."""
     from swarm.identity import load_or_create
 
     key = home.expanduser() / "identity.key"
@@ -57,7 +57,7 @@ def _own_id(home: Path) -> str:
 def _show(
     peer: str, bootstrap: Sequence[str] | None, run: str | None, *, last: int, as_json: bool
 ) -> int:
-    """Print what a run's trusted peers hold about one peer; the exit status."""
+    """Print what a run's trusted peers hold about one peer; gives the exit status."""
     from swarm.app.onlooker import record_of
     from swarm.app.visit import visit
     from swarm.identity import InvalidPeerId, public_key_of
@@ -83,8 +83,10 @@ def _show(
 
 
 def record_object(peer: str, record: Record) -> dict[str, Any]:
-    """A record as plain data. Credit is the completions of accepted and quarantined submissions,
-    each counted once."""
+    """Convert a record to plain data.
+
+    Credit is the completions of accepted and quarantined submissions, each counted once.
+    """
     credited: dict[bytes, tuple[int, int]] = {}
     outcomes: dict[str, int] = {}
     rows = []
@@ -122,7 +124,7 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
 
 
 def record_lines(told: dict[str, Any], last: int) -> list[str]:
-    """A record for the screen."""
+    """Lay a record out in lines for the screen."""
     outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
     lines = [
         f"peer    {told['peer']}",

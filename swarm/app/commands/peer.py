@@ -13,23 +13,27 @@ from swarm.errors import UserError
 
 
 def peer(
-    role: Annotated[list[str] | None, typer.Option(help="What this peer does; repeatable.")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="Role of this peer; repeatable.")] = None,
     bootstrap: Annotated[
         list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
     ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
     bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
     uplink_mbps: Annotated[
-        float | None, typer.Option(help="Most that pieces may be sent at, in megabits a second.")
+        float | None, typer.Option(help="Upload limit for pieces, in megabits per second.")
     ] = None,
     home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    run: Annotated[str | None, typer.Option(help="Which run, if there are several.")] = None,
+    run: Annotated[str | None, typer.Option(help="Run to join, if there are several.")] = None,
     manifest: Annotated[
         list[str] | None, typer.Option(help="File with a signed run manifest.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="native or vllm.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Trainer: go on where it was.")] = False,
+    engine: Annotated[
+        str | None, typer.Option(help="Engine that generates: native or vllm.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Trainer: resume from its last step.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
     version: Version = False,

@@ -1,4 +1,4 @@
-"""`swarm rollouts`: read files of rollouts."""
+"""`swarm rollouts`: read submission files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from swarm.app.output import plain, print_json
 from swarm.untrusted import printable
 
 TEXT_CHARACTERS_MAX = 100_000
-"""Of one prompt or completion that `swarm rollouts show` prints."""
+"""Longest prompt or completion that is printed; longer ones are cut."""
 
-app = typer.Typer(help="Read files of rollouts.", no_args_is_help=True)
+app = typer.Typer(help="Read submission files.", no_args_is_help=True)
 
 
 @app.command("show")
 def show(
-    file: Annotated[Path, typer.Argument(help="A submission: a Parquet file of rollouts.")],
+    file: Annotated[Path, typer.Argument(help="Submission: a Parquet file of rollouts.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with tokenizer.json, to show text.")
+        Path | None,
+        typer.Option(help="Folder with tokenizer.json; without it, token ids are shown."),
     ] = None,
-    groups: Annotated[int, typer.Option(help="Groups to show; 0 shows all.")] = 0,
+    groups: Annotated[int, typer.Option(help="Number of groups to show; 0 shows all.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print a submission readably: whose it is, then each prompt with its completions."""
+    """Print a submission: its header, then each prompt with its completions."""
 
     def work() -> None:
         require_extra("infer", "swarm rollouts show")

@@ -27,18 +27,19 @@ app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 def run_create(
     file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where the signed manifest goes: FILE with .manifest.")
+        Path | None,
+        typer.Option(help="File for the signed manifest; default: FILE with the suffix .manifest."),
     ] = None,
     owner_key: Annotated[
         Path | None,
-        typer.Option(help="The owner's key, made if there is none. [default: ~/.swarm/owner.key]"),
+        typer.Option(help="The owner's key, made on first use. [default: ~/.swarm/owner.key]"),
     ] = None,
     tokenizer: TokenizerFolder = None,
 ) -> None:
     """Make and sign a run manifest.
 
     Tables and keys of FILE are the fields of the manifest (docs/protocol.md), without the hashes
-    of the tokenizer and of the environment's probe tasks: those are computed here.
+    of the tokenizer and of the environments' probe tasks: those are computed here.
     """
 
     def work() -> None:
@@ -52,16 +53,16 @@ def run_create(
 
 @app.command("update")
 def run_update(
-    file: Annotated[Path, typer.Argument(help="TOML file that describes the run, changed.")],
+    file: Annotated[Path, typer.Argument(help="Changed TOML file that describes the run.")],
     manifest: Annotated[
         Path | None,
-        typer.Argument(help="Its signed manifest, replaced by the new one: FILE with .manifest."),
+        typer.Argument(help="Signed manifest to replace; default: FILE with the suffix .manifest."),
     ] = None,
     bootstrap: Annotated[
         list[str] | None,
         typer.Option(
             "--bootstrap",
-            help="Multiaddr of a bootstrap peer: hand the new version to the running network.",
+            help="Multiaddr of a bootstrap peer that takes the new version to the network.",
         ),
     ] = None,
     owner_key: Annotated[
@@ -72,8 +73,8 @@ def run_update(
 ) -> None:
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
-    Raise `version` in FILE with every change. Without --bootstrap nobody hears of it yet: give the
-    same command again with it, or restart a bootstrap peer with the new manifest.
+    Raise `version` in FILE with every change. Without --bootstrap the new version is only signed:
+    repeat the command with it, or restart a bootstrap peer with the new manifest.
     """
 
     def work() -> None:
@@ -93,7 +94,7 @@ def run_show(
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run manifest, from a file or as a bootstrap peer hands it out."""
+    """Show a run manifest from a file or from a bootstrap peer."""
 
     def work() -> None:
         from swarm.run.manifest import load_manifest
@@ -137,7 +138,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
 
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
-    """The manifest that a bootstrap peer hands out."""
+    """Ask a bootstrap peer for a run's manifest."""
     from swarm.app.visit import visit
 
     async with visit(bootstrap, run) as (_, found):

@@ -15,22 +15,29 @@ from swarm.strict_json import to_json
 
 
 def sft(
-    model: Annotated[Path, typer.Option(help="Hugging Face folder of the policy to begin with.")],
-    out: Annotated[Path, typer.Option(help="Folder for the result; must not exist.")],
+    model: Annotated[Path, typer.Option(help="Hugging Face folder of the policy to start from.")],
+    out: Annotated[Path, typer.Option(help="New folder for the result.")],
     data: Annotated[
         Path | None, typer.Option(help='JSON lines, each {"prompt": text, "answer": text}.')
     ] = None,
     environment: Annotated[
-        str | None, typer.Option(help="NAME@VERSION: learn the answers to its training tasks.")
+        str | None,
+        typer.Option(help="Environment, as NAME@VERSION: learn the answers to its training tasks."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 100,
-    batch: Annotated[int, typer.Option(help="Examples a step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 1e-5,
-    warmup_steps: Annotated[int, typer.Option(help="Then it falls by a cosine to a tenth.")] = 10,
-    validation_share: Annotated[float, typer.Option(help="Of the examples, held back.")] = 0.05,
-    tokens_max: Annotated[int, typer.Option(help="Longer examples are left out.")] = 8192,
-    seed: Annotated[int, typer.Option(help="Of the order of the examples.")] = 0,
-    report_every: Annotated[int, typer.Option(min=1, help="Steps between two lines.")] = 10,
+    steps: Annotated[int, typer.Option(help="Number of optimiser steps.")] = 100,
+    batch: Annotated[int, typer.Option(help="Examples per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-5,
+    warmup_steps: Annotated[
+        int, typer.Option(help="Steps of warm-up; the rate then falls by a cosine to a tenth.")
+    ] = 10,
+    validation_share: Annotated[
+        float, typer.Option(help="Share of the examples held back for validation.")
+    ] = 0.05,
+    tokens_max: Annotated[
+        int, typer.Option(help="Longest example in tokens; longer ones are left out.")
+    ] = 8192,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the examples.")] = 0,
+    report_every: Annotated[int, typer.Option(min=1, help="Steps between two reports.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""

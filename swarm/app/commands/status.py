@@ -1,4 +1,4 @@
-"""`swarm status`: who takes part in a run, and how far it is."""
+"""`swarm status`: a run's progress and its peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swarm.messages import Present, StepOrder
 
 WIDTH = 80
-"""Columns of what `status` prints: a whole id, of 52, leaves room for roles and standing."""
+"""Columns of the output: a whole id takes 52 and leaves room for roles and standing."""
 
 
 def status(
@@ -27,12 +27,12 @@ def status(
     run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who takes part in a run, and how far it is. ✓ marks the peers that the owner trusts."""
+    """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""
     finish(lambda: _show(bootstrap, run, as_json=as_json))
 
 
 def _show(bootstrap: Sequence[str] | None, run: str | None, *, as_json: bool) -> None:
-    """Ask a run's trusted peers how it is, and print it."""
+    """Ask a run's trusted peers for its status, and print it."""
     from swarm.app.onlooker import status_of
     from swarm.app.visit import visit
 
@@ -52,7 +52,7 @@ def _show(bootstrap: Sequence[str] | None, run: str | None, *, as_json: bool) ->
 
 
 def status_object(status: RunStatus) -> dict[str, Any]:
-    """The status as plain data."""
+    """Convert the status to plain data."""
     order, checkpoint = status.order, status.checkpoint
     return {
         "run": status.run.id,
@@ -78,7 +78,8 @@ def _state(order: StepOrder | None) -> str:
 
 
 def status_lines(status: RunStatus) -> list[Text]:
-    """The status for the screen: the run, then two lines a peer. Ids are whole, to be copied."""
+    """Lay the status out for the screen: the run, then two lines per peer. Ids are whole, for
+    copying."""
     from rich.text import Text
 
     told = status_object(status)

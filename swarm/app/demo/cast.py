@@ -1,15 +1,21 @@
-"""The peers of a demo."""
+"""The peers of a demo, and their settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from swarm.app.local_peers import LocalPeer, free_ports
+from swarm.app.demo.options import DemoOptions
+from swarm.app.local_peers import LocalPeer, free_ports, write_config
 from swarm.identity import load_or_create
+
+ALTERED_WEIGHTS = 0.1
+"""Noise of the cheater's weights, relative to the standard deviation of each tensor."""
+STARVED_SECONDS = 30.0
+"""The trainer reports missing rollouts after this long: a demo has a few minutes."""
 
 
 def cast(inference_peers: int) -> list[tuple[str, str]]:
-    """(name, role) of every peer of a demo."""
+    """Name and role of every peer of a demo."""
     return [
         ("bootstrap", "bootstrap"),
         ("relay-1", "relay"),
@@ -34,3 +40,29 @@ def make_peers(folder: Path, inference_peers: int) -> list[LocalPeer]:
         )
         for index, (name, role) in enumerate(roles)
     ]
+
+
+def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoOptions) -> None:
+    """Set the arguments of every peer but the bootstrap peer.
+
+    `base` is the folder of the base policy. With `--cheat` the last peer cheats.
+    """
+    for peer in peers:
+        if peer.role == "bootstrap":
+            continue
+        peer.arguments = ["--bootstrap", bootstrap]
+        settings: dict[str, str | int | float | bool] = {}
+        if peer.role == "trainer":
+            settings = {
+                "trainer.model": str(base),
+                "trainer.prepare_base": True,
+                "trainer.seed": options.seed,
+                "trainer.evaluate": True,
+                "trainer.starved_seconds": STARVED_SECONDS,
+            }
+        elif options.cheat and peer is peers[-1]:
+            settings = {"inference.alter_weights": ALTERED_WEIGHTS}
+        if settings:
+            config = peer.home / "settings.toml"
+            write_config(config, settings)
+            peer.arguments += ["--config", str(config)]

@@ -1,4 +1,4 @@
-"""Running a demo in a terminal: what it shows, how it is interrupted, what it leaves."""
+"""A demo in a terminal: its view, its interruption, its last page."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rich.console import Console
 from swarm.app.demo import summary as summaries
 from swarm.app.demo.options import DemoOptions, check_options
 from swarm.app.demo.plain import print_lines
-from swarm.app.demo.play import OUTPUT, Demo
+from swarm.app.demo.play import Demo
+from swarm.app.demo.results import OUTPUT
 from swarm.app.demo.view import draw
 from swarm.app.output import STANDARD_OUTPUT
 
 
 async def run_demo(options: DemoOptions) -> int:
-    """Run a demo; the exit status: 0, or 130 after Ctrl-C.
+    """Run a demo; gives the exit status: 0, or 130 after Ctrl-C.
 
     Raises `UserError` for wrong options and `SwarmError` when the demo cannot go on.
     """

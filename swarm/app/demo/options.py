@@ -1,4 +1,4 @@
-"""What `swarm demo` may be asked for, and its bounds."""
+"""Options of `swarm demo`, and their bounds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STEPS_MAX = 100_000
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line says."""
+    """Options of the command."""
 
     age_seconds: float = 0.0
-    """How long ago the command began: its imports count as well."""
+    """Seconds since the command began: its imports count as well."""
     steps: int = 250
     peers: int = 3
     seed: int = 0

@@ -12,7 +12,7 @@ from swarm.app.figures import figure, readable_seconds
 
 
 class PlainLines:
-    """One line per step and per thing worth knowing, for logs and pipes."""
+    """Composer of lines: one per step, refusal and note."""
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
@@ -22,7 +22,7 @@ class PlainLines:
         self._last_verdict = 0.0
 
     def lines(self) -> list[str]:
-        """What is new since the last call."""
+        """Lines for everything new since the last call."""
         state = self._state
         lines = []
         if state.join_line and not self._shown_join:
@@ -53,7 +53,7 @@ class PlainLines:
 
 
 async def print_lines(state: SwarmState, file: IO[str]) -> None:
-    """Print what is new, until cancelled."""
+    """Print new lines until cancelled."""
     plain = PlainLines(state)
     try:
         while True:

@@ -1,4 +1,4 @@
-"""One demo from beginning to end: prepare a run, start its peers, watch them, sum up.
+"""One demo from beginning to end: prepare a run, start its peers, watch them.
 
 The demo is an owner like any other: it makes a key, signs a run manifest, and starts peers with
 the command line that anyone uses.
@@ -19,14 +19,13 @@ from rich.console import Console
 
 from peers.demo import ENVIRONMENT
 from peers.policy.demo import save_tokenizer
-from swarm.app.demo import summary as summaries
-from swarm.app.demo.cast import make_peers
+from swarm.app.demo.cast import configure, make_peers
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive
 from swarm.app.demo.recipe import PRELOAD, demo_manifest
+from swarm.app.demo.results import write_results
 from swarm.app.demo.state import SwarmState
-from swarm.app.local_peers import LocalPeer, write_config
-from swarm.app.output import write_json
+from swarm.app.local_peers import LocalPeer
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import SwarmError
 from swarm.identity import load_or_create
@@ -34,16 +33,12 @@ from swarm.run.update import sign_manifest
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
 
-OUTPUT = Path("demo-output")
-ALTERED_WEIGHTS = 0.1
-"""Noise of the cheater's weights, relative to each tensor's own spread."""
-
 START_SECONDS_MAX = 120.0
-"""For the bootstrap peer to listen, and for the fork server to import torch."""
+"""Deadline for a peer to listen; meanwhile the fork server imports torch."""
 STALL_SECONDS_MAX = 180.0
-"""Without a trained step for this long (and no evaluation going on) the demo gives up."""
+"""The demo gives up when no step is trained for this long."""
 FAREWELL_SECONDS = 1.0
-"""After the run is over, for the last figures of the peers to come in."""
+"""Wait after the end of the run for the last figures of the peers."""
 
 
 class Demo:
@@ -92,24 +87,24 @@ class Demo:
     # --- phases ------------------------------------------------------------------------------
 
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
-        """The whole demo; its processes live in `nursery` and end with it."""
+        """Run the whole demo, with its processes in `nursery`; gives the summary."""
         base = self.folder / "base"
         (self.folder / "logs").mkdir(parents=True)
         self._start_fork_server(nursery)
         manifest = self._sign_manifest(base)
         bootstrap = self._peer("bootstrap")
         bootstrap.arguments = ["--manifest", str(manifest)]
-        self._configure(bootstrap.multiaddr)
+        configure(self.peers, bootstrap.multiaddr, base, self.options)
         nursery.start_soon(self._start_in_turn, nursery)
         await self._watch_progress()
         await trio.sleep(FAREWELL_SECONDS)
-        return self._sum_up()
+        return write_results(self.state, self.options)
 
     async def _start_in_turn(self, nursery: trio.Nursery) -> None:
-        """Start the peers one after the other, each when the last has done its imports.
+        """Start the peers one after the other, those that the first step needs first.
 
-        All at once they would keep the fork server from its own, for which trainer, validator and
-        inference peers wait: what the first step needs comes first.
+        Each waits until the previous one has done its imports. All at once, they would slow down
+        the imports of the fork server, for which trainer, validator and inference peers wait.
         """
         urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
         for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
@@ -122,8 +117,10 @@ class Demo:
         return next(peer for peer in self.peers if peer.name == name)
 
     def _sign_manifest(self, base: Path) -> Path:
-        """Write the signed run manifest. The name is new each time, since a guest's home pins the
-        owner's key to it."""
+        """Sign and write the run manifest.
+
+        Its name is new each time, because a guest's home pins the owner's key to the name.
+        """
         save_tokenizer(base)
         manifest = demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
@@ -138,9 +135,8 @@ class Demo:
         return path
 
     def _start_fork_server(self, nursery: trio.Nursery) -> None:
-        """The process that has torch imported already: the peers' compute children fork off it."""
+        """Start the process that imports torch once; the peers' compute children fork off it."""
         path = self.environment[FORK_SERVER]
-
         command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
         command += ["--preload", ",".join(PRELOAD)]
         process = Process(
@@ -160,29 +156,6 @@ class Demo:
                 f"{name} did not {what} within {START_SECONDS_MAX:g} s; it said: {said}"
             )
 
-    def _configure(self, bootstrap: str) -> None:
-        """Every other peer's arguments."""
-        cheater = self.peers[-1] if self.options.cheat else None
-        for peer in self.peers:
-            if peer.role == "bootstrap":
-                continue
-            peer.arguments = ["--bootstrap", bootstrap]
-            settings: dict[str, str | int | float | bool] = {}
-            if peer.role == "trainer":
-                settings = {
-                    "trainer.model": str(self.folder / "base"),
-                    "trainer.prepare_base": True,
-                    "trainer.seed": self.options.seed,
-                    "trainer.evaluate": True,
-                    "trainer.starved_seconds": 30.0,
-                }
-            elif peer is cheater:
-                settings = {"inference.alter_weights": ALTERED_WEIGHTS}
-            if settings:
-                config = peer.home / "settings.toml"
-                write_config(config, settings)
-                peer.arguments += ["--config", str(config)]
-
     def _start(self, nursery: trio.Nursery, peer: LocalPeer) -> None:
         process = Process(
             peer.name,
@@ -194,7 +167,7 @@ class Demo:
         nursery.start_soon(keep_alive, process, self)
 
     async def _watch_progress(self) -> None:
-        """Until the run is complete; raises `SwarmError` when nothing is trained for long."""
+        """Wait until the run is complete; raises `SwarmError` when no step is trained for long."""
         while not self.complete.is_set():
             trained = self.state.step
             with trio.move_on_after(STALL_SECONDS_MAX):
@@ -210,32 +183,9 @@ class Demo:
                 )
         self.ending = True
 
-    # --- the end -----------------------------------------------------------------------------
-
-    def _sum_up(self) -> dict[str, Any]:
-        output = self.options.keep or OUTPUT
-        output.mkdir(parents=True, exist_ok=True)
-        policy = output / "policy"
-        if self.state.finished_folder:
-            shutil.rmtree(policy, ignore_errors=True)
-            shutil.copytree(self.state.finished_folder, policy)
-        summary = summaries.summarise(
-            self.state,
-            trio.current_time(),
-            seed=self.options.seed,
-            policy_folder=str(policy) if policy.exists() else None,
-        )
-        summaries.draw_rewards(summary, output / "reward.png")
-        summary["seconds"] = round(trio.current_time() - self.state.started, 2)
-        summary["seconds_by_phase"] = summaries.seconds_by_phase(self.state, trio.current_time())
-        write_json("--keep", summary, output / "summary.json")
-        if self.options.json_file is not None:
-            write_json("--json", summary, self.options.json_file)
-        return summary
-
 
 def join_line(bootstrap: str) -> str:
-    """The exact command that joins from another terminal, wherever that terminal is."""
+    """The exact command that joins the demo from another terminal."""
     python = sys.executable
     found = shutil.which("python")
     if found is not None and Path(found).absolute() == Path(python).absolute():
