@@ -334,9 +334,6 @@ class EquivocatingRelay(RelayRole):
     def accept(self, client: PeerId | None, reference: BlobReference) -> Any:
         raise Refused(403, "this peer accepts no pushed blobs")
 
-    async def received(self, *_: Any) -> None:
-        raise Refused(403, "this peer accepts no pushed blobs")
-
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().run)

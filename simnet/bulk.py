@@ -132,11 +132,10 @@ class BulkPlane(BaseTransport):
             piece = sink.finish()
             if not piece.verify(reference.digest):
                 raise FetchError(f"{server.peer_id} refused: 422 the bytes have another hash")
-            service = server._service
-            if service is None:
+            if server._service is None:
                 raise FetchError(f"{server.peer_id} broke off")
             try:
-                await service.received(client, reference, sink, piece)
+                await sink.commit(piece)
             except Refused as refused:
                 raise refusal(server.peer_id, refused.status, refused.reason) from refused
         except BaseException:

@@ -42,32 +42,32 @@ class _Whole:
 
 
 class _Arriving:
-    """A push on its way: the disk's sink, and word to the inbox of how it ended. The transport
-    ends each one that stalls or is too slow, however long it takes otherwise."""
+    """A push on its way: the disk's sink, which tells the inbox how it ended. The transport ends
+    each push that stalls or is too slow, however long it takes otherwise."""
 
-    def __init__(self, sink: Sink, worker: PeerId, path: str, inbox: Inbox) -> None:
-        self.worker = worker
+    def __init__(self, sink: Sink, key: Key, path: str, inbox: Inbox) -> None:
+        self.key = key
         self.path = path
         self.size_bytes = sink.size_bytes
-        self._sink = sink
+        self.sink = sink
         self._inbox = inbox
 
     def write(self, data: bytes | memoryview) -> None:
-        self._sink.write(data)
+        self.sink.write(data)
 
     def finish(self) -> Piece:
-        return self._sink.finish()
+        return self.sink.finish()
 
     async def commit(self, piece: Piece) -> None:
-        await self._sink.commit(piece)
+        await self._inbox.receive(self, piece)
 
     def abandon(self) -> None:
-        self._sink.abandon()
+        self.sink.abandon()
         self._inbox.ended(self)
 
 
 class Inbox:
-    """Takes pushes (`swarm.shardcast.service.PushPolicy`), within each worker's quota."""
+    """Takes pushes (`swarm.shardcast.service.PushInbox`), within each worker's quota."""
 
     def __init__(
         self, run: Run, disk: Disk, world: World, *, judged: Callable[[Key], bool]
@@ -106,7 +106,7 @@ class Inbox:
                 f"a submission has at most {limits.submission_bytes_max} bytes in this run, "
                 f"this one {reference.size_bytes}",
             )
-        arriving = sum(push.worker == client for push in self._arriving)
+        arriving = sum(push.key[0] == client for push in self._arriving)
         waiting = sum(key[0] == client and not self._judged(key) for key in self._whole)
         if (client, reference.digest) in self._whole:
             waiting = 0  # it came once already, and its worker has not heard so
@@ -117,29 +117,26 @@ class Inbox:
             )
         if self._disk.free_bytes() < 2 * reference.size_bytes:
             raise Refused(507, "this validator's disk is full")
-        path = f"{path_of((client, reference.digest))}.{next(self._serial)}.arriving"
-        push = _Arriving(self._disk.sink(path, 0, reference.size_bytes), client, path, self)
+        key = (client, reference.digest)
+        path = f"{path_of(key)}.{next(self._serial)}.arriving"
+        push = _Arriving(self._disk.sink(path, 0, reference.size_bytes), key, path, self)
         self._arriving[push] = None
         return push
 
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        """A push is whole and its hash is right: give it its name, durably, unless the file is
-        here already or of no use any more."""
-        assert client is not None and isinstance(sink, _Arriving)  # `accept` made it
-        key = (client, reference.digest)
-        path = path_of(key)
-        await sink.commit(piece)
+    async def receive(self, push: _Arriving, piece: Piece) -> None:
+        """Give a push that is whole and has the right hash its final name, durably, unless the file
+        is here already or of no use any more."""
+        path = path_of(push.key)
+        await push.sink.commit(piece)
         with trio.CancelScope(shield=True):  # a file with its name is one that is counted
-            there = self._disk.exists(path)
-            if not there and not self._judged(key):
-                await self._disk.rename(sink.path, path)
-                self._arriving.pop(sink, None)
-            if not self._judged(key):
+            exists = self._disk.exists(path)
+            if not exists and not self._judged(push.key):
+                await self._disk.rename(push.path, path)
+                self._arriving.pop(push, None)
+            if not self._judged(push.key):
                 await self._disk.sync(path)
-                self._whole.setdefault(key, _Whole(reference.size_bytes, self._world.now()))
-        sink.abandon()
+                self._whole.setdefault(push.key, _Whole(push.size_bytes, self._world.now()))
+        push.abandon()
 
     def ended(self, push: _Arriving) -> None:
         """A push is over, in whatever way; what it left under its own name goes."""

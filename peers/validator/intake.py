@@ -24,10 +24,10 @@ class Intake:
         """Honest submissions in a row that the environment could not grade."""
 
     def open(self) -> None:
-        self._peer.pushes.policy = self._inbox
+        self._peer.blobs.inbox = self._inbox
 
     def close(self) -> None:
-        self._peer.pushes.policy = None
+        self._peer.blobs.inbox = None
 
     def note(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         """Take note of an outcome. `nursery`: reopens the intake after a pause."""
@@ -40,7 +40,7 @@ class Intake:
 
     def _pause(self, reason: str, nursery: trio.Nursery) -> None:
         self._peer.status.doing = f"cannot grade: {reason}"[:200]
-        if self._peer.pushes.policy is None:  # what arrived before is judged all the same
+        if self._peer.blobs.inbox is None:  # what arrived before is judged all the same
             return
         self._peer.node.events.emit(
             "validator.cannot_grade",

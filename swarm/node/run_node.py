@@ -32,7 +32,6 @@ from swarm.node.evictions import Evictions
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.policies import Policies
-from swarm.node.pushes import Pushes
 from swarm.node.status import Status
 from swarm.node.versions import Versions
 from swarm.observable import Observable
@@ -104,10 +103,7 @@ class RunNode:
             checkpoint=self.checkpoint,
             status=self.status,
         )
-        self.pushes = Pushes()
-        self.blobs = BlobService(
-            self.admits, store=self.store, uploads=self.uploads, pushes=self.pushes
-        )
+        self.blobs = BlobService(self.admits, store=self.store, uploads=self.uploads)
         self.lease: Lease | None = None
         self._trusted: TrustedPart | None = None
         self._obey_mode()

@@ -13,23 +13,17 @@ from swarm.identity import PeerId
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import BlobReference, OpenBlob, Refused
-from swarm.world import Piece, Sink
+from swarm.world import Sink
 
 Admits = Callable[[PeerId | None, bytes], bool]
 """(peer, credential) → whether it may use the bulk plane: the run's membership decides."""
 
 
-class PushPolicy(Protocol):
-    """What a role accepts when others push: validators take submissions."""
+class PushInbox(Protocol):
+    """Decides on what others push: a validator's takes submissions."""
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """A sink for the blob; raises `Refused` (403, 413, 429, 507)."""
-        ...
-
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        """The blob is here and its hash is right: commit it, or raise `Refused`."""
+        """See `BulkService.accept`."""
         ...
 
 
@@ -42,12 +36,12 @@ class BlobService:
         *,
         store: CheckpointStore | None = None,
         uploads: Uploads | None = None,
-        pushes: PushPolicy | None = None,
     ) -> None:
         self._admits = admits
         self._store = store
         self._uploads = uploads
-        self._pushes = pushes
+        self.inbox: PushInbox | None = None
+        """Decides on pushes. None: this peer takes none; a role sets it while it does."""
         self._registered: dict[bytes, OpenBlob] = {}
 
     def register(self, digest: bytes, path: str, offset: int, size_bytes: int) -> None:
@@ -77,13 +71,6 @@ class BlobService:
         raise Refused(404, "unknown blob")
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        if self._pushes is None:
-            raise Refused(403, "this peer accepts no pushed blobs")
-        return self._pushes.accept(client, reference)
-
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        if self._pushes is None:
-            raise Refused(403, "this peer accepts no pushed blobs")
-        await self._pushes.received(client, reference, sink, piece)
+        if self.inbox is None:
+            raise Refused(503, "this peer takes no submissions, or not yet")
+        return self.inbox.accept(client, reference)

@@ -195,13 +195,11 @@ class BulkService(Protocol):
         ...
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """A sink for a blob somebody pushes; raises `Refused` (403, 413, 429, 507)."""
-        ...
+        """A sink for a blob that a client pushes; raises `Refused` (403, 413, 429, 503, 507).
 
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        """A pushed blob has arrived whole and its hash is right; commit it (or raise `Refused`)."""
+        The transport commits the piece once it is whole and its hash is right, which may raise
+        `Refused` too, and abandons the sink otherwise.
+        """
         ...
 
 

@@ -411,7 +411,7 @@ class MemoryTransport(BaseTransport):
             if not piece.verify(reference.digest):
                 raise FetchError(f"{server.peer_id} refused: 422 the bytes have another hash")
             try:
-                await service.received(client, reference, sink, piece)
+                await sink.commit(piece)
             except Refused as refused:
                 raise refusal(server.peer_id, refused.status, refused.reason) from refused
         except BaseException:

@@ -55,8 +55,6 @@ class Blobs:
     def accept(self, client: Any, reference: Any) -> Any:
         raise Refused(403, "takes nothing")
 
-    async def received(self, client: Any, reference: Any, sink: Any, piece: Any) -> None: ...
-
 
 class Peer:
     def __init__(self, transport: Any, disk: SimulatedDisk) -> None:

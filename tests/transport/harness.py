@@ -50,6 +50,7 @@ class Sink:
         self.size_bytes = size_bytes
         self.data = bytearray()
         self.abandoned = False
+        self.committed = False
 
     def write(self, data) -> None:
         if len(self.data) + len(data) > self.size_bytes:
@@ -59,7 +60,8 @@ class Sink:
     def finish(self) -> Piece:
         return Piece(len(self.data), blake3.blake3(self.data).digest())
 
-    async def commit(self, piece: Piece) -> None: ...
+    async def commit(self, piece: Piece) -> None:
+        self.committed = True
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -96,7 +98,6 @@ class Service:
         self.admitted: set[PeerId | None] = {None, ALICE.peer_id, BOB.peer_id}
         self.asked: list[tuple[PeerId | None, bytes]] = []
         self.clients: list[PeerId | None] = []
-        self.pushed: dict[bytes, bytes] = {}
         self.sinks: list[Sink] = []
         self.released = 0
         self.quota = 10 << 20
@@ -130,8 +131,14 @@ class Service:
         self.sinks.append(Sink(reference.size_bytes))
         return self.sinks[-1]
 
-    async def received(self, client, reference, sink: Sink, piece: Piece) -> None:
-        self.pushed[reference.digest] = bytes(sink.data)
+    @property
+    def pushed(self) -> dict[bytes, bytes]:
+        """The blobs that were committed, by digest."""
+        return {
+            blake3.blake3(sink.data).digest(): bytes(sink.data)
+            for sink in self.sinks
+            if sink.committed
+        }
 
 
 class Peer:

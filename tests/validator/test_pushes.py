@@ -25,7 +25,7 @@ from swarm.run.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
-from swarm.world import Piece, Sink
+from swarm.world import Sink
 from swarm.world.disk import LocalDisk
 from tests.network.harness import VirtualWorld, identity, manifest, sealed_manifest
 from tests.trainer.test_role import start_run
@@ -49,7 +49,7 @@ class Pusher:
         sink.write(data)
         piece = sink.finish()
         if piece.verify(REFERENCE.digest):
-            await self._part.blobs.received(self._peer, REFERENCE, sink, piece)
+            await sink.commit(piece)
         else:
             sink.abandon()
 
@@ -121,11 +121,6 @@ class Pushes:
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         return self._inbox.accept(WORKER.peer_id, reference)
 
-    async def received(
-        self, client: PeerId | None, reference: BlobReference, sink: Sink, piece: Piece
-    ) -> None:
-        await self._inbox.received(WORKER.peer_id, reference, sink, piece)
-
 
 @pytest.mark.parametrize("wrong_ends_first", [False, True])
 def test_two_puts_of_one_digest_over_http_are_kept_apart(
@@ -189,7 +184,7 @@ def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes()
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
         await trio.sleep(10)
         part, worker = _part(peers["validator"]), peers["inference-worker"].id
-        pusher, inbox = Pusher(part, worker), part.pushes.policy
+        pusher, inbox = Pusher(part, worker), part.blobs.inbox
         assert isinstance(inbox, Inbox)
         await pusher.end(pusher.open(), GOOD)
         inbox.hold((worker, REFERENCE.digest), len(GOOD))

@@ -22,7 +22,7 @@ from swarm.transport.base import Traffic
 from swarm.transport.http import limits
 from swarm.transport.http.messages import Answer, Ask, decode_answer, decode_ask, encode
 from swarm.transport.http.pace import Broken, Pace
-from swarm.transport.http.serving import Reply, Serving, finish_push
+from swarm.transport.http.serving import Reply, Serving, commit_push
 from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink
 
@@ -121,7 +121,7 @@ class StreamServer:
             await stream.send(encode(Answer(100, "", 0)))
             still = functools.partial(service.admits, stream.peer, ask.credential)
             await _drain_into(stream, sink, ask.size_bytes, self._serving.traffic, still)
-            await finish_push(service, stream.peer, reference, sink)
+            await commit_push(reference, sink)
         except BaseException:
             sink.abandon()
             raise

@@ -42,11 +42,9 @@ class Serving:
         return service
 
 
-async def finish_push(
-    service: BulkService, client: PeerId | None, reference: BlobReference, sink: Sink
-) -> None:
-    """Check a pushed blob and hand it to the service. Raises `Reply`, `Refused`."""
+async def commit_push(reference: BlobReference, sink: Sink) -> None:
+    """Check a pushed blob and commit it. Raises `Reply`, `Refused`."""
     piece = sink.finish()
     if not piece.verify(reference.digest):
         raise Reply(422, "the bytes have another hash")
-    await service.received(client, reference, sink, piece)
+    await sink.commit(piece)

@@ -15,7 +15,7 @@ from swarm.transport.http import limits
 from swarm.transport.http.clients import Clients
 from swarm.transport.http.heads import BLOB_PATH, answer_head, last_head
 from swarm.transport.http.messages import CHALLENGE_BYTES, decode_proof, proof_message
-from swarm.transport.http.serving import Reply, Serving, finish_push
+from swarm.transport.http.serving import Reply, Serving, commit_push
 from swarm.transport.http.wire import Wire
 from swarm.world import Sink
 
@@ -108,7 +108,7 @@ class Session:
                     reference = BlobReference(digest, length)
                     sink = self._accept(service, reference)
                     expects = headers.get(b"expect", b"").lower() == b"100-continue"
-                    await self._receive_blob(service, reference, sink, expects)
+                    await self._receive_blob(reference, sink, expects)
                     body_left = False
                     await self._reply(204, b"")
                 else:
@@ -193,15 +193,13 @@ class Session:
         except Refused as refused:
             raise Reply(refused.status, refused.reason) from refused
 
-    async def _receive_blob(
-        self, service: BulkService, reference: BlobReference, sink: Sink, expects: bool
-    ) -> None:
+    async def _receive_blob(self, reference: BlobReference, sink: Sink, expects: bool) -> None:
         try:
             if expects:
                 await self._wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
             try:
                 await self._wire.body(reference.size_bytes, sink.write, self._still_admitted)
-                await finish_push(service, self._client, reference, sink)
+                await commit_push(reference, sink)
             except DiskFullError as error:
                 raise Reply(507, "no space left", close=True) from error
             except Refused as refused:
