@@ -29,7 +29,7 @@ from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.jobs import Generate, Generated, InferenceService
 from swarm.kademlia import wire
 from swarm.kademlia.dht import Kademlia
-from swarm.kademlia.routing_table import key_id, node_id
+from swarm.kademlia.routing_table import BUCKET_SIZE, key_id, node_id
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
@@ -61,7 +61,7 @@ ATTACK_SECONDS = 5.0
 FLOOD_FRAMES = 200
 """Announcements of one burst of a flood."""
 
-CROWD = defaults.DHT_BUCKET_SIZE
+CROWD = BUCKET_SIZE
 """Identities that are enough to be all holders of a record."""
 
 GROUND = 1024

@@ -28,6 +28,7 @@ from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
 from swarm.identity import Identity, PeerId
 from swarm.kademlia import Kademlia, RecordInfo
+from swarm.kademlia.publishing import REPUBLISH_SECONDS
 from swarm.messages import StepOrder
 
 ARRIVALS_PER_SECOND = 20.0
@@ -169,7 +170,7 @@ def measure_dht(
                 nursery.start_soon(dht.start)
         left = len(dht.peers) // 2
         for number in range(left):
-            await trio.sleep(defaults.DHT_REPUBLISH_SECONDS / left)
+            await trio.sleep(REPUBLISH_SECONDS / left)
             dht.stop(dht.random.choice(dht.peers[1:]), power=bool(number % 2))
         survivors = [await dht.random.choice(dht.peers).dht.get(key) for key in keys]
         return {

@@ -15,8 +15,8 @@ import trio
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Peer, Plan, Simulation
-from swarm import defaults
 from swarm.errors import PeerError
+from swarm.kademlia.publishing import REPUBLISH_SECONDS
 from swarm.run.records import peer_key
 
 PEERS = 100
@@ -34,7 +34,7 @@ STEADY_SECONDS = 300.0
 """How long it is watched: about a step."""
 LOOKUP_SECONDS = 300.0
 """Between two lookups of one peer."""
-REPUBLISH_SECONDS = 1.25 * defaults.DHT_REPUBLISH_SECONDS
+REPUBLISH_SECONDS = 1.25 * REPUBLISH_SECONDS
 
 
 async def run(simulation: Simulation, peers: int) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 `Kademlia` is all that other rooms need, with a `Validator` per record namespace.
 """
 
-from swarm.kademlia.dht import Kademlia, PutResult
+from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.providers import provider_key
+from swarm.kademlia.publishing import PutResult
 from swarm.kademlia.records import InvalidRecord, RecordInfo, StoreFull, Validator
 from swarm.kademlia.wire import PROTOCOL, Neighbour, WireError
 

@@ -16,11 +16,26 @@ from dataclasses import dataclass, field
 
 import trio
 
-from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.kademlia.routing_table import groups_of, node_id
-from swarm.kademlia.wire import Neighbour
+from swarm.kademlia.routing_table import BUCKET_SIZE, PEERS_PER_GROUP_MAX, groups_of, node_id
+from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, Neighbour
+
+CONCURRENCY = 10
+"""α: requests a lookup has in flight, over all its paths. A connect is slow, so more than 3."""
+
+PATHS = 3
+"""d: disjoint paths of a lookup (S/Kademlia), so that one liar on the way cannot own the answer."""
+
+LOOKUP_QUERIES_MAX = 120
+"""Requests one lookup may send; an honest one needs about k + 5, invented peers need a bound."""
+
+LOOKUP_SECONDS_MAX = 60.0
+"""Deadline of one lookup: several rounds of dead peers, each costing one request deadline."""
+
+LOOKUP_PATIENCE_SECONDS = 2.0
+"""A lookup goes on without those that have not answered by then (or half as long again): to connect
+across the world takes about one, and one silent peer shall not cost every lookup ten."""
 
 Ask = Callable[[Neighbour], Awaitable[Sequence[Neighbour]]]
 """Ask one peer; returns the (untrusted) peers it names, or raises `PeerError`."""
@@ -51,7 +66,7 @@ class _Path:
 
 
 def prefer_diverse(
-    neighbours: Iterable[Neighbour], count: int, per_group: int = defaults.DHT_PEERS_PER_GROUP_MAX
+    neighbours: Iterable[Neighbour], count: int, per_group: int = PEERS_PER_GROUP_MAX
 ) -> list[Neighbour]:
     """The first `count`, those beyond `per_group` of one network only if nobody else is left."""
     taken: Counter[str] = Counter()
@@ -80,12 +95,12 @@ class Lookup:
         *,
         own: PeerId,
         enough: Callable[[], bool] = lambda: False,
-        k: int = defaults.DHT_BUCKET_SIZE,
-        concurrency: int = defaults.DHT_CONCURRENCY,
-        paths: int = defaults.DHT_PATHS,
-        queries_max: int = defaults.DHT_LOOKUP_QUERIES_MAX,
-        deadline_seconds: float = defaults.DHT_LOOKUP_SECONDS_MAX,
-        patience_seconds: float = defaults.DHT_LOOKUP_PATIENCE_SECONDS,
+        k: int = BUCKET_SIZE,
+        concurrency: int = CONCURRENCY,
+        paths: int = PATHS,
+        queries_max: int = LOOKUP_QUERIES_MAX,
+        deadline_seconds: float = LOOKUP_SECONDS_MAX,
+        patience_seconds: float = LOOKUP_PATIENCE_SECONDS,
     ) -> None:
         self._target = target
         self._ask = ask
@@ -174,7 +189,7 @@ class Lookup:
             if peer in self._failed and not retry:
                 continue
             groups = groups_of(self._addresses[peer])
-            if any(taken.get(group, 0) >= defaults.DHT_PEERS_PER_GROUP_MAX for group in groups):
+            if any(taken.get(group, 0) >= PEERS_PER_GROUP_MAX for group in groups):
                 surplus.append(peer)
                 continue
             if retry or peer not in self._asked:
@@ -218,7 +233,7 @@ class Lookup:
             # An answering peer's addresses are settled; of the others every word is collected.
             if peer not in self._answered or not known:
                 merged = dict.fromkeys(known + neighbour.addresses)
-                self._addresses[peer] = tuple(merged)[: defaults.DHT_ADDRESSES_PER_PEER_MAX]
+                self._addresses[peer] = tuple(merged)[:ADDRESSES_PER_PEER_MAX]
             if peer not in path.known:
                 path.known[peer] = hops
                 bisect.insort(path.order, (node_id(peer) ^ self._target, peer))

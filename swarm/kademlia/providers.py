@@ -6,10 +6,21 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from swarm import defaults
 from swarm.identity import PeerId
 from swarm.kademlia.routing_table import key_id
 from swarm.kademlia.wire import Neighbour
+
+PROVIDER_KEYS_MAX = 4096
+"""Keys with providers stored for others; one per checkpoint is needed."""
+
+PROVIDERS_PER_KEY_MAX = 256
+"""Providers remembered for one key; an answer carries 20 of them, drawn at random."""
+
+PROVIDER_KEYS_PER_PEER_MAX = 64
+"""Keys one peer may be remembered as provider of."""
+
+PROVIDER_SECONDS = 1800.0
+"""A provider record lives three republish intervals, so that one missed republish does no harm."""
 
 PROVIDER_KEY_BYTES_MAX = 80
 """What Go nodes accept as a provider key."""
@@ -35,9 +46,9 @@ class ProviderStore:
         self,
         own_id: int,
         *,
-        keys_max: int = defaults.DHT_PROVIDER_KEYS_MAX,
-        providers_max: int = defaults.DHT_PROVIDERS_PER_KEY_MAX,
-        keys_per_peer_max: int = defaults.DHT_PROVIDER_KEYS_PER_PEER_MAX,
+        keys_max: int = PROVIDER_KEYS_MAX,
+        providers_max: int = PROVIDERS_PER_KEY_MAX,
+        keys_per_peer_max: int = PROVIDER_KEYS_PER_PEER_MAX,
     ) -> None:
         self._own_id = own_id
         self._keys_max = keys_max
@@ -65,7 +76,7 @@ class ProviderStore:
             self._keys_of_peer[provider.peer] += 1
         else:
             del entries[provider.peer]  # the order is that of last word, oldest first
-        entries[provider.peer] = _Entry(provider, now + defaults.DHT_PROVIDER_SECONDS)
+        entries[provider.peer] = _Entry(provider, now + PROVIDER_SECONDS)
         return True
 
     def get(self, key: bytes, now: float) -> list[Neighbour]:

@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarm import defaults
 from swarm.errors import SwarmError
 from swarm.kademlia.routing_table import key_id
+from swarm.kademlia.wire import KEY_BYTES_MAX, RECORD_BYTES_MAX
+
+RECORDS_MAX = 4096
+"""Records stored for others, per namespace; a swarm of 1,000 peers needs 1,000 · k / 1,000 = k."""
+
+RECORD_STORE_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of records stored for others, per namespace."""
+
+RECORD_SECONDS_MAX = 24 * 3600.0
+"""A stored record that nobody stores again is forgotten after this, whatever expiry it claims."""
 
 
 class InvalidRecord(SwarmError):
@@ -72,8 +81,8 @@ class RecordStore:
         own_id: int,
         wall_time: Callable[[], float],
         *,
-        records_max: int = defaults.DHT_RECORDS_MAX,
-        bytes_max: int = defaults.DHT_RECORD_STORE_BYTES_MAX,
+        records_max: int = RECORDS_MAX,
+        bytes_max: int = RECORD_STORE_BYTES_MAX,
     ) -> None:
         self._validators = dict(validators)
         self._own_id = own_id
@@ -88,9 +97,9 @@ class RecordStore:
 
     def validate(self, key: bytes, value: bytes) -> Held:
         """The record if it may be believed now; raises `InvalidRecord`."""
-        if len(key) > defaults.DHT_KEY_BYTES_MAX:
+        if len(key) > KEY_BYTES_MAX:
             raise InvalidRecord(f"a record's key of {len(key)} bytes is too long")
-        if not 0 < len(value) <= defaults.DHT_RECORD_BYTES_MAX:
+        if not 0 < len(value) <= RECORD_BYTES_MAX:
             raise InvalidRecord(f"a record of {len(value)} bytes is empty or too large")
         namespace = namespace_of(key)
         validator = self._validators.get(namespace)
@@ -121,7 +130,7 @@ class RecordStore:
             if self._distance(farthest) < self._distance(key):
                 raise StoreFull(f"the store of /{namespace}/ is full of nearer records")
             self._drop(namespace, farthest)
-        longest_ms = int((self._wall_time() + defaults.DHT_RECORD_SECONDS_MAX) * 1000)
+        longest_ms = int((self._wall_time() + RECORD_SECONDS_MAX) * 1000)
         slots[key] = _Slot(offered, min(offered.info.expires_wall_ms, longest_ms), republish_at)
         self._bytes[namespace] += len(value)
         return offered

@@ -12,13 +12,21 @@ from dataclasses import dataclass
 
 import trio
 
-from swarm import defaults
 from swarm.errors import DeadlineError
 from swarm.identity import PeerId
 from swarm.kademlia import wire
 from swarm.kademlia.wire import Message, Neighbour
 from swarm.transport import Framing, Stream, StreamError, Transport
 from swarm.world import World
+
+REQUEST_SECONDS_MAX = 10.0
+"""Deadline of one request, its connection included."""
+
+OUTBOUND_IDLE_SECONDS = 30.0
+"""Our own idle stream is not reused after this: well before the other side resets it."""
+
+OUTBOUND_STREAMS_MAX = 64
+"""Idle streams kept for reuse, one a peer, the most recently used ones."""
 
 
 @dataclass
@@ -39,16 +47,16 @@ class Requests:
         """The answer to `message`.
 
         Raises `ConnectError`, `StreamError`, `WireError`, or `DeadlineError` after
-        `DHT_REQUEST_SECONDS_MAX`: all of them `PeerError`.
+        `REQUEST_SECONDS_MAX`: all of them `PeerError`.
         """
-        with trio.move_on_after(defaults.DHT_REQUEST_SECONDS_MAX):
+        with trio.move_on_after(REQUEST_SECONDS_MAX):
             return await self._ask(to, message)
         raise self._late(to, message)
 
     async def tell(self, to: Neighbour, message: Message) -> None:
         """Send a message that has no answer (ADD_PROVIDER); returns once the peer has closed or
         reset the stream behind it. Raises as `ask` does."""
-        with trio.move_on_after(defaults.DHT_REQUEST_SECONDS_MAX):
+        with trio.move_on_after(REQUEST_SECONDS_MAX):
             stream = await self._open(to)
             try:
                 await stream.send(wire.encode(message))
@@ -105,10 +113,9 @@ class Requests:
         """Keep a stream for the next request; those kept for too long, or too many, are reset."""
         now = self._world.now()
         surplus = [self._idle.pop(stream.peer, None)]
-        self._idle[stream.peer] = _Idle(stream, now + defaults.DHT_OUTBOUND_IDLE_SECONDS)
+        self._idle[stream.peer] = _Idle(stream, now + OUTBOUND_IDLE_SECONDS)
         while (
-            len(self._idle) > defaults.DHT_OUTBOUND_STREAMS_MAX
-            or next(iter(self._idle.values())).until <= now
+            len(self._idle) > OUTBOUND_STREAMS_MAX or next(iter(self._idle.values())).until <= now
         ):
             surplus.append(self._idle.popitem(last=False)[1])
         for idle in surplus:
@@ -117,8 +124,7 @@ class Requests:
 
     def _late(self, to: Neighbour, message: Message) -> DeadlineError:
         return DeadlineError(
-            f"{to.peer} did not answer {message.type.name} "
-            f"within {defaults.DHT_REQUEST_SECONDS_MAX:g} s"
+            f"{to.peer} did not answer {message.type.name} within {REQUEST_SECONDS_MAX:g} s"
         )
 
 

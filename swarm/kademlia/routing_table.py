@@ -15,9 +15,21 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from swarm import defaults
 from swarm.identity import PeerId, peer_id_bytes
-from swarm.kademlia.wire import Neighbour
+from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, Neighbour
+
+BUCKET_SIZE = 20
+"""k: contacts a bucket holds, and peers a record is stored at (the Kademlia paper's value)."""
+
+PEERS_PER_GROUP_MAX = 2
+"""Contacts of one bucket, or preferred answers of one lookup, within one /24 (IPv6: /64)."""
+
+CONTACT_FAILURES_MAX = 2
+"""Failed requests in a row after which a contact is dropped though nobody replaces it."""
+
+CONTACT_FRESH_SECONDS = 300.0
+"""The oldest contact of a full bucket that answered, or was connected, this recently is not asked
+whether it is there still when somebody else would take its place."""
 
 ID_BITS = 256
 _REPLACEMENTS_WANTED = 5
@@ -101,7 +113,7 @@ class Bucket:
 class RoutingTable:
     """Contacts by distance. `now` is always the world's clock, handed in."""
 
-    def __init__(self, own: PeerId, *, k: int = defaults.DHT_BUCKET_SIZE) -> None:
+    def __init__(self, own: PeerId, *, k: int = BUCKET_SIZE) -> None:
         self.own = own
         self.own_id = node_id(own)
         self._k = k
@@ -136,7 +148,7 @@ class RoutingTable:
         """
         if peer == self.own:
             return None
-        where = tuple(addresses)[: defaults.DHT_ADDRESSES_PER_PEER_MAX]
+        where = tuple(addresses)[:ADDRESSES_PER_PEER_MAX]
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
         contact = bucket.contacts.pop(peer, None)
         if contact is not None and self._fits(bucket, where or contact.addresses):
@@ -156,7 +168,7 @@ class RoutingTable:
         if len(bucket.replacements) > self._k:
             del bucket.replacements[next(iter(bucket.replacements))]
         oldest = next(iter(bucket.contacts.values()))
-        stale = now - oldest.seen >= defaults.DHT_CONTACT_FRESH_SECONDS
+        stale = now - oldest.seen >= CONTACT_FRESH_SECONDS
         return oldest if stale and len(bucket.contacts) >= self._k else None
 
     def heard_of(self, peer: PeerId, now: float) -> None:
@@ -175,7 +187,7 @@ class RoutingTable:
         if len(bucket.contacts) < self._k or len(bucket.replacements) < _REPLACEMENTS_WANTED:
             return True
         oldest = next(iter(bucket.contacts.values()))
-        return now - oldest.seen >= defaults.DHT_CONTACT_FRESH_SECONDS
+        return now - oldest.seen >= CONTACT_FRESH_SECONDS
 
     def failed(self, peer: PeerId) -> bool:
         """A request to `peer` failed; whether it is no contact any more.
@@ -200,7 +212,7 @@ class RoutingTable:
             ),
             None,
         )
-        if successor is None and contact.failures < defaults.DHT_CONTACT_FAILURES_MAX:
+        if successor is None and contact.failures < CONTACT_FAILURES_MAX:
             bucket.contacts = {peer: contact, **bucket.contacts}
             return False
         del self._contacts[peer]
@@ -320,8 +332,7 @@ class RoutingTable:
             return True
         others = [groups_of(contact.addresses) for contact in bucket.contacts.values()]
         return all(
-            sum(group in other for other in others) < defaults.DHT_PEERS_PER_GROUP_MAX
-            for group in groups
+            sum(group in other for other in others) < PEERS_PER_GROUP_MAX for group in groups
         )
 
     def _add(self, bucket: Bucket, contact: Contact) -> None:

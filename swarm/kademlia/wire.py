@@ -14,9 +14,26 @@ from dataclasses import dataclass
 import multiaddr
 import multiaddr.exceptions
 
-from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
+
+MESSAGE_BYTES_MAX = 128 * 1024
+"""One record (64 KiB) or two lists of peers, with 20 peers of 16 addresses of 192 bytes a list."""
+
+RECORD_BYTES_MAX = 64 * 1024
+"""A record's value is an envelope."""
+
+KEY_BYTES_MAX = 256
+"""`/swarm-run/<peer id>/<name>` with room; a provider key is a multihash of 34 bytes."""
+
+PEERS_PER_MESSAGE_MAX = 20
+"""Peers read from one list of a message: k."""
+
+ADDRESSES_PER_PEER_MAX = 16
+"""Addresses read of one peer; an honest one has a few per interface."""
+
+ADDRESS_BYTES_MAX = 192
+"""One binary multiaddr; a relayed WebTransport one has about 170."""
 
 PROTOCOL = "/swarm/kad/1.0.0"
 
@@ -200,10 +217,7 @@ def _decode_peer(data: bytes) -> Peer:
         elif number == 2:
             _want_bytes("an address", integer, value, len(value))
             # Too long or too many: skipped, not refused. Go nodes list all they have.
-            if (
-                len(value) <= defaults.DHT_ADDRESS_BYTES_MAX
-                and len(addresses) < defaults.DHT_ADDRESSES_PER_PEER_MAX
-            ):
+            if len(value) <= ADDRESS_BYTES_MAX and len(addresses) < ADDRESSES_PER_PEER_MAX:
                 addresses.append(value)
         elif number == 3:
             known = _want_integer("a connection type", integer)
@@ -223,9 +237,9 @@ def _decode_record(data: bytes) -> Record:
     key, content, received = b"", b"", ""
     for number, integer, value in _fields(data):
         if number == 1:
-            key = _want_bytes("a record's key", integer, value, defaults.DHT_KEY_BYTES_MAX)
+            key = _want_bytes("a record's key", integer, value, KEY_BYTES_MAX)
         elif number == 2:
-            content = _want_bytes("a record's value", integer, value, defaults.DHT_RECORD_BYTES_MAX)
+            content = _want_bytes("a record's value", integer, value, RECORD_BYTES_MAX)
         elif number == 5:
             raw = _want_bytes("a record's time", integer, value, 64)
             try:
@@ -248,7 +262,7 @@ def encode(message: Message) -> bytes:
     parts.extend(_bytes_field(9, peer.encoded) for peer in message.provider_peers)
     # A stream frame is never empty, a PUT_VALUE without fields would be: name its type.
     encoded = b"".join(parts) or b"\x08\x00"
-    if len(encoded) > defaults.DHT_MESSAGE_BYTES_MAX:
+    if len(encoded) > MESSAGE_BYTES_MAX:
         raise WireError(f"a kad-dht message of {len(encoded)} bytes is too large to send")
     return encoded
 
@@ -259,21 +273,19 @@ def decode(data: bytes) -> Message:
     Peers beyond 20 a list and addresses beyond 16 a peer are left out, since generic nodes do
     send them (a Go node adds the target to its k closest, and lists all its providers).
     """
-    if len(data) > defaults.DHT_MESSAGE_BYTES_MAX:
-        raise WireError(
-            f"a kad-dht message has {len(data)} bytes, at most {defaults.DHT_MESSAGE_BYTES_MAX}"
-        )
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise WireError(f"a kad-dht message has {len(data)} bytes, at most {MESSAGE_BYTES_MAX}")
     kind, key, record = 0, b"", None
     peers: dict[int, list[Peer]] = {8: [], 9: []}
     for number, integer, value in _fields(data):
         if number in peers:
             _want_bytes("a peer", integer, value, len(value))
-            if len(peers[number]) < defaults.DHT_PEERS_PER_MESSAGE_MAX:
+            if len(peers[number]) < PEERS_PER_MESSAGE_MAX:
                 peers[number].append(_decode_peer(value))
         elif number == 1:
             kind = _want_integer("the type", integer)
         elif number == 2:
-            key = _want_bytes("the key", integer, value, defaults.DHT_KEY_BYTES_MAX)
+            key = _want_bytes("the key", integer, value, KEY_BYTES_MAX)
         elif number == 3:
             record = _decode_record(_want_bytes("the record", integer, value, len(value)))
     try:
@@ -292,7 +304,7 @@ def _address_to_wire(address: str, peer: str) -> bytes | None:
         raw: bytes = multiaddr.Multiaddr(address.removesuffix(f"/p2p/{peer}")).to_bytes()
     except (ValueError, LookupError, multiaddr.exceptions.Error):
         return None
-    return raw if 0 < len(raw) <= defaults.DHT_ADDRESS_BYTES_MAX else None
+    return raw if 0 < len(raw) <= ADDRESS_BYTES_MAX else None
 
 
 def _address_from_wire(raw: bytes, peer: str) -> str | None:
@@ -326,7 +338,7 @@ def _peer_to_wire(neighbour: Neighbour, connection: Connection) -> Peer:
     known = [raw for raw in addresses if raw is not None]
     return Peer(
         peer_id_bytes(neighbour.peer),
-        tuple(known[: defaults.DHT_ADDRESSES_PER_PEER_MAX]),
+        tuple(known[:ADDRESSES_PER_PEER_MAX]),
         connection,
     )
 

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.kademlia import InvalidRecord, Kademlia, provider_key, wire
-from swarm.kademlia.routing_table import key_id, node_id
+from swarm.kademlia.dht import MAINTENANCE_SECONDS
+from swarm.kademlia.providers import PROVIDER_SECONDS
+from swarm.kademlia.publishing import REPUBLISH_SECONDS
+from swarm.kademlia.requests import REQUEST_SECONDS_MAX
+from swarm.kademlia.routing_table import CONTACT_FRESH_SECONDS, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
 from swarm.transport import ConnectError, Framing
 from tests.kademlia.harness import Peer, good, run, swarm
@@ -111,7 +114,7 @@ def test_expired_records_vanish_everywhere():
             await trio.sleep(300)
             assert await net.peers[9].dht.get(KEY) is None
             assert [len(peer.dht.records) for peer in net.peers] == [0] * 30
-            await trio.sleep(2 * defaults.DHT_REPUBLISH_SECONDS)
+            await trio.sleep(2 * REPUBLISH_SECONDS)
             assert net.peers[2].named("dht.own_record_ended")
             with pytest.raises(InvalidRecord):
                 await net.peers[2].dht.put(KEY, good(2, lifetime_seconds=900))
@@ -150,8 +153,8 @@ def test_invalid_records_are_refused_and_disbelieved():
 class ForgingKademlia(Kademlia):
     """Answers every read with a forged record."""
 
-    def _answer(self, sender: PeerId, message: Message) -> Message | None:
-        answer = super()._answer(sender, message)
+    def answer(self, sender: PeerId, message: Message) -> Message | None:
+        answer = super().answer(sender, message)
         if message.type is MessageType.GET_VALUE and answer is not None:
             return Message(
                 answer.type, answer.key, Record(message.key, b"forged"), answer.closer_peers
@@ -193,7 +196,7 @@ def test_providers_are_found_once_each_and_expire():
             assert len(await peers[33].dht.find_providers(key, limit=3)) == 3
             peers[0].stop()
             peers[1].dht.stop_providing(key)
-            await trio.sleep(defaults.DHT_PROVIDER_SECONDS + 60)
+            await trio.sleep(PROVIDER_SECONDS + 60)
             found = await peers[33].dht.find_providers(key)
             assert sorted(n.peer for n in found) == sorted(peer.id for peer in peers[2:5])
 
@@ -237,7 +240,7 @@ def test_a_record_outlives_half_of_the_peers_and_then_all_its_first_holders():
             for peer in net.peers[4::2]:
                 peer.stop()
             alive = net.peers[:3] + net.peers[5::2]
-            await trio.sleep(3 * defaults.DHT_REPUBLISH_SECONDS)
+            await trio.sleep(3 * REPUBLISH_SECONDS)
             holders = nearest(alive, KEY, 20)
             assert sum(held(peer) == good(1) for peer in holders) >= 18
             for peer in first:
@@ -259,7 +262,7 @@ def test_whoever_asks_nothing_notices_that_a_contact_is_gone():
             await trio.sleep(5)
             assert peers[2].id in peers[0].dht.table
             peers[2].stop()
-            await trio.sleep(defaults.DHT_CONTACT_FRESH_SECONDS + 120)
+            await trio.sleep(CONTACT_FRESH_SECONDS + 120)
             assert peers[2].id not in peers[0].dht.table
             assert peers[1].id in peers[0].dht.table
 
@@ -279,7 +282,7 @@ def test_nobody_is_sent_to_peers_that_are_long_dead():
             await trio.sleep(240)
             key = peer_id_bytes(alive[3].id)
             for peer in alive[:3]:
-                answer = peer.dht._answer(alive[3].id, Message(MessageType.FIND_NODE, key))
+                answer = peer.dht.answer(alive[3].id, Message(MessageType.FIND_NODE, key))
                 named = {each.peer for each in wire.peers_from_wire(answer.closer_peers)}
                 assert not named & dead
                 assert named == {other.id for other in alive} - {peer.id, alive[3].id}
@@ -291,10 +294,10 @@ def test_contacts_that_stay_connected_are_known_to_be_there():
     async def main():
         async with swarm() as net:
             peers = await net.fill(3)
-            await trio.sleep(3 * defaults.DHT_CONTACT_FRESH_SECONDS)
+            await trio.sleep(3 * CONTACT_FRESH_SECONDS)
             contacts = peers[0].dht.table.contacts()
             assert {contact.peer for contact in contacts} == {peers[1].id, peers[2].id}
-            soon = 2 * defaults.DHT_MAINTENANCE_SECONDS
+            soon = 2 * MAINTENANCE_SECONDS
             assert all(contact.seen > trio.current_time() - soon for contact in contacts)
 
     run(main)
@@ -336,8 +339,8 @@ def test_a_crowd_from_one_network_neither_fills_tables_nor_hides_a_record():
 class HidingKademlia(Kademlia):
     """Claims to store, denies to have, and names only its like."""
 
-    def _answer(self, sender: PeerId, message: Message) -> Message | None:
-        answer = super()._answer(sender, message)
+    def answer(self, sender: PeerId, message: Message) -> Message | None:
+        answer = super().answer(sender, message)
         if answer is None or message.key == peer_id_bytes(self.peer_id):
             return answer
         if message.type is MessageType.PUT_VALUE:
@@ -357,8 +360,8 @@ class HidingKademlia(Kademlia):
 class InventingKademlia(Kademlia):
     """Names peers that do not exist, just beside the target, at other peers' addresses."""
 
-    def _answer(self, sender: PeerId, message: Message) -> Message | None:
-        answer = super()._answer(sender, message)
+    def answer(self, sender: PeerId, message: Message) -> Message | None:
+        answer = super().answer(sender, message)
         if answer is None or message.key == peer_id_bytes(self.peer_id):
             return answer
         address = self._transport.addresses()[0].rpartition("/p2p/")[0]
@@ -403,7 +406,7 @@ def test_clients_use_the_dht_and_enter_no_table():
             assert (await client.dht.put(KEY, good(1))).done
             assert await client.dht.get(KEY) == good(1)
             assert await net.peers[4].dht.get(KEY) == good(1)
-            await trio.sleep(2 * defaults.DHT_REPUBLISH_SECONDS)
+            await trio.sleep(2 * REPUBLISH_SECONDS)
             assert not [peer for peer in net.peers if client.id in peer.dht.table]
             assert len(client.dht.records) == 0
 
@@ -420,7 +423,7 @@ def test_dead_contacts_leave_the_table_and_a_stalled_one_costs_a_deadline():
             started = trio.current_time()
             found = await peers[1].dht.closest(KEY)
             assert len(found) == 7
-            assert trio.current_time() - started < defaults.DHT_REQUEST_SECONDS_MAX + 1
+            assert trio.current_time() - started < REQUEST_SECONDS_MAX + 1
             await peers[1].dht.closest(KEY)
             assert peers[3].id not in peers[1].dht.table
             assert peers[4].id not in peers[1].dht.table

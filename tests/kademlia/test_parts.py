@@ -9,14 +9,20 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import defaults
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.lookup import Lookup, prefer_diverse
-from swarm.kademlia.providers import ProviderStore, provider_key
-from swarm.kademlia.records import InvalidRecord, RecordStore, StoreFull
-from swarm.kademlia.routing_table import RoutingTable, bucket_of, groups_of, key_id, node_id
-from swarm.kademlia.wire import Neighbour
+from swarm.kademlia.providers import PROVIDER_SECONDS, ProviderStore, provider_key
+from swarm.kademlia.records import RECORD_SECONDS_MAX, InvalidRecord, RecordStore, StoreFull
+from swarm.kademlia.routing_table import (
+    CONTACT_FRESH_SECONDS,
+    RoutingTable,
+    bucket_of,
+    groups_of,
+    key_id,
+    node_id,
+)
+from swarm.kademlia.wire import KEY_BYTES_MAX, RECORD_BYTES_MAX, Neighbour
 from tests.kademlia.harness import WALL, PlainValidator, good, run
 
 IDS = [Identity(number.to_bytes(32, "big")).peer_id for number in range(400)]
@@ -37,7 +43,7 @@ def full_bucket(now: float = 0.0) -> RoutingTable:
 
 def test_an_old_live_contact_stays_and_a_dead_one_is_replaced():
     table = full_bucket()
-    fresh = defaults.DHT_CONTACT_FRESH_SECONDS
+    fresh = CONTACT_FRESH_SECONDS
     assert table.answered(FAR[20], address(FAR[20]), fresh / 2) is None  # nobody is in doubt
     oldest = table.answered(FAR[21], address(FAR[21]), fresh)
     assert oldest is not None and oldest.peer == FAR[0]
@@ -174,8 +180,8 @@ def test_the_highest_version_stays_and_ties_are_broken_alike():
         (b"/n/a", b"bad"),
         (b"/n/a", b""),
         (b"/n/a", good(1, lifetime_seconds=0)),
-        (b"/n/a", good(1, text="x" * defaults.DHT_RECORD_BYTES_MAX)),
-        (b"/n/" + bytes(defaults.DHT_KEY_BYTES_MAX), good(1)),
+        (b"/n/a", good(1, text="x" * RECORD_BYTES_MAX)),
+        (b"/n/" + bytes(KEY_BYTES_MAX), good(1)),
         (b"/other/a", good(1)),
         (b"n/a", good(1)),
         (b"/n", good(1)),
@@ -198,7 +204,7 @@ def test_records_expire_by_their_own_word_and_at_the_latest_after_a_day():
     records.store(b"/n/b", good(1, lifetime_seconds=1e9), republish_at=0)
     clock.wall += 10
     assert records.get(b"/n/a") is None and len(records) == 1
-    clock.wall += defaults.DHT_RECORD_SECONDS_MAX
+    clock.wall += RECORD_SECONDS_MAX
     assert records.expire() == 1 and len(records) == 0
 
 
@@ -254,7 +260,7 @@ def test_providers_are_kept_once_bounded_and_expire():
     assert providers.add(nearest[1], Neighbour(IDS[1]), 0.0)
     assert not providers.add(b"", Neighbour(IDS[6]), 0.0)
     assert not providers.add(bytes(81), Neighbour(IDS[6]), 0.0)
-    assert providers.expire(defaults.DHT_PROVIDER_SECONDS) == 2 and len(providers) == 0
+    assert providers.expire(PROVIDER_SECONDS) == 2 and len(providers) == 0
 
 
 def test_one_peer_cannot_be_provider_of_everything():

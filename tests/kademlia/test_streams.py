@@ -6,10 +6,11 @@ import pytest
 import trio
 from libp2p.kad_dht.pb import kademlia_pb2 as oracle
 
-from swarm import defaults
 from swarm.identity import peer_id_bytes
-from swarm.kademlia import wire
-from swarm.kademlia.wire import Message, MessageType
+from swarm.kademlia import serving, wire
+from swarm.kademlia.routing_table import CONTACT_FAILURES_MAX
+from swarm.kademlia.serving import INBOUND_IDLE_SECONDS
+from swarm.kademlia.wire import RECORD_BYTES_MAX, Message, MessageType
 from swarm.transport import Framing, Stream, StreamError
 from tests.kademlia.harness import Peer, good, run, swarm
 
@@ -150,8 +151,8 @@ def test_a_peer_that_answers_garbage_is_dropped():
             other = await net.start(server=False)
             node = GenericNode(other, closes_after_each=False)
             await peer.dht.bootstrap([other.address])
-            node.values[KEY] = bytes(defaults.DHT_RECORD_BYTES_MAX + 1)
-            for _ in range(defaults.DHT_CONTACT_FAILURES_MAX):
+            node.values[KEY] = bytes(RECORD_BYTES_MAX + 1)
+            for _ in range(CONTACT_FAILURES_MAX):
                 assert await peer.dht.get(KEY) is None
             assert other.id not in peer.dht.table
 
@@ -159,7 +160,7 @@ def test_a_peer_that_answers_garbage_is_dropped():
 
 
 def test_silent_and_surplus_streams_are_reset(monkeypatch):
-    monkeypatch.setattr(defaults, "DHT_INBOUND_STREAMS_MAX", 2)
+    monkeypatch.setattr(serving, "INBOUND_STREAMS_MAX", 2)
 
     async def main():
         async with swarm() as net:
@@ -187,6 +188,6 @@ def test_silent_and_surplus_streams_are_reset(monkeypatch):
             with pytest.raises(StreamError):
                 await third.receive()
             waited = trio.current_time() - started
-            assert waited == pytest.approx(defaults.DHT_INBOUND_IDLE_SECONDS, abs=1)
+            assert waited == pytest.approx(INBOUND_IDLE_SECONDS, abs=1)
 
     run(main)

@@ -11,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb import kademlia_pb2 as oracle
 
-from swarm import defaults
 from swarm.identity import Identity
 from swarm.kademlia import wire
-from swarm.kademlia.wire import Connection, Message, MessageType, Neighbour, Peer, Record, WireError
+from swarm.kademlia.wire import (
+    ADDRESS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    Connection,
+    Message,
+    MessageType,
+    Neighbour,
+    Peer,
+    Record,
+    WireError,
+)
 
 ALICE = Identity(bytes(32)).peer_id
 BOB = Identity(bytes([1]) * 32).peer_id
@@ -22,13 +33,13 @@ BOB = Identity(bytes([1]) * 32).peer_id
 peers = st.builds(
     Peer,
     st.binary(max_size=64),
-    st.lists(st.binary(max_size=defaults.DHT_ADDRESS_BYTES_MAX), max_size=4).map(tuple),
+    st.lists(st.binary(max_size=ADDRESS_BYTES_MAX), max_size=4).map(tuple),
     st.sampled_from(Connection),
 )
 messages = st.builds(
     Message,
     st.sampled_from(MessageType),
-    st.binary(max_size=defaults.DHT_KEY_BYTES_MAX),
+    st.binary(max_size=KEY_BYTES_MAX),
     st.none()
     | st.builds(Record, st.binary(max_size=256), st.binary(max_size=2000), st.text(max_size=16)),
     st.lists(peers, max_size=5).map(tuple),
@@ -115,11 +126,11 @@ def test_damaged_messages_are_a_message_or_a_wire_error(message, data):
 @pytest.mark.parametrize(
     "message",
     [
-        oracle.Message(key=bytes(defaults.DHT_KEY_BYTES_MAX + 1)),
-        oracle.Message(record=oracle.Record(value=bytes(defaults.DHT_RECORD_BYTES_MAX + 1))),
-        oracle.Message(record=oracle.Record(key=bytes(defaults.DHT_KEY_BYTES_MAX + 1))),
+        oracle.Message(key=bytes(KEY_BYTES_MAX + 1)),
+        oracle.Message(record=oracle.Record(value=bytes(RECORD_BYTES_MAX + 1))),
+        oracle.Message(record=oracle.Record(key=bytes(KEY_BYTES_MAX + 1))),
         oracle.Message(record=oracle.Record(timeReceived="x" * 65)),
-        oracle.Message(senderRecord=bytes(defaults.DHT_MESSAGE_BYTES_MAX)),
+        oracle.Message(senderRecord=bytes(MESSAGE_BYTES_MAX)),
         oracle.Message(closerPeers=[oracle.Message.Peer(id=bytes(129))]),
     ],
 )
@@ -146,10 +157,10 @@ def test_surplus_peers_and_addresses_are_left_out():
 
 
 def test_the_largest_honest_answer_fits():
-    address = bytes(defaults.DHT_ADDRESS_BYTES_MAX)
+    address = bytes(ADDRESS_BYTES_MAX)
     crowd = (Peer(bytes(38), (address,) * 16, Connection.CAN_CONNECT),) * 20
-    key = bytes(defaults.DHT_KEY_BYTES_MAX)
-    record = Record(key, bytes(defaults.DHT_RECORD_BYTES_MAX), "2026-11-20T12:00:00.000000000Z")
+    key = bytes(KEY_BYTES_MAX)
+    record = Record(key, bytes(RECORD_BYTES_MAX), "2026-11-20T12:00:00.000000000Z")
     for message in (
         Message(MessageType.GET_VALUE, key, record, crowd),
         Message(MessageType.GET_PROVIDERS, key, None, crowd, crowd),

@@ -1,0 +1,274 @@
+"""Records and provider records of a DHT peer: stored at the nearest peers, and kept alive there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.kademlia import wire
+from swarm.kademlia.contacts import Contacts, Emit
+from swarm.kademlia.lookup import LookupResult
+from swarm.kademlia.providers import ProviderStore
+from swarm.kademlia.records import Held, InvalidRecord, RecordStore, StoreFull
+from swarm.kademlia.routing_table import key_id, node_id
+from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
+from swarm.transport import Transport
+from swarm.world import World
+
+OWN_RECORDS_MAX = 1024
+"""Records, and provided keys, this peer republishes itself."""
+
+REPUBLISH_SECONDS = 600.0
+"""A publisher stores its records and provider records again this often: half of the holders may
+leave in between. Holders do so after 1.5 to 2 intervals without hearing of a record."""
+
+REPUBLISHED_PER_ROUND_MAX = 16
+"""Records of others republished in one round of maintenance."""
+
+GIVERS = 2
+"""The nearest peers to a key give its record to a newcomer: one would do (the Kademlia paper), two
+do when one of them has not met the newcomer."""
+
+GIVEN_MAX = 128
+"""Records given to one newcomer; it should hold about k, everybody's share."""
+
+
+@dataclass(frozen=True)
+class PutResult:
+    stored: int
+    """Peers that now hold the record, this one included if it is among the nearest."""
+    asked: int
+    """Peers that should: the k nearest that answered, and this one likewise."""
+    newer: bytes | None
+    """A better record that somebody holds under the key: look at it before putting again."""
+    hops: int
+
+    @property
+    def done(self) -> bool:
+        """A majority of the holders has it, so that a quorum read finds it."""
+        return self.stored > self.asked // 2
+
+
+@dataclass
+class _Published:
+    held: Held
+    again_at: float
+
+
+class Publisher:
+    """Stores this peer's records and provider records at others, and what it holds for others."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        world: World,
+        contacts: Contacts,
+        records: RecordStore,
+        providers: ProviderStore,
+        *,
+        emit: Emit,
+        serving: Callable[[], bool],
+        k: int,
+    ) -> None:
+        self.records = records
+        self.providers = providers
+        self._transport = transport
+        self._world = world
+        self._contacts = contacts
+        self._emit = emit
+        self._serving = serving
+        self._k = k
+        self._published: dict[bytes, _Published] = {}
+        self._provided: dict[bytes, float] = {}
+
+    async def put(self, key: bytes, value: bytes) -> PutResult:
+        """Store a record at the k peers nearest to its key, and again until it expires.
+
+        A later `put` under the key replaces it. Raises `InvalidRecord` when our own validator
+        refuses it, `StoreFull` beyond `OWN_RECORDS_MAX` keys.
+        """
+        held = self.records.validate(key, value)
+        if len(self._published) >= OWN_RECORDS_MAX and key not in self._published:
+            raise StoreFull(f"this peer publishes {len(self._published)} records already")
+        self._published[key] = _Published(held, self.soon(1.0))
+        return await self._publish(held)
+
+    def withdraw(self, key: bytes) -> None:
+        """Stop republishing a record of this peer; the copies at others expire."""
+        self._published.pop(key, None)
+
+    async def provide(self, key: bytes) -> int:
+        """Tell the k peers nearest to `key` that we have it, and again until `stop_providing`.
+
+        `key` is a multihash (`provider_key`). Returns how many heard it. Raises `StoreFull` beyond
+        `OWN_RECORDS_MAX` keys.
+        """
+        if len(self._provided) >= OWN_RECORDS_MAX and key not in self._provided:
+            raise StoreFull(f"this peer provides {len(self._provided)} keys already")
+        self._provided[key] = self.soon(1.0)
+        return await self._announce(key)
+
+    def stop_providing(self, key: bytes) -> None:
+        """Stop announcing this peer as a provider; what others remember expires."""
+        self._provided.pop(key, None)
+
+    async def store_at(
+        self, neighbours: Sequence[Neighbour], held: Held
+    ) -> tuple[int, Held | None]:
+        """Give a record to peers: (how many took it, the best that one holds instead)."""
+        stored = 0
+        newer: Held | None = None
+
+        async def store(neighbour: Neighbour) -> None:
+            nonlocal stored, newer
+            message = Message(MessageType.PUT_VALUE, held.key, Record(held.key, held.value))
+            try:
+                answer = await self._contacts.ask(neighbour, message)
+            except PeerError as error:
+                self._emit("dht.store_failed", other=neighbour.peer, reason=str(error))
+                return
+            if answer.record is not None and answer.record.value == held.value:
+                stored += 1
+                return
+            other = self.believe(neighbour.peer, held.key, answer.record)
+            if other is not None and other.rank > max(held, newer or held, key=_rank).rank:
+                newer = other
+
+        async with trio.open_nursery() as nursery:
+            for neighbour in neighbours:
+                nursery.start_soon(store, neighbour)
+        return stored, newer
+
+    def own_copy(self, key: bytes) -> Held | None:
+        """The best of what we publish and what we hold for others."""
+        copies = [self.records.get(key)]
+        published = self._published.get(key)
+        if published is not None:
+            copies.append(
+                self.believe(self._contacts.peer_id, key, Record(key, published.held.value))
+            )
+        return max((copy for copy in copies if copy is not None), key=_rank, default=None)
+
+    def believe(self, source: PeerId, key: bytes, record: Record | None) -> Held | None:
+        """A record somebody showed, if it is one for this key; says so when it is not."""
+        if record is None:
+            return None
+        try:
+            if record.key != key:
+                raise InvalidRecord("the record has another key")
+            return self.records.validate(key, record.value)
+        except InvalidRecord as error:
+            self._emit("dht.record_disbelieved", other=source, reason=str(error))
+            return None
+
+    def keep(self, held: Held) -> None:
+        try:
+            self.records.store(held.key, held.value, republish_at=self.soon(1.5))
+        except (InvalidRecord, StoreFull) as error:
+            self._emit("dht.record_refused", other=self._contacts.peer_id, reason=str(error))
+
+    # --- keeping alive -----------------------------------------------------------------------
+
+    async def republish(self) -> None:
+        now = self._world.now()
+        for key, published in list(self._published.items()):
+            if published.again_at > now:
+                continue
+            try:
+                held = self.records.validate(key, published.held.value)
+            except InvalidRecord as error:
+                del self._published[key]
+                self._emit("dht.own_record_ended", key=key, reason=str(error))
+                continue
+            published.again_at = self.soon(1.0)
+            await self._publish(held)
+        for key, again_at in list(self._provided.items()):
+            if again_at <= now and key in self._provided:
+                self._provided[key] = self.soon(1.0)
+                await self._announce(key)
+        for held in self.records.due(now)[:REPUBLISHED_PER_ROUND_MAX]:
+            self.records.postpone(held.key, self.soon(1.5))
+            if held.key not in self._published:
+                await self._publish(held)
+
+    async def give_to_newcomers(self) -> None:
+        """Give new contacts the records that are theirs to hold (the Kademlia paper, 2.5), since
+        a peer that looks for them will ask the newcomers, not those that were nearest before."""
+        async for peer in self._contacts.newcomers:
+            for held in self._owed_to(peer):
+                contact = self._contacts.table.get(peer)
+                if contact is None or not (await self.store_at([contact.neighbour], held))[0]:
+                    break
+
+    def _owed_to(self, peer: PeerId) -> list[Held]:
+        """Records of which a new contact should be a holder, and this peer is to tell it."""
+        owed = []
+        for key in self.records.held_keys():
+            target = key_id(key)
+            if self._contacts.table.is_near(target, GIVERS, exclude=peer):
+                nearest = self._contacts.table.closest(target, self._k)
+                held = self.records.get(key)
+                if held is not None and any(each.peer == peer for each in nearest):
+                    owed.append(held)
+        return owed[:GIVEN_MAX]
+
+    async def _publish(self, held: Held) -> PutResult:
+        result = await self._contacts.lookup(MessageType.FIND_NODE, held.key)
+        local = self._is_holder(held.key, result)
+        if local:
+            self.keep(held)
+        stored, newer = await self.store_at(result.closest, held)
+        outcome = PutResult(
+            stored + local,
+            len(result.closest) + local,
+            newer.value if newer is not None else None,
+            result.hops,
+        )
+        self._emit("dht.published", key=held.key, stored=outcome.stored, asked=outcome.asked)
+        return outcome
+
+    async def _announce(self, key: bytes) -> int:
+        result = await self._contacts.lookup(MessageType.FIND_NODE, key)
+        itself = Neighbour(self._contacts.peer_id, tuple(self._transport.addresses()))
+        message = Message(
+            MessageType.ADD_PROVIDER, key, provider_peers=(wire.peer_to_wire(itself),)
+        )
+        told = 0
+        if self._is_holder(key, result):
+            told += self.providers.add(key, itself, self._world.now())
+
+        async def tell(neighbour: Neighbour) -> None:
+            nonlocal told
+            try:
+                await self._contacts.requests.tell(neighbour, message)
+            except PeerError as error:
+                self._emit("dht.announce_failed", other=neighbour.peer, reason=str(error))
+            else:
+                told += 1
+
+        async with trio.open_nursery() as nursery:
+            for neighbour in result.closest:
+                nursery.start_soon(tell, neighbour)
+        self._emit("dht.announced", key=key, told=told)
+        return told
+
+    def _is_holder(self, key: bytes, result: LookupResult) -> bool:
+        """Whether this peer belongs to the k nearest itself."""
+        if not self._serving():
+            return False
+        target = key_id(key)
+        own = node_id(self._contacts.peer_id) ^ target
+        return sum(node_id(n.peer) ^ target < own for n in result.closest) < self._k
+
+    def soon(self, intervals: float) -> float:
+        """A time `intervals` to `intervals` + ½ republish intervals from now."""
+        wait = intervals + 0.5 * self._world.random.random()
+        return self._world.now() + wait * REPUBLISH_SECONDS
+
+
+def _rank(held: Held) -> tuple[int, bytes]:
+    return held.rank

@@ -1,0 +1,143 @@
+"""Serving the DHT: requests of others, answered from the table and the stores."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import trio
+
+from swarm.identity import PeerId, peer_id_bytes
+from swarm.kademlia import wire
+from swarm.kademlia.contacts import Contacts, Emit
+from swarm.kademlia.providers import ProviderStore
+from swarm.kademlia.records import InvalidRecord, RecordStore, StoreFull
+from swarm.kademlia.wire import (
+    MESSAGE_BYTES_MAX,
+    PEERS_PER_MESSAGE_MAX,
+    Message,
+    MessageType,
+    Neighbour,
+    Record,
+)
+from swarm.transport import Framing, Stream, Transport
+from swarm.world import World
+
+INBOUND_STREAMS_MAX = 256
+"""Streams of others served at once; beyond, the one idle for longest is reset."""
+
+INBOUND_IDLE_SECONDS = 60.0
+"""A stream on which no request comes for this long is reset."""
+
+
+class Server:
+    """Answers requests of others."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        world: World,
+        contacts: Contacts,
+        records: RecordStore,
+        providers: ProviderStore,
+        *,
+        emit: Emit,
+        serving: Callable[[], bool],
+        republish_at: Callable[[], float],
+    ) -> None:
+        """`serving` says whether to answer at all; `republish_at` when a stored record is due."""
+        self._transport = transport
+        self._world = world
+        self._contacts = contacts
+        self._records = records
+        self._providers = providers
+        self._emit = emit
+        self._serving = serving
+        self._republish_at = republish_at
+        self._reply: Callable[[PeerId, Message], Message | None] = self.answer
+        self._inbound: OrderedDict[Stream, trio.CancelScope] = OrderedDict()
+
+    def start(self, reply: Callable[[PeerId, Message], Message | None]) -> None:
+        """Serve the protocol from now on with `reply`, which gives what `answer` does."""
+        self._reply = reply
+        self._transport.serve(
+            wire.PROTOCOL,
+            self._serve,
+            Framing.DELIMITED,
+            frame_bytes_max=MESSAGE_BYTES_MAX,
+        )
+
+    async def _serve(self, stream: Stream) -> None:
+        """Answer requests until the peer ends the stream, breaks the protocol, or falls silent."""
+        if not self._serving():
+            await stream.reset()
+            return
+        if len(self._inbound) >= INBOUND_STREAMS_MAX:
+            _, longest_idle = self._inbound.popitem(last=False)
+            longest_idle.cancel()
+        with trio.CancelScope() as scope:
+            self._inbound[stream] = scope
+            try:
+                while True:
+                    scope.deadline = trio.current_time() + INBOUND_IDLE_SECONDS
+                    frame = await stream.receive()
+                    if frame is None:
+                        return
+                    if stream in self._inbound:
+                        self._inbound.move_to_end(stream)
+                    if not self._serving():
+                        break
+                    answer = self._reply(stream.peer, wire.decode(frame))
+                    self._contacts.consider(Neighbour(stream.peer))
+                    if answer is not None:
+                        await stream.send(wire.encode(answer))
+            finally:
+                self._inbound.pop(stream, None)
+        await stream.reset()
+
+    def answer(self, sender: PeerId, message: Message) -> Message | None:
+        """The answer to one request, or None for one that has no answer."""
+        kind, key = message.type, message.key
+        match kind:
+            case MessageType.PING:
+                return Message(MessageType.PING)
+            case MessageType.FIND_NODE if key == peer_id_bytes(self._contacts.peer_id):
+                itself = Neighbour(self._contacts.peer_id, tuple(self._transport.addresses()))
+                return Message(kind, key, closer_peers=(wire.peer_to_wire(itself),))
+            case MessageType.FIND_NODE:
+                return Message(kind, key, closer_peers=self._contacts.closer(sender, key))
+            case MessageType.GET_VALUE:
+                held = self._records.get(key)
+                record = Record(key, held.value) if held is not None else None
+                return Message(kind, key, record, self._contacts.closer(sender, key))
+            case MessageType.PUT_VALUE:
+                return Message(kind, key, self._accept_record(sender, message))
+            case MessageType.GET_PROVIDERS:
+                providers = self._providers.sample(
+                    key, PEERS_PER_MESSAGE_MAX, self._world.now(), self._world.random
+                )
+                return Message(
+                    kind,
+                    key,
+                    closer_peers=self._contacts.closer(sender, key),
+                    provider_peers=tuple(wire.peer_to_wire(peer) for peer in providers),
+                )
+            case MessageType.ADD_PROVIDER:
+                for neighbour in self._contacts.neighbours(message.provider_peers):
+                    if neighbour.peer == sender:
+                        self._providers.add(key, neighbour, self._world.now())
+                return None
+
+    def _accept_record(self, sender: PeerId, message: Message) -> Record | None:
+        """The record held under the key afterwards: it shows the sender whether its own stands.
+        (Go and JavaScript nodes compare it with what they sent.)"""
+        record = message.record
+        if record is None or record.key != message.key:
+            self._emit("dht.record_refused", other=sender, reason="the record has another key")
+            return None
+        try:
+            held = self._records.store(record.key, record.value, republish_at=self._republish_at())
+        except (InvalidRecord, StoreFull) as error:
+            self._emit("dht.record_refused", other=sender, reason=str(error))
+            return None
+        return Record(held.key, held.value)
