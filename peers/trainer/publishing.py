@@ -11,7 +11,7 @@ from swarm.ledger.entries import CheckpointPublished
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.run.trusted import TrustedPart
-from swarm.shardcast.store import Held
+from swarm.shardcast.held import Held
 
 
 class Publisher:

@@ -20,8 +20,9 @@ from swarm import defaults
 from swarm.errors import DeadlineError, SwarmError, leaf_errors
 from swarm.events import Events
 from swarm.messages import Checkpoint
+from swarm.shardcast.held import Change, Held, Key, delta_key
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
-from swarm.shardcast.store import ENCODING_NAME, Change, CheckpointStore, Held, Key, delta_key
+from swarm.shardcast.store import ENCODING_NAME, CheckpointStore
 from swarm.world import Compute
 
 DELTA_FILE = "delta"

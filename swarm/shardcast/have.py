@@ -39,8 +39,9 @@ from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Digest
 from swarm.rates import TokenBucket
+from swarm.shardcast.held import Change, Held
 from swarm.shardcast.rarity import Rarity, bits_of, draw
-from swarm.shardcast.store import Change, CheckpointStore, Held
+from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
@@ -491,7 +492,7 @@ class HaveExchange:
         unsent = held.unsent
         if unsent and unsent.bit_count() <= len(held.pieces) * defaults.SEEDING_END_SHARE:
             # Better to send a few of the last ones twice than to wait for who has them on his list.
-            self._store.end_seeding(held.digest)
+            self._store.seeding.end(held.digest)
             return
         bit = 1 << index if index >= 0 else 0
         all_shown = not unsent & ~self._mine_of(held).shown

@@ -27,6 +27,7 @@ from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint, Count
 from swarm.shardcast.fetch.fetcher import Fetcher
+from swarm.shardcast.held import Change, Held
 from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,
@@ -39,7 +40,7 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.shardcast.service import BlobService
-from swarm.shardcast.store import Change, CheckpointStore, Held
+from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Arrived, BlobReference, FetchError, Source
 from swarm.transport.base import Traffic
 from swarm.transport.http.client import BulkClient

@@ -51,7 +51,7 @@ class Uploads:
         busy = self._active_bytes >= defaults.UPLOAD_SECONDS * self.bytes_per_second
         if busy and store.has(digest):
             raise Refused(503, "busy")
-        if store.seeding and not self._may_leave(digest):
+        if store.seeding.active and not self._may_leave(digest):
             raise Refused(503, "busy: other pieces leave first")
         blob = store.open(digest)
         if blob is None:
@@ -79,13 +79,13 @@ class Uploads:
     def _may_leave(self, digest: bytes) -> bool:
         """Whether each piece of the checkpoint has left once, or this one has not."""
         now = self._world.now()
-        left = self._store.leave(digest)
+        left = self._store.seeding.leave(digest)
         if left or now - self._left_at < defaults.SEEDING_SECONDS:
             if left:
                 self._left_at = now
             return left
         # Nobody asks for the rest: better any piece than none.
-        self._store.end_seeding(digest)
+        self._store.seeding.end(digest)
         return True
 
     def _release(self, number: int, blob: OpenBlob) -> None:

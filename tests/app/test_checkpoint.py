@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 from swarm import defaults
 from swarm.app.main import app
+from swarm.shardcast.held import delta_key
 from swarm.shardcast.mirror import describe, export, fetch, serve
-from swarm.shardcast.store import delta_key
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer, real_peer
 from tests.shardcast.test_chain import fetch as fetch_from

@@ -18,7 +18,7 @@ import trio
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
-from swarm.shardcast.store import Change, Held
+from swarm.shardcast.held import Change, Held
 from swarm.transport import Source
 from swarm.world.compute import LocalCompute
 from tests.shardcast.harness import real_peer

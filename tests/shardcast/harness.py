@@ -20,8 +20,9 @@ from swarm.messages import Checkpoint
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.held import Held
 from swarm.shardcast.service import BlobService
-from swarm.shardcast.store import CheckpointStore, Held
+from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source, Transport
 from swarm.transport.libp2p import open_libp2p

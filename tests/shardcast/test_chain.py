@@ -14,6 +14,7 @@ import trio
 from swarm import defaults
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint
+from swarm.shardcast.held import Change, Held, delta_key
 from swarm.shardcast.manifest import (
     BadManifest,
     CheckpointManifest,
@@ -23,7 +24,6 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.shardcast.service import BlobService
-from swarm.shardcast.store import Change, Held, delta_key
 from swarm.transport import OpenBlob, Refused, Source
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import ChildDied

@@ -14,7 +14,7 @@ import trio
 
 from swarm import defaults
 from swarm.shardcast.delta import Chain, encode
-from swarm.shardcast.store import delta_key
+from swarm.shardcast.held import delta_key
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer
 from tests.shardcast.test_chain import fetch, fetched, holds, publish

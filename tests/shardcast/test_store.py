@@ -11,8 +11,9 @@ import trio.testing
 from swarm import defaults
 from swarm.errors import DiskFullError
 from swarm.events import Events
+from swarm.shardcast.held import Change, Held, Key
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
-from swarm.shardcast.store import Change, CheckpointConflict, CheckpointStore, Held, Key
+from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.world.disk import LocalDisk
 from tests.shardcast.harness import RUN, Recorder, VirtualWorld, put_folder, same_files
 from tests.shardcast.memory_disk import MemoryDisk, PowerCut
@@ -103,7 +104,7 @@ def test_receiving_survives_a_stop_at_every_point(
         store = await opened(uninterrupted, keep=2)
         for source, wanted in sources:
             await fetch(store, source, wanted)
-            await store.settle()
+            await store.settler.settle()
         assert store.complete() == [(0, 1), (0, 2)]
         assert uninterrupted.exists("checkpoints/0-2/.complete") == large
         rng = random.Random(0)
@@ -115,7 +116,7 @@ def test_receiving_survives_a_stop_at_every_point(
             with pytest.raises(PowerCut):
                 for source, wanted in sources:
                     await fetch(store, source, wanted)
-                    await store.settle()
+                    await store.settler.settle()
                     settled.append(wanted.key)
             done = settled if power else store.complete()
             disk.cut_at = None
@@ -510,7 +511,7 @@ def test_a_large_received_checkpoint_is_used_first_and_synced_then(
         disk = MemoryDisk()
         store = await opened(disk)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(store.keep_settling)
+            nursery.start_soon(store.settler.run)
             await fetch(store, *await published(0, files_of(0)))
             assert store.complete() == [(0, 0)] and disk.syncs == 0
             await trio.testing.wait_all_tasks_blocked()

@@ -152,6 +152,6 @@ def test_a_publisher_of_whom_nobody_asks_the_rest_sends_anything(
                 one.service.open(None, digest)
             await trio.sleep(defaults.SEEDING_SECONDS)
             one.service.open(None, digest).release()
-            assert held.unsent == 0 and not one.store.seeding
+            assert held.unsent == 0 and not one.store.seeding.active
 
     run(main)

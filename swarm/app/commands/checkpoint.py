@@ -19,8 +19,8 @@ from swarm.errors import UserError
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
+    from swarm.shardcast.held import Held
     from swarm.shardcast.mirror import Progress
-    from swarm.shardcast.store import Held
 
 app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", no_args_is_help=True)
 

@@ -17,10 +17,11 @@ from swarm.shardcast.fetch.choosing import Chooser
 from swarm.shardcast.fetch.job import Job, Request, Sources, Width
 from swarm.shardcast.fetch.requesting import Requester
 from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.held import Held, Key, delta_key
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.rarity import bits_of
 from swarm.shardcast.sources import SourceBook
-from swarm.shardcast.store import CheckpointConflict, CheckpointStore, Held, Key, delta_key
+from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.transport import BlobTransport, FetchError
 from swarm.world import World
 

@@ -13,8 +13,8 @@ from swarm import defaults
 from swarm.errors import SwarmError
 from swarm.messages import Checkpoint
 from swarm.shardcast.have import Claim
+from swarm.shardcast.held import Held, Key
 from swarm.shardcast.sources import source_name
-from swarm.shardcast.store import Held, Key
 from swarm.transport import BlobReference, Source
 
 Sources = Callable[[], Iterable[Source]]

@@ -1,0 +1,79 @@
+"""A checkpoint as the store keeps it, and the changes that its watchers hear of."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from swarm.shardcast.manifest import CheckpointManifest
+
+Key = tuple[int, ...]
+"""(lineage, step): checkpoints in the order in which they supersede each other. With a third
+element, 1: the delta that leads to that checkpoint, which is kept and served like one."""
+
+
+def delta_key(key: Key) -> Key:
+    """The key of the delta that leads to a checkpoint."""
+    return (key[0], key[1], 1)
+
+
+class Change(Enum):
+    """What happened to a checkpoint in the store."""
+
+    BEGUN = "begun"
+    """Its manifest has arrived."""
+    PIECE = "piece"
+    LEFT = "left"
+    """A piece of a checkpoint published here is being sent for the first time."""
+    COMPLETE = "complete"
+    REMOVED = "removed"
+
+
+Watcher = Callable[[Change, "Held", int], None]
+"""Called at once with the checkpoint and the piece's index (-1 for other changes)."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A checkpoint on disk. Every part of this room reads it; only the store writes it."""
+
+    manifest: CheckpointManifest
+    digest: bytes
+    """BLAKE3-256 of the manifest blob."""
+    manifest_bytes: int
+    folder: str
+    """Path on this peer's disk."""
+    complete: bool = False
+    pieces: bytearray = field(default_factory=bytearray)
+    """One byte per piece: 1 when it is verified and in its file."""
+    from_deltas: bool = False
+    """Whether pieces were made from deltas: then the SHA-256 of its files must be checked."""
+    readers: int = 0
+    """Blobs being sent."""
+    unsent: int = 0
+    """Pieces of a checkpoint published here that have not left yet: bit i is piece i."""
+    is_delta: bool = False
+
+    @property
+    def key(self) -> Key:
+        key = (self.manifest.lineage, self.manifest.step)
+        return delta_key(key) if self.is_delta else key
+
+    def missing(self) -> list[int]:
+        """Indices of pieces that have not arrived."""
+        return [] if self.complete else [i for i, there in enumerate(self.pieces) if not there]
+
+    @functools.cached_property
+    def _firsts(self) -> list[int]:
+        counts = [-(-f.size_bytes // self.manifest.piece_size) for f in self.manifest.files]
+        return [0, *itertools.accumulate(counts)]
+
+    def span(self, file: int) -> range:
+        """Indices of the pieces of one file: consecutive, since files are cut in order."""
+        return range(self._firsts[file], self._firsts[file + 1])
+
+    def piece_path(self, index: int) -> str:
+        return f"{self.folder}/{self.manifest.files[self.manifest.pieces[index].file].name}"

@@ -1,0 +1,69 @@
+"""Checkpoint folders read back from disk at start: believed only where they hash right."""
+
+from __future__ import annotations
+
+import trio
+
+from swarm.errors import DiskFullError
+from swarm.shardcast.held import Held, Key
+from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of, parse
+from swarm.world import Disk
+
+COMPLETE_NAME = ".complete"
+"""In a folder that was fsynced whole: nothing in it needs to be hashed again."""
+
+HASHERS = 4
+"""Pieces hashed at once at start."""
+
+
+async def allocate(disk: Disk, held: Held) -> None:
+    """Make room for every file of a checkpoint; raises `DiskFullError`."""
+    for file in held.manifest.files:
+        await disk.allocate(f"{held.folder}/{file.name}", file.size_bytes)
+
+
+async def read_back(disk: Disk, run: str, path: str, key: Key) -> Held | None:
+    """The checkpoint in a folder; None when it is not worth keeping."""
+    try:
+        blob = await disk.read(f"{path}/{MANIFEST_NAME}")
+        manifest = parse(blob)
+    except (FileNotFoundError, BadManifest):
+        return None
+    if (manifest.run, manifest.lineage, manifest.step) != (run, *key[:2]):
+        return None
+    held = Held(manifest, digest_of(blob), len(blob), path, is_delta=len(key) > 2)
+    if disk.exists(f"{path}/{COMPLETE_NAME}") and all(
+        disk.exists(f"{path}/{file.name}")
+        and disk.size_bytes(f"{path}/{file.name}") == file.size_bytes
+        for file in manifest.files
+    ):
+        held.pieces = bytearray(b"\x01" * len(manifest.pieces))
+        held.complete = True
+        return held
+    held.pieces = bytearray(len(manifest.pieces))
+    try:
+        await allocate(disk, held)
+    except DiskFullError:
+        # This peer stopped before it made room for the files: only the manifest is here.
+        return None
+    await _hash_pieces(disk, held)
+    return held
+
+
+async def _hash_pieces(disk: Disk, held: Held) -> None:
+    numbers = iter(range(len(held.pieces)))
+
+    async def hash_some() -> None:
+        for index in numbers:
+            held.pieces[index] = await is_right(disk, held, index)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(HASHERS):
+            nursery.start_soon(hash_some)
+
+
+async def is_right(disk: Disk, held: Held, index: int) -> bool:
+    """Whether a piece on disk hashes to its digest."""
+    piece = held.manifest.pieces[index]
+    found = await disk.digest(held.piece_path(index), piece.offset, piece.size_bytes)
+    return found == piece.digest
