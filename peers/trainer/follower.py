@@ -18,7 +18,7 @@ def main() -> int:
         os.environ.setdefault(variable, value)
     import torch
 
-    from peers.trainer.learning.ranks import follow
+    from peers.trainer.learning.lead import follow
     from peers.trainer.service import TrainerService
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

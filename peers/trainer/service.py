@@ -20,9 +20,10 @@ from peers.policy.native import NativeEngine
 from peers.trainer import metrics
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
+from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import why_not
-from peers.trainer.learning.ranks import Ranks, lead
+from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import warm_up
 from swarm.errors import UserError

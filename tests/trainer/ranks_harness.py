@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from peers.trainer.learning.ranks import Place, Ranks
+from peers.trainer.learning.launch import Launch
+from peers.trainer.learning.ranks import Ranks
 
 DEADLINE_SECONDS = 120.0
 
@@ -26,8 +27,8 @@ def run_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: An
     processes, pipes = [], []
     for rank in range(world):
         ours, theirs = context.Pipe(duplex=False)
-        place = Place(rank, world, rank)
-        process = context.Process(target=_be, args=(place, folder, theirs, work, arguments))
+        launch = Launch(rank, world, rank)
+        process = context.Process(target=_be, args=(launch, folder, theirs, work, arguments))
         process.start()
         theirs.close()
         processes.append(process)
@@ -50,12 +51,12 @@ def run_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: An
 
 
 def _be(
-    place: Place, folder: Path, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]
+    launch: Launch, folder: Path, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
     try:
-        store = torch.distributed.FileStore(str(folder / "meeting"), place.world)  # type: ignore[attr-defined]
-        ranks = Ranks.join(place, store, torch.device("cpu"))
+        store = torch.distributed.FileStore(str(folder / "meeting"), launch.world)  # type: ignore[attr-defined]
+        ranks = Ranks.join(launch, store, torch.device("cpu"))
         result = (True, work(ranks, *arguments))
     except BaseException:
         result = (False, traceback.format_exc())

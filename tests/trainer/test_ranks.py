@@ -17,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.trainer.learning import ranks as ranks_module
+from peers.trainer.learning import watch as watch_module
 from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.ranks import Place, RankError, Ranks, follow, lead
+from peers.trainer.learning.launch import Launch
+from peers.trainer.learning.lead import follow, lead
+from peers.trainer.learning.ranks import RankError, Ranks
 from swarm.app.local_peers import free_ports
 from swarm.errors import UserError
 from swarm.jobs import Done, EndTraining
@@ -29,7 +32,7 @@ from tests.trainer.ranks_harness import run_ranks
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 6))
 def test_every_sequence_has_one_rank_and_loads_are_even(lengths: list[int], world: int) -> None:
     shares = [
-        Ranks(Place(rank, world, rank)).share(torch.tensor(lengths, dtype=torch.int64)).tolist()
+        Ranks(Launch(rank, world, rank)).share(torch.tensor(lengths, dtype=torch.int64)).tolist()
         for rank in range(world)
     ]
     assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
@@ -40,7 +43,7 @@ def test_every_sequence_has_one_rank_and_loads_are_even(lengths: list[int], worl
 
 def test_ranks_that_no_copies_divide_are_refused() -> None:
     with pytest.raises(UserError, match=r"trainer.replicas is 3, which does not divide the 4"):
-        Ranks(Place(0, 4, 0)).make_mesh(3)
+        Ranks(Launch(0, 4, 0)).make_mesh(3)
 
 
 def test_sums_and_errors_cross_ranks(tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ def test_the_lead_and_its_follower_do_the_same_until_the_end(
     ],
 )
 def test_who_died_is_named(monkeypatch: pytest.MonkeyPatch, how: str, words: str) -> None:
-    monkeypatch.setattr(ranks_module, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(watch_module, "SILENT_SECONDS", 3.0)
     monkeypatch.setattr(ranks_module, "COLLECTIVE_SECONDS", 30.0)
     result, _ = two_processes(monkeypatch, lambda service: service.die(Die(rank=1, how=how)))
     assert isinstance(result, RankError), result
