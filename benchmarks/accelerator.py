@@ -53,6 +53,7 @@ from peers.trainer.learning.sharding import local
 from swarm.app.output import print_json
 from swarm.jobs import Sharding
 from swarm.messages import Schedule
+from swarm.rollouts.rollout import Rollout
 
 MODELS: dict[str, dict[str, int]] = {
     "0.5b": {
@@ -128,15 +129,14 @@ def make_groups(tokens: int, vocabulary: int) -> list[Group]:
     def draw(length: int) -> list[int]:
         return torch.randint(vocabulary, (length,), generator=generator).tolist()
 
-    return [
-        Group(
-            prompt=draw(PROMPT_TOKENS),
-            completions=[draw(length) for length in cut[start : start + GROUP_SIZE]],
-            rewards=torch.rand(GROUP_SIZE, generator=generator).tolist(),
-            policy=0,
-        )
-        for start in range(0, count, GROUP_SIZE)
-    ]
+    groups = []
+    for start in range(0, count, GROUP_SIZE):
+        prompt = draw(PROMPT_TOKENS)
+        rollouts = [
+            Rollout.single_turn(prompt, draw(length)) for length in cut[start : start + GROUP_SIZE]
+        ]
+        groups.append(Group(rollouts, torch.rand(GROUP_SIZE, generator=generator).tolist(), 0))
+    return groups
 
 
 @torch.no_grad()
@@ -217,7 +217,7 @@ def compare(name: str, given: argparse.Namespace, peak: float) -> dict[str, Any]
         parameters = figures.pop("parameters", parameters)
         if sdpa and attention != "sdpa" and "reason" not in figures:
             figures["speedup_over_sdpa"] = sdpa / figures["train_seconds"]
-    lengths = sorted(len(each) for group in groups for each in group.completions)
+    lengths = sorted(len(each.model_tokens) for group in groups for each in group.rollouts)
     return {
         "parameters": parameters,
         "shape": MODELS[name],

@@ -21,6 +21,8 @@ from msgspec.structs import replace
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import Renderer
 from peers.environments import load as load_environment
+from peers.environments.episodes import grade_segments
+from peers.policy.episodes import play
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group
@@ -36,31 +38,17 @@ def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int)
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     size = SAMPLING.group_size
     tasks = [environment.task(task_seed(seed, group)) for group in range(SCHEDULE.groups_per_step)]
-    prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-    made = engine.generate(
-        [prompt for prompt in prompts for _ in range(size)],
-        range(SCHEDULE.groups_per_step * size),
-        noise_key(seed),
-        SAMPLING.temperature,
-        SAMPLING.stop_ids,
-        SAMPLING.max_new_tokens,
-    )
-    groups = []
-    for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
-        here = slice(index * size, (index + 1) * size)
-        texts = [
-            renderer.decode_completion(tokens, SAMPLING.stop_ids) for tokens in made.tokens[here]
-        ]
-        groups.append(
-            Group(
-                prompt=prompt,
-                completions=made.tokens[here],
-                rewards=[environment.reward(task, text, finished) for text, finished in texts],
-                policy=policy,
-                log_probabilities=[row.tolist() for row in made.log_probabilities[here]],
-            )
-        )
-    return groups
+    work = [(environment, task) for task in tasks for _ in range(size)]
+    rows = range(len(work))
+    played = play(engine, renderer, work, rows, noise_key(seed), SAMPLING, policy).rollouts
+    rewards = [
+        grade_segments(*each, renderer, rollout.segments, SAMPLING.stop_ids)
+        for each, rollout in zip(work, played, strict=True)
+    ]
+    return [
+        Group(played[start : start + size], rewards[start : start + size], policy)
+        for start in range(0, len(work), size)
+    ]
 
 
 def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:

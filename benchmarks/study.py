@@ -17,6 +17,8 @@ from typing import Any
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import Environment, Renderer
 from peers.environments import load as load_environment
+from peers.environments.episodes import grade_segments
+from peers.policy.episodes import play
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
@@ -155,37 +157,26 @@ def rollouts(
     """`count` groups as worker and validator make them; task rewards, and |target − length|."""
     size = sampling.group_size
     tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
-    prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-    made = engine.generate(
-        [prompt for prompt in prompts for _ in range(size)],
-        range(count * size),
-        noise_key(seed),
-        sampling.temperature,
-        sampling.stop_ids,
-        sampling.max_new_tokens,
-    )
+    work = [(environment, task) for task in tasks for _ in range(size)]
+    rows = range(count * size)
+    played = play(engine, renderer, work, rows, noise_key(seed), sampling, policy).rollouts
     groups: list[Group] = []
     task_rewards: list[float] = []
     distances: list[int] = []
-    for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
-        completions = made.tokens[index * size : (index + 1) * size]
+    for index, task in enumerate(tasks):
+        mine = played[index * size : (index + 1) * size]
         graded = [
-            environment.reward(task, *renderer.decode_completion(tokens, sampling.stop_ids))
-            for tokens in completions
+            grade_segments(environment, task, renderer, rollout.segments, sampling.stop_ids)
+            for rollout in mine
         ]
+        lengths = [len(rollout.model_tokens) for rollout in mine]
         task_rewards += graded
-        distances += [abs(task.target_length - len(tokens)) for tokens in completions]
-        groups.append(
-            Group(
-                prompt=prompt,
-                completions=completions,
-                rewards=[
-                    reward - task.length_penalty(len(tokens))
-                    for reward, tokens in zip(graded, completions, strict=True)
-                ],
-                policy=policy,
-            )
-        )
+        distances += [abs(task.target_length - length) for length in lengths]
+        rewards = [
+            reward - task.length_penalty(length)
+            for reward, length in zip(graded, lengths, strict=True)
+        ]
+        groups.append(Group(mine, rewards, policy))
     return groups, task_rewards, distances
 
 

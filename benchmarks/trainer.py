@@ -41,6 +41,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.app.output import print_json
 from swarm.messages import Objective, Optimiser, Schedule
+from swarm.rollouts.rollout import Rollout
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 16
@@ -127,10 +128,10 @@ def make_groups(size: Size) -> list[Group]:
     for _ in range(size.groups):
         places = torch.rand(GROUP_SIZE, generator=generator).tolist()
         lengths = [round(low * math.exp(place * math.log(high / low))) for place in places]
+        prompt = draw(PROMPT_TOKENS)
         groups.append(
             Group(
-                prompt=draw(PROMPT_TOKENS),
-                completions=[draw(length) for length in lengths],
+                [Rollout.single_turn(prompt, draw(length)) for length in lengths],
                 rewards=torch.rand(GROUP_SIZE, generator=generator).tolist(),
                 policy=0,
             )
@@ -230,10 +231,11 @@ def run_trl(
 
     def give(prompts: list[str], trainer: Any) -> dict[str, Any]:
         chosen = [groups[int(prompt)] for prompt in prompts]
-        completions = [g.completions[place % GROUP_SIZE] for place, g in enumerate(chosen)]
+        rollouts = [g.rollouts[index % GROUP_SIZE] for index, g in enumerate(chosen)]
+        completions = [rollout.model_tokens for rollout in rollouts]
         return {
-            "prompt_ids": [list(group.prompt) for group in chosen],
-            "completion_ids": [list(completion) for completion in completions],
+            "prompt_ids": [list(rollout.prompt) for rollout in rollouts],
+            "completion_ids": completions,
             "logprobs": [[0.0] * len(completion) for completion in completions],
         }
 
@@ -331,7 +333,7 @@ def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, A
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         result: dict[str, Any] = {"parameters": make_policies(size, Path(folder))}
-        tokens = sum(len(c) for group in make_groups(size) for c in group.completions)
+        tokens = sum(len(r.model_tokens) for group in make_groups(size) for r in group.rollouts)
         result["completion_tokens"] = tokens
         common = [f"--size={name}", f"--folder={folder}", f"--repeats={repeats}", f"--rows={rows}"]
         sides = ["swarm"] if trl is None else ["swarm", "trl"]

@@ -1,4 +1,4 @@
-"""What an inference peer computes, in a child process: completions, their proofs, the file."""
+"""What an inference peer computes, in a child process: rollouts, their proofs, the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import trio
 
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
-from peers.policy.engine import Completions, Engine, check_engine, make_engine
+from peers.policy.engine import Engine, check_engine, make_engine
+from peers.policy.episodes import Episodes, play
 from peers.policy.model import read_weights
 from peers.proofs import toploc
 from swarm.jobs import (
@@ -32,7 +33,7 @@ from swarm.jobs import (
 )
 from swarm.messages import CheckpointReference, EnvironmentReference
 from swarm.rollouts import seeds
-from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
 
 J = TypeVar("J")
@@ -112,41 +113,45 @@ class EngineService:
             raise ValueError(
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
-        seed = order.seed()
-        prompts, target_lengths = self._prompts(seed, order)
+        seed, renderer = order.seed(), self._current_renderer()
+        drawn = self._environments.tasks(order.environments, seed, order.groups, order.step)
         rows = range(order.rows())
-        row_prompts = [prompts[row // sampling.group_size] for row in rows]
+        row_groups = [drawn[row // sampling.group_size] for row in rows]
         started = time.perf_counter()
-        made = self._engine.generate(
-            row_prompts,
+        played = play(
+            self._engine,
+            renderer,
+            [(each.environment, each.task) for each in row_groups],
             rows,
             seeds.noise_key(seed),
-            sampling.temperature,
-            sampling.stop_ids,
-            sampling.max_new_tokens,
+            sampling,
+            policy=order.policy.step,
         )
         generated = time.perf_counter()
-        proofs = _proofs(made)
+        proofs = _proofs(played)
         proven = time.perf_counter()
-        rollouts = Rollouts.from_lists(
-            group=[row // sampling.group_size for row in rows],
-            sample=[row % sampling.group_size for row in rows],
-            target_length=[target_lengths[row // sampling.group_size] for row in rows],
-            prompts=row_prompts,
-            completions=made.tokens,
-            log_probabilities=[values.tolist() for values in made.log_probabilities],
-            proofs=proofs,
+        rollouts = Rollouts.from_rows(
+            [
+                Row(
+                    group=row // sampling.group_size,
+                    sample=row % sampling.group_size,
+                    environment=row_groups[row].index,
+                    rollout=played.rollouts[row],
+                    proof=proofs[row],
+                )
+                for row in rows
+            ]
         )
         path = Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         digest, size_bytes = write(path, rollouts, self._header(order))
-        finished = sum(row[-1] in sampling.stop_ids for row in made.tokens)
+        finished = sum(each.segments[-1].finish == "stop" for each in played.rollouts)
         return Generated(
             digest=digest,
             size_bytes=size_bytes,
-            tokens=sum(map(len, made.tokens)),
+            tokens=len(rollouts.log_probabilities),
             groups=order.groups,
-            finished_share=finished / len(made.tokens),
+            finished_share=finished / len(rows),
             seconds_generate=generated - started,
             seconds_proofs=proven - generated,
             seconds_write=time.perf_counter() - proven,
@@ -167,24 +172,19 @@ class EngineService:
             engine=self._engine_name,
         )
 
-    def _prompts(self, seed: bytes, order: SubmissionOrder) -> tuple[list[list[int]], list[int]]:
-        """(token ids, target length) of each group's task."""
-        drawn = self._environments.tasks(order.environments, seed, order.groups, order.step)
-        # Every policy of a run has the same tokenizer, and a large one takes a second to read.
+    def _current_renderer(self) -> Renderer:
+        """Every policy of a run has the same tokenizer, and a large one takes a second to read."""
         raw = (self._folder / "tokenizer.json").read_bytes()
         if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():
             self._renderer = Renderer(self._folder)
-        return (
-            [self._renderer.encode_prompt(each.task.prompt) for each in drawn],
-            [each.task.target_length for each in drawn],
-        )
+        return self._renderer
 
 
 _SERVICE: type[InferenceService] = EngineService
 
 
-def _proofs(made: Completions) -> list[bytes]:
-    """Each completion's proofs, one after the other."""
+def _proofs(made: Episodes) -> list[bytes]:
+    """Each rollout's proofs, one after the other."""
     chunks = [
         toploc.chunk_rows(before, hidden)
         for before, hidden in zip(made.prompt_hidden, made.hidden, strict=True)

@@ -109,7 +109,7 @@ def speed(
     """What a step on these groups took, and how much of its devices it used where their `peak`,
     FLOP/s of all of them together, is known. Tokens are those of prompts and completions that
     were trained on: groups left out cost nothing."""
-    lengths = [len(g.prompt) + len(each) for g in informative(groups) for each in g.completions]
+    lengths = [len(each.tokens) for group in informative(groups) for each in group.rollouts]
     figures = {
         "train_seconds": seconds,
         "tokens_per_second": sum(lengths) / max(1e-9, seconds),

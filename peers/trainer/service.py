@@ -59,7 +59,8 @@ from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
 J = TypeVar("J")
 R = TypeVar("R")
 
-PROMPT_TOKENS_MAX = 1 << 20
+CONTEXT_TOKENS_MAX = 1 << 20
+"""Of one rollout's prompt, and of its environment's turns."""
 EVALUATION_PROMPTS = 512
 
 
@@ -301,8 +302,9 @@ class TrainerService:
             limits = ReadLimits(
                 bytes_max=path.stat().st_size,
                 rows_max=sum(map(len, submission.rewards)),
-                prompt_tokens_max=PROMPT_TOKENS_MAX,
-                completion_tokens_max=submission.sampling.max_new_tokens,
+                prompt_tokens_max=CONTEXT_TOKENS_MAX,
+                model_tokens_max=submission.sampling.max_new_tokens,
+                environment_tokens_max=CONTEXT_TOKENS_MAX,
             )
             return list(_cut(read(path, limits, submission.digest).rollouts, submission))
         except BadSubmission as error:
@@ -331,18 +333,16 @@ def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
     """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
     rewards = submission.rewards
     if len(rollouts) != sum(map(len, rewards)):
-        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} completions")
+        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} rollouts")
     groups = []
     row = 0
     for group_rewards, keep in zip(rewards, submission.kept, strict=True):
         rows = range(row, row + len(group_rewards))
         groups.append(
             Group(
-                prompt=rollouts.prompt(row),
-                completions=[rollouts.completion(each) for each in rows],
-                rewards=group_rewards,
-                policy=submission.policy,
-                log_probabilities=[rollouts.row_log_probabilities(each) for each in rows],
+                [rollouts.rollout(each) for each in rows],
+                group_rewards,
+                submission.policy,
                 kept=keep,
                 temperature=submission.sampling.temperature,
             )

@@ -201,7 +201,14 @@ def as_batch(examples: Sequence[Example]) -> Batch:
     """Examples as a batch whose completions are their answers."""
     return Batch(
         tokens=torch.tensor([token for prompt, answer in examples for token in (*prompt, *answer)]),
-        prompt_lengths=torch.tensor([len(prompt) for prompt, _ in examples]),
+        sampled=torch.tensor(
+            [
+                mask
+                for prompt, answer in examples
+                for mask in (*[False] * len(prompt), *[True] * len(answer))
+            ]
+        ),
+        lengths=torch.tensor([len(prompt) + len(answer) for prompt, answer in examples]),
         completion_lengths=torch.tensor([len(answer) for _, answer in examples]),
         advantage=torch.zeros(len(examples)),
         policy=torch.zeros(len(examples), dtype=torch.int64),

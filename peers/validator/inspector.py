@@ -6,7 +6,6 @@ fault. The hostile file itself is opened in a process of its own (`peers.validat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,14 +16,15 @@ import msgspec
 import numpy as np
 import trio
 
-from peers.environments import Renderer, Task, grade
+from peers.environments import Renderer, multi_turn
 from peers.environments.collection import Environments, GroupTask
+from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.validator.checks.base import Report
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.jobs import Inspect, Inspected, InspectionService, SubmissionOrder
-from swarm.messages import EnvironmentReference, Sampling
+from swarm.messages import EnvironmentReference
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
 
@@ -54,51 +54,63 @@ class InspectorService:
             # Nothing that its worker has done.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
         renderer = self._renderer_in(Path(job.tokenizer_folder))
-        tasks = [each.task for each in drawn]
-        prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
-        inspection = self._inspection(job, tasks, prompts)
-        report = Report().run(CHECKS, inspection)
+        inspection = self._inspection(job, drawn, renderer)
+        report = Report()
+        try:
+            report.run(CHECKS, inspection)
+        except UserError as error:  # an environment cannot replay its turns
+            return Inspected(
+                checks=report.checks, failed="environment", detail=str(error), quarantined=True
+            )
         if report.failed:
             return Inspected(**asdict(report))
         rollouts = inspection.rollouts
         ungraded = ""
         try:
-            graded = _rewards(rollouts, drawn, renderer, order.sampling)
+            graded = _rewards(rollouts, inspection)
         except UserError as error:
             graded, ungraded = [], str(error)
-        penalised = bool(graded) and any(task.length_weight for task in tasks)
+        penalised = bool(graded) and any(each.task.length_weight for each in drawn)
         return Inspected(
             **asdict(report),
             ungraded=ungraded,
-            rewards=_less_penalties(rollouts, tasks, graded) if graded else [],
+            rewards=_less_penalties(rollouts, drawn, graded) if graded else [],
             task_means=[sum(group) / len(group) for group in graded] if penalised else [],
             task_spreads=[max(group) - min(group) for group in graded] if penalised else [],
             environments=[each.index for each in drawn],
             group_digests=_group_digests(rollouts, order.sampling.group_size),
             canonical_digest=inspection.contents.canonical_digest,
-            tokens=len(rollouts.completion_tokens),
+            tokens=len(rollouts.log_probabilities),
         )
 
-    def _inspection(self, job: Inspect, tasks: list[Task], prompts: list[list[int]]) -> Inspection:
+    def _inspection(
+        self, job: Inspect, drawn: Sequence[GroupTask], renderer: Renderer
+    ) -> Inspection:
         order, sampling = job.order, job.order.sampling
+        config = _ModelFacts.read(Path(job.tokenizer_folder))
+        prompts = [renderer.encode_prompt(each.task.prompt) for each in drawn]
+        several_turns = any(multi_turn(each.environment) is not None for each in drawn)
         limits = ReadLimits(
             bytes_max=job.bytes_max,
             rows_max=order.rows(),
             # One more than right, so that a longer prompt is found to be a wrong prompt.
             prompt_tokens_max=max(map(len, prompts)) + 1,
-            completion_tokens_max=sampling.max_new_tokens + 1,
+            model_tokens_max=sampling.max_new_tokens + 1,
+            environment_tokens_max=config.max_position_embeddings if several_turns else 0,
         )
         return Inspection(
             read=lambda: self._reader.read(
                 Path(job.path), job.digest, Path(job.canonical_path), limits
             ),
             header=expected_header(order),
-            tasks=tasks,
+            groups=drawn,
             prompts=prompts,
             group_size=sampling.group_size,
-            vocabulary=_vocabulary_size(Path(job.tokenizer_folder)),
-            stop_ids=sampling.stop_ids,
-            max_new_tokens=sampling.max_new_tokens,
+            renderer=renderer,
+            vocabulary=config.vocab_size,
+            limits=EpisodeLimits(
+                sampling.stop_ids, sampling.max_new_tokens, config.max_position_embeddings
+            ),
         )
 
     def close(self) -> None:
@@ -135,50 +147,62 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
     }
 
 
-def _vocabulary_size(folder: Path) -> int:
+class _ModelFacts(msgspec.Struct):
+    """Of config.json: what bounds token ids and episodes."""
+
+    vocab_size: int
     """Of the model, which may be larger than the tokenizer's."""
-    try:
-        return int(json.loads((folder / "config.json").read_bytes())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} has no config.json that gives vocab_size ({error})") from error
+    max_position_embeddings: int
+
+    @classmethod
+    def read(cls, folder: Path) -> _ModelFacts:
+        try:
+            return msgspec.json.decode((folder / "config.json").read_bytes(), type=cls)
+        except (OSError, *DECODE_ERRORS) as error:
+            raise UserError(
+                f"{folder} has no config.json that gives vocab_size and max_position_embeddings "
+                f"({error})"
+            ) from error
 
 
-def _rewards(
-    rollouts: Rollouts,
-    drawn: Sequence[GroupTask],
-    renderer: Renderer,
-    sampling: Sampling,
-) -> list[list[float]]:
+def _rewards(rollouts: Rollouts, inspection: Inspection) -> list[list[float]]:
     """[groups][G], from the very tokens that go on to proof and training; raises `UserError`."""
-    rewards = []
-    for group, each in enumerate(drawn):
-        graded = []
-        for row in range(group * sampling.group_size, (group + 1) * sampling.group_size):
-            text, finished = renderer.decode_completion(rollouts.completion(row), sampling.stop_ids)
-            graded.append(grade(each.environment, each.task, [text], finished))
-        rewards.append(graded)
-    return rewards
+    size = inspection.group_size
+    return [
+        [
+            grade_segments(
+                each.environment,
+                each.task,
+                inspection.renderer,
+                rollouts.rollout(row).segments,
+                inspection.limits.stop_ids,
+            )
+            for row in range(group * size, (group + 1) * size)
+        ]
+        for group, each in enumerate(inspection.groups)
+    ]
 
 
 def _less_penalties(
-    rollouts: Rollouts, tasks: list[Task], graded: list[list[float]]
+    rollouts: Rollouts, drawn: Sequence[GroupTask], graded: list[list[float]]
 ) -> list[list[float]]:
-    """Rewards [groups][G] less what each completion's length costs."""
-    lengths = iter(np.diff(rollouts.completion_offsets).tolist())
+    """Rewards [groups][G] less what each rollout's length costs."""
+    lengths = iter(rollouts.model_lengths().tolist())
     return [
-        [reward - task.length_penalty(next(lengths)) for reward in group]
-        for task, group in zip(tasks, graded, strict=True)
+        [reward - each.task.length_penalty(next(lengths)) for reward in group]
+        for each, group in zip(drawn, graded, strict=True)
     ]
 
 
 def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:
-    """BLAKE3 of each group's prompt and completions, each behind its length."""
+    """BLAKE3 of each group's prompt and of what followed it in each rollout, each behind its
+    length."""
     digests = []
     for first in range(0, len(rollouts), group_size):
         hasher = blake3.blake3()
-        parts = [rollouts.prompt(first)]
-        parts += [rollouts.completion(row) for row in range(first, first + group_size)]
-        for part in parts:
+        prompt = rollouts.prompt(first)
+        rows = range(first, first + group_size)
+        for part in [prompt, *(rollouts.rollout(row).tokens[len(prompt) :] for row in rows)]:
             hasher.update(np.array([len(part), *part], "<i4").tobytes())
         digests.append(hasher.digest())
     return digests

@@ -83,14 +83,12 @@ class PrefillService:
         check_digest(raw, job.digest)
         rollouts = Rollouts.from_bytes(raw)
         chosen = range(len(rollouts)) if job.rows is None else job.rows
-        completions = [rollouts.completion(row) for row in chosen]
         engine = self._engines[policy]
-        prompts = [rollouts.prompt(row) for row in chosen]
-        pairs = list(zip(prompts, completions, strict=True))
+        judged = [rollouts.rollout(row) for row in chosen]
         prefill = engine.prefill(
-            [[*prompt, *completion] for prompt, completion in pairs],
-            [range(len(prompt), len(prompt) + len(completion)) for prompt, completion in pairs],
+            [rollout.tokens for rollout in judged], [rollout.sampled for rollout in judged]
         )
+        completions = [rollout.model_tokens for rollout in judged]
         temperature = job.order.sampling.temperature
         found = Recomputation(
             proofs=_judge_proofs(prefill, [rollouts.proof(row) for row in chosen], job.thresholds),

@@ -1,13 +1,13 @@
 """The canonical form of a submission's rollouts: plain arrays.
 
 They pass from the process that parsed the hostile file to those that recompute and train, so that
-one token array per completion serves proof, reward and training.
+one token array per rollout serves proof, reward and training.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,84 +16,140 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from swarm.rollouts.rollout import TURNS_MAX, Finish, Kind, Rollout, Segment, Span
+
 Integers = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+KINDS: tuple[Kind, ...] = ("prompt", "model", "environment")
+"""By their number in arrays and files."""
+PROMPT, MODEL, ENVIRONMENT = range(3)
+
+FINISHES: tuple[Finish | None, ...] = (None, "stop", "length")
+"""Likewise."""
+_LENGTH = FINISHES.index("length")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout of a submission."""
+
+    group: int
+    sample: int
+    environment: int
+    """Index among the run's environments; the same for a whole group."""
+    rollout: Rollout
+    proof: bytes
+    """TOPLOC proofs, one after the other."""
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """R completions with their prompts. Lists lie end to end: those of row i are at
-    `offsets[i] : offsets[i + 1]`."""
+    """R rollouts. Lists lie end to end: those of row i are at `offsets[i] : offsets[i + 1]`."""
 
     group: Integers
     """[R]."""
     sample: Integers
     """[R]."""
-    target_length: Integers
-    """[R]."""
-    prompt_tokens: Integers
-    prompt_offsets: Offsets
-    """[R + 1], the first 0."""
-    completion_tokens: Integers
-    completion_offsets: Offsets
-    """[R + 1], the first 0; also of the log-probabilities."""
+    environment: Integers
+    """[R]: indices among the run's environments."""
+    tokens: Integers
+    """Of all segments, in order."""
+    token_offsets: Offsets
+    """[R + 1], the first 0; likewise the other offsets."""
+    segment_kinds: Integers
+    """Indices in `KINDS`."""
+    segment_lengths: Integers
+    """In tokens."""
+    segment_finishes: Integers
+    """Indices in `FINISHES`."""
+    segment_offsets: Offsets
     log_probabilities: Floats
+    """One per model token."""
+    model_offsets: Offsets
+    """Of the model tokens: of the log-probabilities, and of `tokens[sampled_mask()]`."""
+    span_policies: Integers
+    """Of the model tokens in order; neighbours of one row differ."""
+    span_lengths: Integers
+    """In tokens."""
+    span_offsets: Offsets
     proofs: NDArray[np.uint8]
     proof_offsets: Offsets
-    """[R + 1], the first 0; in bytes."""
+    """In bytes."""
 
     @classmethod
-    def from_lists(
-        cls,
-        *,
-        group: Sequence[int],
-        sample: Sequence[int],
-        target_length: Sequence[int],
-        prompts: Sequence[Sequence[int]],
-        completions: Sequence[Sequence[int]],
-        log_probabilities: Sequence[Sequence[float]],
-        proofs: Sequence[bytes],
-    ) -> Rollouts:
-        """Rollouts row by row; raises `ValueError` when the rows do not agree."""
+    def from_rows(cls, rows: Sequence[Row]) -> Rollouts:
+        """Lay out rows in arrays; raises `ValueError` for one without log-probabilities."""
+        segments = [row.rollout.segments for row in rows]
+        flat = list(itertools.chain(*segments))
+        log_probabilities = [row.rollout.log_probabilities for row in rows]
+        reported = [values for values in log_probabilities if values is not None]
+        if len(reported) != len(rows):
+            raise ValueError("a rollout of a submission needs log-probabilities")
+        spans = [_joined(row.rollout) for row in rows]
         result = cls(
-            group=np.array(group, np.int32),
-            sample=np.array(sample, np.int32),
-            target_length=np.array(target_length, np.int32),
-            prompt_tokens=np.array(list(itertools.chain(*prompts)), np.int32),
-            prompt_offsets=_offsets(prompts),
-            completion_tokens=np.array(list(itertools.chain(*completions)), np.int32),
-            completion_offsets=_offsets(completions),
-            log_probabilities=np.array(list(itertools.chain(*log_probabilities)), np.float32),
-            proofs=np.frombuffer(b"".join(proofs), np.uint8),
-            proof_offsets=_offsets(proofs),
+            group=_integers(row.group for row in rows),
+            sample=_integers(row.sample for row in rows),
+            environment=_integers(row.environment for row in rows),
+            tokens=_integers(itertools.chain(*(each.tokens for each in flat))),
+            token_offsets=_offsets([sum(len(each.tokens) for each in some) for some in segments]),
+            segment_kinds=_integers(KINDS.index(each.kind) for each in flat),
+            segment_lengths=_integers(len(each.tokens) for each in flat),
+            segment_finishes=_integers(FINISHES.index(each.finish) for each in flat),
+            segment_offsets=_offsets([len(some) for some in segments]),
+            log_probabilities=np.array(list(itertools.chain(*reported)), np.float32),
+            model_offsets=_offsets([len(values) for values in reported]),
+            span_policies=_integers(span.policy for some in spans for span in some),
+            span_lengths=_integers(span.tokens for some in spans for span in some),
+            span_offsets=_offsets([len(some) for some in spans]),
+            proofs=np.frombuffer(b"".join(row.proof for row in rows), np.uint8),
+            proof_offsets=_offsets([len(row.proof) for row in rows]),
         )
-        if any(len(a) != len(b) for a, b in zip(completions, log_probabilities, strict=True)):
-            raise ValueError("a completion has not as many log-probabilities as tokens")
-        result._check()
+        result.check()
         return result
 
     def __len__(self) -> int:
         return len(self.group)
 
-    def prompt(self, row: int) -> list[int]:
-        """Token ids."""
-        values: list[int] = _part(self.prompt_tokens, self.prompt_offsets, row).tolist()
+    def row(self, index: int) -> Row:
+        """One rollout with its segments."""
+        return Row(
+            group=int(self.group[index]),
+            sample=int(self.sample[index]),
+            environment=int(self.environment[index]),
+            rollout=Rollout(tuple(self._segments(index))),
+            proof=_part(self.proofs, self.proof_offsets, index).tobytes(),
+        )
+
+    def rollout(self, index: int) -> Rollout:
+        """The segments of one row."""
+        return self.row(index).rollout
+
+    def proof(self, index: int) -> bytes:
+        """One row's proofs, one after the other."""
+        return _part(self.proofs, self.proof_offsets, index).tobytes()
+
+    def prompt(self, index: int) -> list[int]:
+        """Token ids of one row's first segment."""
+        start = self.token_offsets[index]
+        length = self.segment_lengths[self.segment_offsets[index]]
+        values: list[int] = self.tokens[start : start + length].tolist()
         return values
 
-    def completion(self, row: int) -> list[int]:
-        """Token ids, the stop token included."""
-        values: list[int] = _part(self.completion_tokens, self.completion_offsets, row).tolist()
-        return values
+    def sampled_mask(self) -> Mask:
+        """[tokens]: which of them were sampled."""
+        mask: Mask = np.repeat(self.segment_kinds == MODEL, self.segment_lengths)
+        return mask
 
-    def row_log_probabilities(self, row: int) -> list[float]:
-        """One a completion token, as the worker's engine reports them."""
-        values: list[float] = _part(self.log_probabilities, self.completion_offsets, row).tolist()
-        return values
+    def segment_counts(self) -> Offsets:
+        """[R]: segments of each row."""
+        return np.diff(self.segment_offsets)
 
-    def proof(self, row: int) -> bytes:
-        """The row's proofs, one after the other."""
-        return _part(self.proofs, self.proof_offsets, row).tobytes()
+    def model_lengths(self) -> Offsets:
+        """[R]: model tokens of each row."""
+        return np.diff(self.model_offsets)
 
     def to_bytes(self) -> bytes:
         """As safetensors: arrays by name, nothing that could run."""
@@ -102,7 +158,7 @@ class Rollouts:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Rollouts:
-        """What `to_bytes` wrote; raises `ValueError` for anything else."""
+        """Read what `to_bytes` wrote; raises `ValueError` for anything else."""
         try:
             arrays = safetensors.numpy.load(raw)
         except safetensors.SafetensorError as error:
@@ -112,44 +168,154 @@ class Rollouts:
         if any(array.ndim != 1 for array in arrays.values()):
             raise ValueError("an array of rollouts is not flat")
         result = cls(**arrays)
-        result._check()
+        result.check()
         return result
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise `ValueError` unless the arrays fit each other and every row is an episode."""
         rows = len(self.group)
-        if len(self.sample) != rows or len(self.target_length) != rows:
-            raise ValueError("columns of rollouts differ in length")
+        if rows == 0 or len(self.sample) != rows or len(self.environment) != rows:
+            raise ValueError("columns of rollouts are empty or differ in length")
         for offsets, flat in (
-            (self.prompt_offsets, self.prompt_tokens),
-            (self.completion_offsets, self.completion_tokens),
-            (self.completion_offsets, self.log_probabilities),
+            (self.token_offsets, self.tokens),
+            (self.segment_offsets, self.segment_kinds),
+            (self.segment_offsets, self.segment_lengths),
+            (self.segment_offsets, self.segment_finishes),
+            (self.model_offsets, self.log_probabilities),
+            (self.span_offsets, self.span_policies),
+            (self.span_offsets, self.span_lengths),
             (self.proof_offsets, self.proofs),
         ):
             if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat):
                 raise ValueError("offsets of rollouts do not fit their values")
             if (offsets[1:] < offsets[:-1]).any():
                 raise ValueError("offsets of rollouts run backwards")
+        if self.environment.min() < 0:
+            raise ValueError("the index of an environment is negative")
+        self._check_segments()
+        self._check_spans()
+
+    def _check_segments(self) -> None:
+        counts = np.diff(self.segment_offsets)
+        if (counts % 2 != 0).any() or counts.min() < 2 or counts.max() > 2 * TURNS_MAX:
+            raise ValueError(
+                f"a rollout has {counts.min()} to {counts.max()} segments; it must have an even "
+                f"number from 2 to {2 * TURNS_MAX}"
+            )
+        index = np.arange(len(self.segment_kinds)) - np.repeat(self.segment_offsets[:-1], counts)
+        expected = np.where(index == 0, PROMPT, np.where(index % 2 == 1, MODEL, ENVIRONMENT))
+        if (self.segment_kinds != expected).any():
+            raise ValueError("segments are not a prompt, then model and environment in turn")
+        if self.segment_lengths.min() < 1:
+            raise ValueError("a segment has no token")
+        model = self.segment_kinds == MODEL
+        sampled = (self.segment_finishes > 0) & (self.segment_finishes < len(FINISHES))
+        if (sampled != model).any() or self.segment_finishes[~model].any():
+            raise ValueError("a model segment has no finish reason, or another segment has one")
+        last = index == np.repeat(counts, counts) - 1
+        if ((self.segment_finishes == _LENGTH) & ~last).any():
+            raise ValueError("a model segment at the token limit is not the last")
+        lengths = self.segment_lengths.astype(np.int64)
+        sums = np.add.reduceat(lengths, self.segment_offsets[:-1])
+        if (sums != np.diff(self.token_offsets)).any():
+            raise ValueError("the lengths of segments do not add up to the tokens")
+        sums = np.add.reduceat(np.where(model, lengths, 0), self.segment_offsets[:-1])
+        if (sums != self.model_lengths()).any():
+            raise ValueError("log-probabilities and model tokens differ in number")
+
+    def _check_spans(self) -> None:
+        counts = np.diff(self.span_offsets)
+        if counts.min() < 1 or self.span_lengths.min() < 1 or self.span_policies.min() < 0:
+            raise ValueError("a span of model tokens is missing, empty or of no policy")
+        sums = np.add.reduceat(self.span_lengths.astype(np.int64), self.span_offsets[:-1])
+        if (sums != self.model_lengths()).any():
+            raise ValueError("the spans of policies do not add up to the model tokens")
+        first = np.zeros(len(self.span_policies), bool)
+        first[self.span_offsets[:-1]] = True
+        if (self.span_policies[1:] == self.span_policies[:-1])[~first[1:]].any():
+            raise ValueError("neighbouring spans have the same policy")
+
+    def _segments(self, index: int) -> Iterable[Segment]:
+        tokens = _part(self.tokens, self.token_offsets, index).tolist()
+        reported = _part(self.log_probabilities, self.model_offsets, index).tolist()
+        spans = [
+            Span(policy, length)
+            for policy, length in zip(
+                _part(self.span_policies, self.span_offsets, index).tolist(),
+                _part(self.span_lengths, self.span_offsets, index).tolist(),
+                strict=True,
+            )
+        ]
+        start = sampled = 0
+        for kind, length, finish in zip(
+            _part(self.segment_kinds, self.segment_offsets, index).tolist(),
+            _part(self.segment_lengths, self.segment_offsets, index).tolist(),
+            _part(self.segment_finishes, self.segment_offsets, index).tolist(),
+            strict=True,
+        ):
+            part = tokens[start : start + length]
+            start += length
+            if kind != MODEL:
+                yield Segment(KINDS[kind], part)
+                continue
+            own, spans = _cut(spans, length)
+            yield Segment(
+                "model", part, FINISHES[finish], reported[sampled : sampled + length], tuple(own)
+            )
+            sampled += length
 
 
 _ARRAYS: dict[str, np.dtype[Any]] = {
     "group": np.dtype(np.int32),
     "sample": np.dtype(np.int32),
-    "target_length": np.dtype(np.int32),
-    "prompt_tokens": np.dtype(np.int32),
-    "prompt_offsets": np.dtype(np.int64),
-    "completion_tokens": np.dtype(np.int32),
-    "completion_offsets": np.dtype(np.int64),
+    "environment": np.dtype(np.int32),
+    "tokens": np.dtype(np.int32),
+    "token_offsets": np.dtype(np.int64),
+    "segment_kinds": np.dtype(np.int32),
+    "segment_lengths": np.dtype(np.int32),
+    "segment_finishes": np.dtype(np.int32),
+    "segment_offsets": np.dtype(np.int64),
     "log_probabilities": np.dtype(np.float32),
+    "model_offsets": np.dtype(np.int64),
+    "span_policies": np.dtype(np.int32),
+    "span_lengths": np.dtype(np.int32),
+    "span_offsets": np.dtype(np.int64),
     "proofs": np.dtype(np.uint8),
     "proof_offsets": np.dtype(np.int64),
 }
 
 
-def _offsets(rows: Sequence[Sequence[Any] | bytes]) -> Offsets:
-    return np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64))).astype(
-        np.int64
-    )
+def _joined(rollout: Rollout) -> list[Span]:
+    """The spans of all model segments, neighbours of one policy as one."""
+    spans: list[Span] = []
+    for segment in rollout.model_segments:
+        for span in segment.spans:
+            if spans and spans[-1].policy == span.policy:
+                spans[-1] = Span(span.policy, spans[-1].tokens + span.tokens)
+            else:
+                spans.append(span)
+    return spans
 
 
-def _part(flat: NDArray[Any], offsets: Offsets, row: int) -> NDArray[Any]:
-    return flat[offsets[row] : offsets[row + 1]]
+def _cut(spans: Sequence[Span], length: int) -> tuple[list[Span], list[Span]]:
+    """(the spans of the first `length` tokens, those of the rest)."""
+    own, rest = [], list(spans)
+    while length:
+        span = rest.pop(0)
+        own.append(Span(span.policy, min(span.tokens, length)))
+        if span.tokens > length:
+            rest.insert(0, Span(span.policy, span.tokens - length))
+        length -= own[-1].tokens
+    return own, rest
+
+
+def _integers(values: Iterable[int]) -> Integers:
+    return np.array(list(values), np.int32)
+
+
+def _offsets(lengths: Sequence[int]) -> Offsets:
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64)
+
+
+def _part(flat: NDArray[Any], offsets: Offsets, index: int) -> NDArray[Any]:
+    return flat[offsets[index] : offsets[index + 1]]

@@ -11,27 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.rollouts.rollout import Finish, Kind, Segment
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, read
 
 
 @dataclass(frozen=True)
-class Row:
-    """One completion, to be looked at."""
+class ShownSegment:
+    """One segment, to be looked at."""
+
+    kind: Kind
+    tokens: list[int]
+    finish: Finish | None
+    log_probabilities: list[float] | None
+    text: str | None
+    """Decoded, where a tokenizer was given."""
+
+
+@dataclass(frozen=True)
+class ShownRollout:
+    """One rollout, to be looked at."""
 
     group: int
     sample: int
-    target_length: int
-    prompt_tokens: list[int]
-    completion_tokens: list[int]
+    environment: int
+    segments: list[ShownSegment]
     proof_bytes: int
-    log_probabilities: list[float]
-    prompt: str | None
-    """Decoded, where a tokenizer was given; likewise the completion."""
-    completion: str | None
 
 
-def show(path: Path, tokenizer_folder: Path | None = None) -> tuple[Header, Iterator[Row]]:
+def show(path: Path, tokenizer_folder: Path | None = None) -> tuple[Header, Iterator[ShownRollout]]:
     """A submission for people: its header and its rows, with text if a tokenizer is given.
 
     Raises `UserError` when the file is missing or no submission, or the tokenizer is missing.
@@ -50,7 +58,7 @@ def show(path: Path, tokenizer_folder: Path | None = None) -> tuple[Header, Iter
     try:
         size = path.stat().st_size
         # Nothing in an uncompressed file is longer than the file.
-        submission = read(path, ReadLimits(size, size, size, size))
+        submission = read(path, ReadLimits(size, size, size, size, size))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except BadSubmission as error:
@@ -58,20 +66,24 @@ def show(path: Path, tokenizer_folder: Path | None = None) -> tuple[Header, Iter
     return submission.header, _rows(submission.rollouts, decode_text)
 
 
-def _rows(rollouts: Rollouts, decode_text: Any) -> Iterator[Row]:
-    def text(tokens: list[int]) -> str | None:
-        return decode_text(tokens, skip_special_tokens=False) if decode_text else None
-
-    for row in range(len(rollouts)):
-        prompt, completion = rollouts.prompt(row), rollouts.completion(row)
-        yield Row(
-            group=int(rollouts.group[row]),
-            sample=int(rollouts.sample[row]),
-            target_length=int(rollouts.target_length[row]),
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            proof_bytes=int(rollouts.proof_offsets[row + 1] - rollouts.proof_offsets[row]),
-            log_probabilities=rollouts.row_log_probabilities(row),
-            prompt=text(prompt),
-            completion=text(completion),
+def _rows(rollouts: Rollouts, decode_text: Any) -> Iterator[ShownRollout]:
+    for index in range(len(rollouts)):
+        row = rollouts.row(index)
+        yield ShownRollout(
+            group=row.group,
+            sample=row.sample,
+            environment=row.environment,
+            segments=[_segment(each, decode_text) for each in row.rollout.segments],
+            proof_bytes=len(row.proof),
         )
+
+
+def _segment(segment: Segment, decode_text: Any) -> ShownSegment:
+    tokens, values = list(segment.tokens), segment.log_probabilities
+    return ShownSegment(
+        kind=segment.kind,
+        tokens=tokens,
+        finish=segment.finish,
+        log_probabilities=None if values is None else list(values),
+        text=decode_text(tokens, skip_special_tokens=False) if decode_text else None,
+    )

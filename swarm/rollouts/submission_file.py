@@ -1,4 +1,4 @@
-"""The submission file: Parquet, one row per completion.
+"""The submission file: Parquet, one row per rollout.
 
 Rows are ordered by (group, sample). The file is written without compression,
 dictionaries or statistics: proofs do not compress, equal content gives equal bytes, and a file
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from swarm.errors import DECODE_ERRORS, PeerError
 from swarm.messages import ENVIRONMENTS_MAX, Count, Key, Line, Name
-from swarm.rollouts.rollouts import Offsets, Rollouts
+from swarm.rollouts.rollouts import ENVIRONMENT, KINDS, MODEL, PROMPT, Offsets, Rollouts
 
 HEADER_KEY = b"swarm"
 """Key of the header, as JSON, in the file's metadata."""
 
 HEADER_BYTES_MAX = 16 * 1024
 
-FORMAT = 1
-"""Version of the schema and the header."""
+FORMAT = 2
+"""Version of the schema and the header. Format 1 held one prompt and one completion per row."""
 
 
 def _list_of(element: pa.DataType) -> pa.DataType:
@@ -42,16 +42,32 @@ SCHEMA = pa.schema(
     [
         pa.field("group", pa.int32(), nullable=False),
         pa.field("sample", pa.int32(), nullable=False),
-        pa.field("prompt_tokens", _list_of(pa.int32()), nullable=False),
-        pa.field("completion_tokens", _list_of(pa.int32()), nullable=False),
-        pa.field("proof", pa.binary(), nullable=False),
+        pa.field("environment", pa.int32(), nullable=False),
+        pa.field("tokens", _list_of(pa.int32()), nullable=False),
+        pa.field("segment_kinds", _list_of(pa.int32()), nullable=False),
+        pa.field("segment_lengths", _list_of(pa.int32()), nullable=False),
+        pa.field("segment_finishes", _list_of(pa.int32()), nullable=False),
         pa.field("log_probabilities", _list_of(pa.float32()), nullable=False),
-        pa.field("target_length", pa.int32(), nullable=False),
+        pa.field("span_policies", _list_of(pa.int32()), nullable=False),
+        pa.field("span_lengths", _list_of(pa.int32()), nullable=False),
+        pa.field("proof", pa.binary(), nullable=False),
     ]
 )
-"""`proof`: TOPLOC proofs of 258 bytes, one per 32 completion tokens begun, one after the other.
-`log_probabilities`: what the worker's engine says, one per completion token; only ever reported.
-`target_length`: completion tokens the prompt asks for, 0 for none."""
+"""As in `swarm.rollouts.rollouts.Rollouts`. `log_probabilities`: what the worker's engine says, one
+per model token; only ever reported. `proof`: TOPLOC proofs of 258 bytes, one per 32 model tokens
+begun, one after the other."""
+
+
+_LISTS = {
+    "tokens": "token_offsets",
+    "segment_kinds": "segment_offsets",
+    "segment_lengths": "segment_offsets",
+    "segment_finishes": "segment_offsets",
+    "log_probabilities": "model_offsets",
+    "span_policies": "span_offsets",
+    "span_lengths": "span_offsets",
+}
+"""Columns of lists, and the arrays of their offsets."""
 
 
 class BadSubmission(PeerError):
@@ -94,9 +110,10 @@ class ReadLimits:
     bytes_max: int
     rows_max: int
     prompt_tokens_max: int
-    """Of one row."""
-    completion_tokens_max: int
-    """Of one row."""
+    """Of one row; likewise what follows."""
+    model_tokens_max: int
+    environment_tokens_max: int
+    """0: single turns only."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +140,9 @@ def write(path: Path, rollouts: Rollouts, header: Header) -> tuple[bytes, int]:
 def encode(rollouts: Rollouts, header: Header) -> bytes:
     """The bytes that `write` writes."""
 
-    def lists(flat: NDArray[Any], offsets: Offsets, index: int) -> Any:
+    def lists(name: str, flat: NDArray[Any], offsets: Offsets) -> Any:
         return pa.ListArray.from_arrays(
-            pa.array(offsets.astype(np.int32)), pa.array(flat), type=SCHEMA.field(index).type
+            pa.array(offsets.astype(np.int32)), pa.array(flat), type=SCHEMA.field(name).type
         )
 
     proof = pa.Array.from_buffers(
@@ -137,18 +154,12 @@ def encode(rollouts: Rollouts, header: Header) -> bytes:
             pa.py_buffer(np.ascontiguousarray(rollouts.proofs)),
         ],
     )
-    table = pa.Table.from_arrays(
-        [
-            pa.array(rollouts.group),
-            pa.array(rollouts.sample),
-            lists(rollouts.prompt_tokens, rollouts.prompt_offsets, 2),
-            lists(rollouts.completion_tokens, rollouts.completion_offsets, 3),
-            proof,
-            lists(rollouts.log_probabilities, rollouts.completion_offsets, 5),
-            pa.array(rollouts.target_length),
-        ],
-        schema=SCHEMA,
-    )
+    scalars = [pa.array(getattr(rollouts, name)) for name in SCHEMA.names[:3]]
+    columns = [
+        lists(name, getattr(rollouts, name), getattr(rollouts, offsets))
+        for name, offsets in _LISTS.items()
+    ]
+    table = pa.Table.from_arrays([*scalars, *columns, proof], schema=SCHEMA)
     out = pa.BufferOutputStream()
     with pq.ParquetWriter(
         out,
@@ -229,6 +240,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
         )
     if set(metadata.metadata or {}) != {HEADER_KEY}:
         raise BadSubmission("schema", 1, 0, "the file's metadata must be the key `swarm` alone")
+    _check_format(metadata.metadata[HEADER_KEY])
     if file.schema_arrow != SCHEMA:
         raise BadSubmission("schema", 1, 0, "the columns are not those of a submission")
     group = metadata.row_group(0)
@@ -252,47 +264,58 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
         header = msgspec.json.decode(metadata.metadata[HEADER_KEY], type=Header)
     except DECODE_ERRORS as error:
         raise BadSubmission("header", 1, 0, f"the header is malformed: {error}"[:300]) from error
-    if header.format != FORMAT:
-        raise BadSubmission("header", header.format, FORMAT, "another version of the format")
     return header
+
+
+class _Version(msgspec.Struct):
+    """What headers of every format have."""
+
+    format: int
+
+
+def _check_format(header: bytes) -> None:
+    """Raise `BadSubmission` for another version of the format, whatever else it changed."""
+    try:
+        found = msgspec.json.decode(header, type=_Version).format
+    except DECODE_ERRORS as error:
+        raise BadSubmission("header", 1, 0, f"the header is malformed: {error}"[:300]) from error
+    if found != FORMAT:
+        raise BadSubmission(
+            "header", found, FORMAT, f"the file has format {found}; this version reads {FORMAT}"
+        )
 
 
 def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:
     """The table's columns as arrays, bounded; raises `BadSubmission`."""
     columns = {name: _single(table.column(index)) for index, name in enumerate(table.column_names)}
-    prompts, prompt_offsets = _flat_list(columns["prompt_tokens"])
-    completions, completion_offsets = _flat_list(columns["completion_tokens"])
-    log_probabilities, log_offsets = _flat_list(columns["log_probabilities"])
-    proofs, proof_offsets = _flat_bytes(columns["proof"])
-    for what, offsets, longest in (
-        ("prompt", prompt_offsets, limits.prompt_tokens_max),
-        ("completion", completion_offsets, limits.completion_tokens_max),
+    arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in SCHEMA.names[:3]}
+    for name, offsets_name in _LISTS.items():
+        arrays[name], offsets = _flat_list(columns[name])
+        if not np.array_equal(arrays.setdefault(offsets_name, offsets), offsets):
+            raise BadSubmission("schema", 1, 0, f"{name} has other lengths than its neighbours")
+    arrays["proofs"], arrays["proof_offsets"] = _flat_bytes(columns["proof"])
+    rollouts = Rollouts(**arrays)
+    try:
+        rollouts.check()
+    except ValueError as error:
+        raise BadSubmission("schema", 1, 0, str(error)) from error
+    if not np.isfinite(rollouts.log_probabilities).all():
+        raise BadSubmission("schema", 1, 0, "a log-probability is not finite")
+    for kind, longest in (
+        (PROMPT, limits.prompt_tokens_max),
+        (MODEL, limits.model_tokens_max),
+        (ENVIRONMENT, limits.environment_tokens_max),
     ):
-        lengths = np.diff(offsets)
-        if lengths.min() < 1 or lengths.max() > longest:
+        lengths = np.where(rollouts.segment_kinds == kind, rollouts.segment_lengths, 0)
+        most = int(np.add.reduceat(lengths.astype(np.int64), rollouts.segment_offsets[:-1]).max())
+        if most > longest:
             raise BadSubmission(
                 "schema",
-                int(lengths.max()),
+                most,
                 longest,
-                f"a {what} has {int(lengths.min())} to {int(lengths.max())} tokens, "
-                f"allowed are 1 to {longest}",
+                f"a rollout has {most} {KINDS[kind]} tokens, allowed are {longest}",
             )
-    if not np.array_equal(log_offsets, completion_offsets):
-        raise BadSubmission("schema", 1, 0, "log-probabilities and tokens differ in number")
-    if not np.isfinite(log_probabilities).all():
-        raise BadSubmission("schema", 1, 0, "a log-probability is not finite")
-    return Rollouts(
-        group=columns["group"].to_numpy(),
-        sample=columns["sample"].to_numpy(),
-        target_length=columns["target_length"].to_numpy(),
-        prompt_tokens=prompts,
-        prompt_offsets=prompt_offsets,
-        completion_tokens=completions,
-        completion_offsets=completion_offsets,
-        log_probabilities=log_probabilities,
-        proofs=proofs,
-        proof_offsets=proof_offsets,
-    )
+    return rollouts
 
 
 def _single(column: Any) -> Any:

@@ -14,9 +14,9 @@ from peers.policy.demo import save_tokenizer
 from swarm.envelope import open_envelope
 from swarm.identity import Identity, load_or_create
 from swarm.messages import RunManifest
-from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
 from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
+from tests.rollouts.harness import single_turns
 
 TRAINER = Identity(bytes([1]) * 32).peer_id
 VALIDATOR = Identity(bytes([2]) * 32).peer_id
@@ -135,10 +135,9 @@ def test_show_asks_a_bootstrap_peer(tmp_path: Path) -> None:
 def a_submission(path: Path, engine: str = "native") -> Path:
     write(
         path,
-        Rollouts.from_lists(
+        single_turns(
             group=[0, 0],
             sample=[0, 1],
-            target_length=[0, 0],
             prompts=[[1, 6, 5, 14]] * 2,
             completions=[[5, 6, 2], [6, 2]],
             log_probabilities=[[-0.5, -0.25, -0.125], [-1.0, -2.0]],
@@ -170,7 +169,11 @@ def test_rollouts_are_shown_with_text(tmp_path: Path) -> None:
     assert "12<eos>" in shown.output and "-0.875" in shown.output
     told = json.loads(swarm("rollouts", "show", file, "--json").output)
     assert told["header"]["policy"] == 3
-    assert [row["completion_tokens"] for row in told["rows"]] == [[5, 6, 2], [6, 2]]
+    segments = [row["segments"] for row in told["rows"]]
+    assert [(each[1]["tokens"], each[1]["finish"]) for each in segments] == [
+        ([5, 6, 2], "stop"),
+        ([6, 2], "stop"),
+    ]
 
 
 def test_a_workers_words_in_a_file_steer_no_terminal(tmp_path: Path) -> None:

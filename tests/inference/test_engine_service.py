@@ -27,10 +27,11 @@ from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from tests.orders import policy as policy_reference
 from tests.orders import reference, submission_order
+from tests.rollouts.harness import completion
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 
-LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10)
+LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
     assert result.size_bytes == len(raw)
     rollouts = submission.rollouts
     assert result.groups == 3
-    assert result.tokens == len(rollouts.completion_tokens)
+    assert result.tokens == len(rollouts.log_probabilities)
     assert rollouts.group.tolist() == [row // 4 for row in range(12)]
     assert rollouts.sample.tolist() == [row % 4 for row in range(12)]
     header = submission.header
@@ -102,10 +103,10 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
     for row in range(12):
         task = environment.task(seeds.task_seed(seed, row // 4))
         assert rollouts.prompt(row) == renderer.encode_prompt(task.prompt)
-        length = len(rollouts.completion(row))
+        length = len(completion(rollouts, row))
         check_format(split(rollouts.proof(row)), length)
-        assert (rollouts.completion(row)[-1] == 2) or length == 40
-    finished = sum(rollouts.completion(row)[-1] == 2 for row in range(12)) / 12
+        assert (completion(rollouts, row)[-1] == 2) or length == 40
+    finished = sum(completion(rollouts, row)[-1] == 2 for row in range(12)) / 12
     assert result.finished_share == finished
     assert (rollouts.log_probabilities < 0).all()
     assert len(rollouts.proofs) > 12 * PROOF_BYTES  # completions of 40 tokens have two proofs
@@ -127,7 +128,7 @@ def test_nothing_of_it_is_the_workers_choice(
     _, mine = made(service, tmp_path / "a", max_new_tokens=4)
     _, other = made(service, tmp_path / "b", max_new_tokens=4, **change)
     assert mine.rollouts.prompt(0) != other.rollouts.prompt(0)
-    assert mine.rollouts.completion(0) != other.rollouts.completion(0)
+    assert completion(mine.rollouts, 0) != completion(other.rollouts, 0)
 
 
 def test_only_the_loaded_policy_generates(policy: Path, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_a_swapped_policy_generates_otherwise(policy: Path, tmp_path: Path) -> N
     _, before = made(service, tmp_path / "a")
     load(service, other, 5)
     _, after = made(service, tmp_path / "b", policy=policy_reference(5))
-    assert before.rollouts.completion(0) != after.rollouts.completion(0)
+    assert completion(before.rollouts, 0) != completion(after.rollouts, 0)
     load(service, policy, 4)
     _, back = made(service, tmp_path / "c")
     assert back.rollouts.to_bytes() == before.rollouts.to_bytes()

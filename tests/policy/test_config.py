@@ -17,6 +17,7 @@ from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService
 from swarm.errors import UserError
 from swarm.messages import Objective
+from swarm.rollouts.rollout import Rollout
 from tests.policy.harness import prefill_completions
 from tests.policy.test_native import save_random
 
@@ -82,8 +83,22 @@ REFUSED = {
     },
 }
 GROUPS = [
-    Group([1, 5, 9], [[4, 4, 4, 7, 8, 2, 1], [2, 9, 9, 1, 30, 31]], [0.0, 1.0], 0),
-    Group([3], [[8], [20, 21, 22, 23, 24, 25, 26, 27, 28]], [0.0, 1.0], 0),
+    Group(
+        [
+            Rollout.single_turn([1, 5, 9], [4, 4, 4, 7, 8, 2, 1]),
+            Rollout.single_turn([1, 5, 9], [2, 9, 9, 1, 30, 31]),
+        ],
+        [0.0, 1.0],
+        0,
+    ),
+    Group(
+        [
+            Rollout.single_turn([3], [8]),
+            Rollout.single_turn([3], [20, 21, 22, 23, 24, 25, 26, 27, 28]),
+        ],
+        [0.0, 1.0],
+        0,
+    ),
 ]
 
 
@@ -99,7 +114,8 @@ def test_it_is_exact_or_refused_by_name(name: str, tmp_path: Path) -> None:
             with pytest.raises(UserError, match=REFUSED[name]):
                 use()
         return
-    sequences = [(list(group.prompt), list(each)) for group in GROUPS for each in group.completions]
+    rollouts = [rollout for group in GROUPS for rollout in group.rollouts]
+    sequences = [(list(rollout.prompt), rollout.model_tokens) for rollout in rollouts]
     expected, logits = [], []
     for prompt, completion in sequences:
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
+from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.show import show
 from swarm.rollouts.submission_file import (
     HEADER_KEY,
@@ -31,7 +33,13 @@ from swarm.rollouts.submission_file import (
     write,
 )
 
-LIMITS = ReadLimits(bytes_max=1 << 20, rows_max=64, prompt_tokens_max=16, completion_tokens_max=64)
+LIMITS = ReadLimits(
+    bytes_max=1 << 20,
+    rows_max=64,
+    prompt_tokens_max=16,
+    model_tokens_max=64,
+    environment_tokens_max=64,
+)
 HEADER = Header(
     run="owner/run",
     lineage=0,
@@ -48,15 +56,26 @@ HEADER = Header(
 
 
 def make_rollouts(rows: int = 4) -> Rollouts:
-    return Rollouts.from_lists(
-        group=[row // 2 for row in range(rows)],
-        sample=[row % 2 for row in range(rows)],
-        target_length=[0] * rows,
-        prompts=[[1, 5, 6 + row // 2] for row in range(rows)],
-        completions=[[9] * (row + 1) for row in range(rows)],
-        log_probabilities=[[-0.5] * (row + 1) for row in range(rows)],
-        proofs=[bytes([row]) * 258 for row in range(rows)],
+    """The last row has two turns."""
+    return Rollouts.from_rows(
+        [
+            Row(
+                group=row // 2,
+                sample=row % 2,
+                environment=0,
+                rollout=make_rollout(row, turns=1 + (row == rows - 1)),
+                proof=bytes([row]) * 258,
+            )
+            for row in range(rows)
+        ]
     )
+
+
+def make_rollout(row: int, turns: int) -> Rollout:
+    count = row + 1
+    model = Segment("model", [9] * count, "stop", [-0.5] * count, (Span(1, count),))
+    further = [Segment("environment", [7, 8]), model] * (turns - 1)
+    return Rollout((Segment("prompt", [1, 5, 6 + row // 2]), model, *further))
 
 
 def rewritten(table: pa.Table, metadata: dict[bytes, bytes] | None = None, **options: Any) -> bytes:
@@ -94,46 +113,161 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = read(tmp_path / "file", LIMITS)
     assert found.header == HEADER
     assert same(found.rollouts, rollouts)
-    assert found.rollouts.completion(2) == [9, 9, 9]
+    assert found.rollouts.rollout(2).model_tokens == [9, 9, 9]
     assert found.rollouts.prompt(3) == [1, 5, 7]
     assert found.rollouts.proof(1) == bytes([1]) * 258
-    assert found.rollouts.row_log_probabilities(1) == [-0.5, -0.5]
+    last = found.rollouts.row(3)
+    assert last.rollout.tokens == [1, 5, 7, 9, 9, 9, 9, 7, 8, 9, 9, 9, 9]
+    assert [each.kind for each in last.rollout.segments] == [
+        "prompt",
+        "model",
+        "environment",
+        "model",
+    ]
+    assert last.rollout.log_probabilities == [-0.5] * 8
 
 
 def test_equal_rollouts_give_equal_bytes() -> None:
     assert encode(make_rollouts(), HEADER) == encode(make_rollouts(), HEADER)
 
 
-tokens = st.integers(0, 2**31 - 1)
+numbers = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def rollouts_of_any_shape(draw: st.DrawFn) -> Rollouts:
+    rows = []
+    for number in range(draw(st.integers(1, 6))):
+        turns = draw(st.integers(1, 4))
+        segments = [Segment("prompt", draw(st.lists(numbers, min_size=1, max_size=16)))]
+        for turn in range(turns):
+            spans = draw(
+                st.lists(st.builds(Span, numbers, st.integers(1, 5)), min_size=1, max_size=3)
+            )
+            count = sum(span.tokens for span in spans)
+            sampled = draw(st.lists(numbers, min_size=count, max_size=count))
+            values = draw(st.lists(st.floats(-100, 0, width=32), min_size=count, max_size=count))
+            last = turn == turns - 1
+            finish = draw(st.sampled_from(["stop", "length"])) if last else "stop"
+            segments.append(Segment("model", sampled, finish, values, tuple(spans)))  # type: ignore[arg-type]
+            if not last:
+                answer = draw(st.lists(numbers, min_size=1, max_size=16))
+                segments.append(Segment("environment", answer))
+        proof = draw(st.binary(max_size=600))
+        rows.append(Row(number, draw(numbers), draw(numbers), Rollout(tuple(segments)), proof))
+    return Rollouts.from_rows(rows)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(tokens, min_size=1, max_size=16),
-            st.lists(tokens, min_size=1, max_size=64),
-            st.binary(max_size=600),
-            st.integers(0, 2**31 - 1),
-        ),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_any_rollouts_survive_both_forms(
-    rows: list[tuple[list[int], list[int], bytes, int]],
-) -> None:
-    rollouts = Rollouts.from_lists(
-        group=range(len(rows)),
-        sample=[0] * len(rows),
-        target_length=[row[3] for row in rows],
-        prompts=[row[0] for row in rows],
-        completions=[row[1] for row in rows],
-        log_probabilities=[[-1.25] * len(row[1]) for row in rows],
-        proofs=[row[2] for row in rows],
-    )
-    assert same(decode(encode(rollouts, HEADER), LIMITS).rollouts, rollouts)
+@given(rollouts_of_any_shape())
+def test_any_rollouts_survive_both_forms(rollouts: Rollouts) -> None:
+    found = decode(encode(rollouts, HEADER), LIMITS).rollouts
+    assert same(found, rollouts)
     assert same(Rollouts.from_bytes(rollouts.to_bytes()), rollouts)
+    again = Rollouts.from_rows([rollouts.row(index) for index in range(len(rollouts))])
+    assert same(again, rollouts)
+    tokens = [rollouts.rollout(index).model_tokens for index in range(len(rollouts))]
+    assert rollouts.tokens[rollouts.sampled_mask()].tolist() == list(itertools.chain(*tokens))
+    assert rollouts.model_lengths().tolist() == list(map(len, tokens))
+
+
+LISTS = [field.name for field in SCHEMA if pa.types.is_list(field.type)]
+
+
+@settings(deadline=None)
+@given(rollouts_of_any_shape(), st.sampled_from(LISTS), st.data())
+def test_a_changed_list_is_refused_or_still_a_rollout(
+    rollouts: Rollouts, name: str, data: st.DataObject
+) -> None:
+    """Whatever a hostile worker writes into a column, what is read is well-formed."""
+    table = honest_table(rollouts)
+    lists = table.column(name).to_pylist()
+    row = data.draw(st.integers(0, len(lists) - 1))
+    place = data.draw(st.integers(0, len(lists[row]) - 1))
+    value: Any = data.draw(st.integers(-3, 70))
+    change = data.draw(st.sampled_from(["set", "insert", "drop"]))
+    if change == "set":
+        lists[row][place] = value
+    elif change == "insert":
+        lists[row].insert(place, value)
+    else:
+        lists[row].pop(place)
+    field = SCHEMA.field(name)
+    changed = table.set_column(SCHEMA.get_field_index(name), field, pa.array(lists, field.type))
+    try:
+        found = decode(rewritten(changed), LIMITS).rollouts
+    except BadSubmission as error:
+        assert error.check == "schema"
+    else:
+        again = Rollouts.from_rows([found.row(index) for index in range(len(found))])
+        assert same(again, found)
+
+
+def test_format_1_is_refused_by_naming_both_versions() -> None:
+    columns = ["group", "sample", "prompt_tokens", "completion_tokens", "target_length"]
+    table = pa.table({name: pa.array([0], pa.int32()) for name in columns})
+    header = msgspec.json.encode({"format": 1, "environment": "sort-digits"})
+    with pytest.raises(BadSubmission) as caught:
+        decode(rewritten(table, {HEADER_KEY: header}), LIMITS)
+    assert caught.value.detail == "the file has format 1; this version reads 2"
+    assert (caught.value.check, caught.value.figure, caught.value.threshold) == ("header", 1, 2)
+
+
+def _with(name: str, *values: list[int]) -> Any:
+    """The honest table's first rows with other lists in one column."""
+    field = SCHEMA.field(name)
+
+    def change(table: pa.Table) -> pa.Table:
+        lists = [*values, *table.column(name).to_pylist()[len(values) :]]
+        return table.set_column(SCHEMA.get_field_index(name), field, pa.array(lists, field.type))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_with("segment_kinds", [1, 1]), "prompt, then model and environment in turn"),
+        (_with("segment_kinds", [0, 3]), "prompt, then model and environment in turn"),
+        (_with("segment_lengths", [4, 0]), "has no token"),
+        (_with("segment_lengths", [2, 2]), "model tokens differ in number"),
+        (_with("segment_lengths", [3, 2]), "do not add up"),
+        (_with("segment_lengths", [2**31 - 1, 1]), "do not add up"),
+        (_with("segment_lengths", [4]), "other lengths than its neighbours"),
+        (_with("segment_finishes", [0, 0]), "no finish reason"),
+        (_with("segment_finishes", [1, 1]), "another segment has one"),
+        (_with("segment_finishes", [0, 3]), "no finish reason"),
+        (_with("segment_finishes", [0, 1], [0, 1], [0, 1], [0, 2, 0, 1]), "is not the last"),
+        (_with("span_policies", [-1]), "of no policy"),
+        (_with("span_lengths", [2]), "spans of policies do not add up"),
+        (_with("span_lengths", [0]), "missing, empty"),
+        (_with("log_probabilities", [-1, -1]), "differ in number"),
+        (_with("tokens", [1, 5, 6]), "do not add up"),
+    ],
+)
+def test_malformed_segments_are_refused(change: Any, reason: str) -> None:
+    with pytest.raises(BadSubmission, match=reason) as caught:
+        decode(rewritten(change(honest_table())), LIMITS)
+    assert caught.value.check == "schema"
+
+
+def test_the_number_of_segments_is_bounded() -> None:
+    most = 2 * TURNS_MAX
+    for count in (1, 3, most + 2):
+        table = honest_table(Rollouts.from_rows([make_rollouts(1).row(0)]))
+        kinds = [0, *([1, 2] * count)][:count]
+        lists = {
+            "segment_kinds": kinds,
+            "segment_lengths": [1] * count,
+            "segment_finishes": [int(kind == 1) for kind in kinds],
+            "tokens": [5] * count,
+            "log_probabilities": [-1.0] * kinds.count(1),
+            "span_lengths": [max(1, kinds.count(1))],
+        }
+        for name, values in lists.items():
+            table = _with(name, values)(table)  # type: ignore[arg-type]
+        with pytest.raises(BadSubmission, match="an even number from 2 to 128"):
+            decode(rewritten(table), dataclasses.replace(LIMITS, model_tokens_max=1000))
 
 
 HONEST = encode(make_rollouts(), HEADER)
@@ -213,7 +347,7 @@ def test_a_bomb_is_refused_before_it_unfolds(options: dict[str, Any]) -> None:
     zeros = pa.ListArray.from_arrays(
         pa.array([0, count], pa.int32()),
         pa.array(np.zeros(count, np.int32)),
-        type=SCHEMA.field(3).type,
+        type=SCHEMA.field("tokens").type,
     )
     raw = rewritten(columns.set_column(3, SCHEMA.field(3), zeros), **options)
     assert len(raw) < 200_000
@@ -229,7 +363,8 @@ def test_a_bomb_is_refused_before_it_unfolds(options: dict[str, Any]) -> None:
         (dataclasses.replace(LIMITS, bytes_max=len(HONEST) - 1), len(HONEST)),
         (dataclasses.replace(LIMITS, rows_max=3), 4),
         (dataclasses.replace(LIMITS, prompt_tokens_max=2), 3),
-        (dataclasses.replace(LIMITS, completion_tokens_max=3), 4),
+        (dataclasses.replace(LIMITS, model_tokens_max=7), 8),
+        (dataclasses.replace(LIMITS, environment_tokens_max=1), 2),
     ],
 )
 def test_more_than_the_limits_allow_is_refused(limits: ReadLimits, figure: int) -> None:
@@ -248,27 +383,6 @@ def test_numbers_that_are_none_are_refused(value: float) -> None:
         decode(encode(changed, HEADER), LIMITS)
 
 
-def test_empty_completions_are_refused() -> None:
-    rollouts = Rollouts.from_lists(
-        group=[0],
-        sample=[0],
-        target_length=[0],
-        prompts=[[1]],
-        completions=[[]],
-        log_probabilities=[[]],
-        proofs=[b""],
-    )
-    with pytest.raises(BadSubmission, match="completion"):
-        decode(encode(rollouts, HEADER), LIMITS)
-
-
-def test_log_probabilities_must_match_the_tokens() -> None:
-    table = honest_table()
-    columns = table.set_column(5, SCHEMA.field(5), table.column(5).take(pa.array([3, 2, 1, 0])))
-    with pytest.raises(BadSubmission, match="differ in number"):
-        decode(rewritten(columns), LIMITS)
-
-
 @settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_other_bytes_are_no_canonical_rollouts(raw: bytes) -> None:
@@ -278,10 +392,10 @@ def test_other_bytes_are_no_canonical_rollouts(raw: bytes) -> None:
 
 def test_canonical_offsets_must_fit() -> None:
     rollouts = make_rollouts()
-    offsets = rollouts.completion_offsets.copy()
+    offsets = rollouts.token_offsets.copy()
     offsets[1] = 100
     with pytest.raises(ValueError, match="offsets"):
-        Rollouts.from_bytes(dataclasses.replace(rollouts, completion_offsets=offsets).to_bytes())
+        Rollouts.from_bytes(dataclasses.replace(rollouts, token_offsets=offsets).to_bytes())
 
 
 def test_show_gives_rows_and_text(tmp_path: Path) -> None:
@@ -292,10 +406,10 @@ def test_show_gives_rows_and_text(tmp_path: Path) -> None:
     header, rows = show(tmp_path / "file", tmp_path)
     last = list(rows)[-1]
     assert header == HEADER
-    assert (last.group, last.sample, last.completion_tokens) == (1, 1, [9, 9, 9, 9])
-    assert last.completion == "5555"
-    assert last.prompt == "<bos>13"
-    assert next(show(tmp_path / "file")[1]).prompt is None
+    assert (last.group, last.sample, last.environment) == (1, 1, 0)
+    assert [each.text for each in last.segments] == ["<bos>13", "5555", "34", "5555"]
+    assert [each.finish for each in last.segments] == [None, "stop", None, "stop"]
+    assert next(show(tmp_path / "file")[1]).segments[0].text is None
 
 
 def test_show_says_what_is_wrong(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_models_have_the_published_sizes(name: str, parameters: int) -> None:
 @pytest.mark.parametrize("tokens", [512, 2048, 1 << 14])
 def test_tokens_are_filled_exactly(tokens: int) -> None:
     groups = accelerator.make_groups(tokens, 512)
-    lengths = [len(each) for group in groups for each in group.completions]
+    lengths = [len(each.model_tokens) for group in groups for each in group.rollouts]
     assert sum(lengths) + len(lengths) * (PROMPT_TOKENS - 1) == tokens
     assert min(lengths) >= 1
     assert max(lengths) > 3 * min(lengths)

@@ -25,7 +25,7 @@ from peers.trainer.learning.scoring import score
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.messages import Objective, Optimiser, Schedule
-from tests.policy.harness import prefill_completions
+from swarm.rollouts.rollout import Rollout
 
 SETTINGS = LearnerSettings(
     objective=Objective(
@@ -60,10 +60,10 @@ def random_groups(seed: int, policy: int, count: int = 4, size: int = 4) -> list
         lengths = draw(1, 8, size)
         rewards = [float(reward) for reward in draw(0, 2, size)]
         rewards[:2] = [0.0, 1.0]
+        prompt = draw(4, 14, draw(2, 7)[0])
         groups.append(
             Group(
-                prompt=draw(4, 14, draw(2, 7)[0]),
-                completions=[draw(2, 14, length) for length in lengths],
+                [Rollout.single_turn(prompt, draw(2, 14, length)) for length in lengths],
                 rewards=[1.0] * size if index == count - 1 else rewards,
                 policy=policy,
             )
@@ -91,16 +91,20 @@ def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 def test_batch_holds_every_token_once(seed: int, count: int, size: int) -> None:
     groups = random_groups(seed, policy=1, count=count, size=size)
     batch = make_batch(groups, Objective())
-    rows = [[*group.prompt, *row] for group in groups for row in group.completions]
-    lengths = [len(row) for group in groups for row in group.completions]
-    assert [sequence.tolist() for sequence in batch.sequences()] == rows
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rows = [rollout.tokens for rollout in rollouts]
+    lengths = [len(rollout.model_tokens) for rollout in rollouts]
+    assert [sequence.tolist() for sequence in batch.split(batch.tokens)] == rows
+    masks = [mask.nonzero()[:, 0].tolist() for mask in batch.split(batch.sampled)]
+    assert masks == [rollout.sampled for rollout in rollouts]
     assert batch.completion_lengths.tolist() == lengths
     assert batch.token_count() == sum(lengths)
-    assert batch.lengths().tolist() == list(map(len, rows))
+    assert batch.lengths.tolist() == list(map(len, rows))
     owner = [row for row, length in enumerate(lengths) for _ in range(length)]
     assert batch.per_token(torch.arange(len(batch))).tolist() == owner
     picked = torch.arange(0, len(batch), 2)
-    assert [sequence.tolist() for sequence in batch.rows(picked).sequences()] == rows[::2]
+    some = batch.rows(picked)
+    assert [sequence.tolist() for sequence in some.split(some.tokens)] == rows[::2]
     assert len(batch.rows(picked[:0])) == 0
 
 
@@ -114,9 +118,7 @@ def test_only_groups_with_different_rewards_are_informative() -> None:
     [
         ({"rewards": [1.0]}, "1 rewards for 4"),
         ({"rewards": [1.0, 0.0, float("nan"), 0.0]}, "not finite"),
-        ({"prompt": []}, "empty prompt"),
-        ({"completions": [[1], [], [1], [1]]}, "empty completion"),
-        ({"log_probabilities": [[0.0]] * 4}, "other log-probabilities than tokens"),
+        ({"rollouts": [], "rewards": []}, "0 rollouts"),
     ],
 )
 def test_malformed_groups_are_refused(change: dict[str, Any], words: str) -> None:
@@ -221,26 +223,37 @@ def test_a_non_finite_step_is_skipped_and_counted(base: Path) -> None:
     assert all(bool(value.isfinite().all()) for value in weights_of(learner).values())
 
 
+def reporting(groups: list[Group], values: list[list[float]]) -> list[Group]:
+    """The same groups with log-probabilities, those of each rollout in turn."""
+    left = iter(values)
+    return [
+        dataclasses.replace(
+            group,
+            rollouts=[
+                Rollout.single_turn(each.prompt, each.model_tokens, log_probabilities=next(left))
+                for each in group.rollouts
+            ],
+        )
+        for group in groups
+    ]
+
+
 def test_engine_log_probabilities_are_compared_and_nothing_else(base: Path) -> None:
     """A worker that reports nonsense changes a figure, not the weights."""
     groups = random_groups(1, policy=0)
-    rows = [(g.prompt, c) for g in groups for c in g.completions]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     engine = NativeEngine(base)
-    states = prefill_completions(engine, [p for p, _ in rows], [c for _, c in rows]).states
-    reported = iter(
+    states = engine.prefill(
+        [rollout.tokens for rollout in rollouts], [rollout.sampled for rollout in rollouts]
+    ).states
+    true = [
         torch.log_softmax(engine.logits(each), -1)[
-            range(len(completion)), list(completion)
+            range(len(each)), list(rollout.model_tokens)
         ].tolist()
-        for (_, completion), each in zip(rows, states, strict=True)
-    )
-    honest = [
-        dataclasses.replace(group, log_probabilities=[next(reported) for _ in group.completions])
-        for group in groups
+        for rollout, each in zip(rollouts, states, strict=True)
     ]
-    lying = [
-        dataclasses.replace(group, log_probabilities=[[-9.0] * len(c) for c in group.completions])
-        for group in groups
-    ]
+    honest = reporting(groups, true)
+    lying = reporting(groups, [[-9.0] * len(values) for values in true])
     results = []
     for given_groups in (groups, honest, lying):
         learner = Learner(base, SETTINGS)

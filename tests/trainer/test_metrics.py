@@ -11,6 +11,7 @@ import torch
 from peers.trainer.learning.batch import Group
 from peers.trainer.metrics import Metrics, idle_shares, model_flops, speed
 from swarm.errors import UserError
+from swarm.rollouts.rollout import Rollout
 
 FIGURES: dict[str, Any] = {
     "reward": 0.25,
@@ -122,11 +123,13 @@ def test_speed_counts_what_was_trained_on() -> None:
         config=SimpleNamespace(num_hidden_layers=2, hidden_size=8),
         parameters=lambda: [torch.zeros(100)],
     )
-    kept = Group([1, 2], [[3, 4, 5], [6]], [0.0, 1.0], 0)
+    single_turn = Rollout.single_turn
+    kept = Group([single_turn([1, 2], [3, 4, 5]), single_turn([1, 2], [6])], [0.0, 1.0], 0)
+    long = [single_turn([1] * 9, [2] * 9), single_turn([1] * 9, [3])]
     others = [
-        Group([1] * 9, [[2] * 9, [3]], [0.0, 1.0], 0, kept=False),
-        Group([1] * 9, [[2] * 9, [3]], [1.0, 1.0], 0),
-        Group([1] * 9, [[2] * 9, [3]], [0.0, 0.0], 0),
+        Group(long, [0.0, 1.0], 0, kept=False),
+        Group(long, [1.0, 1.0], 0),
+        Group(long, [0.0, 0.0], 0),
     ]
     alone = speed(model, [kept], seconds=2.0, peak=1e6)
     assert alone["tokens_per_second"] == 4.0

@@ -30,9 +30,19 @@ from peers.trainer.learning.packing import (
     why_not,
 )
 from swarm.messages import Objective
-from tests.policy.harness import prefill_completions
+from swarm.rollouts.rollout import Rollout, Segment, Span
 
 TEMPERATURE = 0.7
+
+
+def two_turns(prompt: list[int], completion: list[int], answer: list[int]) -> Rollout:
+    """An episode in which the environment answers in the middle of the completion."""
+    half = len(completion) // 2
+    if half == 0:
+        return Rollout.single_turn(prompt, completion)
+    parts = [completion[:half], completion[half:]]
+    first, last = (Segment("model", each, "stop", None, (Span(0, len(each)),)) for each in parts)
+    return Rollout((Segment("prompt", prompt), first, Segment("environment", answer), last))
 
 
 def spread_batch(seed: int, count: int = 14, longest: int = 40) -> Batch:
@@ -45,10 +55,14 @@ def spread_batch(seed: int, count: int = 14, longest: int = 40) -> Batch:
     groups = []
     for _ in range(count // 2):
         completions = [draw(2, 14, draw(1, longest)[0]) for _ in range(2)]
+        prompt = draw(4, 14, draw(1, 7)[0])
+        rollouts = [
+            Rollout.single_turn(prompt, completions[0]),
+            two_turns(prompt, completions[1], draw(2, 14, draw(1, 5)[0])),
+        ]
         groups.append(
             Group(
-                prompt=draw(4, 14, draw(1, 7)[0]),
-                completions=[*completions, completions[0]],
+                [*rollouts, rollouts[0]],
                 rewards=[1.0, 0.0, 1.0],
                 policy=0,
                 temperature=TEMPERATURE,
@@ -206,12 +220,14 @@ def test_flash_attention_is_told_enough_to_keep_sequences_apart(base: Path, mode
 
 def test_equals_the_engine(model: Any, base: Path) -> None:
     batch = spread_batch(3)
-    prompts, completions = [], []
-    for tokens, prompt in zip(batch.sequences(), batch.prompt_lengths.tolist(), strict=True):
-        prompts.append(tokens[:prompt].tolist())
-        completions.append(tokens[prompt:].tolist())
+    sequences = [tokens.tolist() for tokens in batch.split(batch.tokens)]
+    sampled = [mask.nonzero()[:, 0].tolist() for mask in batch.split(batch.sampled)]
+    completions = [
+        [tokens[index] for index in indices]
+        for tokens, indices in zip(sequences, sampled, strict=True)
+    ]
     engine = NativeEngine(base)
-    states = prefill_completions(engine, prompts, completions).states
+    states = engine.prefill(sequences, sampled).states
     log_all = [torch.log_softmax(engine.logits(each) / TEMPERATURE, -1) for each in states]
     log_pi, entropy, _, _ = scores(model, batch, lay_out(batch, "packed"))
     expected = [
@@ -334,21 +350,31 @@ def test_rows_hold_every_sequence_once_and_answer_for_every_token(
     passes = lay_out(batch, layout, tokens_max=48)
     answered = torch.cat([rows.index for rows in passes])
     assert sorted(answered.tolist()) == list(range(batch.token_count()))
-    completions = torch.cat(
-        [
-            tokens[prompt:]
-            for tokens, prompt in zip(batch.sequences(), batch.prompt_lengths.tolist(), strict=True)
-        ]
-    )
+    completions = batch.tokens[batch.sampled]
     for rows in passes:
         assert torch.equal(rows.target[rows.source], completions[rows.index])
         assert len(set(rows.predictor.tolist())) == len(rows.predictor)
         used = rows.sequence >= 0
         starts = rows.positions[used] == 0
         assert int(starts.sum()) == sum(int(row.max()) + 1 for row in rows.sequence)
-    distinct = {tuple(tokens.tolist()) for tokens in batch.sequences()}
+    distinct = {
+        (*tokens.tolist(), *mask.tolist())
+        for tokens, mask in zip(batch.split(batch.tokens), batch.split(batch.sampled), strict=True)
+    }
     computed = sum(int((rows.sequence >= 0).sum()) for rows in passes)
-    assert computed == sum(len(tokens) - 1 for tokens in distinct)
+    assert computed == sum(len(each) // 2 - 1 for each in distinct)
+
+
+def test_equal_tokens_of_other_turns_are_other_sequences(model: Any) -> None:
+    """Only sampled tokens are scored, and what was sampled tells sequences apart."""
+    one = Rollout.single_turn([4, 5], [6, 7, 8, 9])
+    other = two_turns([4, 5], [6, 9], [7, 8])
+    assert one.tokens == other.tokens
+    batch = make_batch([Group([one, other], [0.0, 1.0], 0)], Objective())
+    assert batch.token_count() == 6
+    for layout in ("padded", "packed"):
+        log_pi = scores(model, batch, lay_out(batch, layout))[0]
+        torch.testing.assert_close(log_pi[[0, 3]], log_pi[4:], atol=1e-6, rtol=0)
 
 
 def test_the_layout_is_chosen_by_the_spread_of_lengths() -> None:
@@ -357,8 +383,10 @@ def test_the_layout_is_chosen_by_the_spread_of_lengths() -> None:
     def batch_of(lengths: list[int]) -> Batch:
         groups = [
             Group(
-                prompt=[4],
-                completions=[[number % 60 + 3, *[5] * (length - 1)], [number % 60 + 3] * length],
+                [
+                    Rollout.single_turn([4], [number % 60 + 3, *[5] * (length - 1)]),
+                    Rollout.single_turn([4], [number % 60 + 3] * length),
+                ],
                 rewards=[0.0, 1.0],
                 policy=0,
             )

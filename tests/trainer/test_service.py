@@ -41,8 +41,8 @@ from swarm.jobs import (
     TrainStep,
 )
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
-from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, write
+from tests.rollouts.harness import single_turns
 
 REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
 
@@ -86,10 +86,11 @@ def submission(
         sampling.stop_ids,
         sampling.max_new_tokens,
     )
-    rollouts = Rollouts.from_lists(
+    rollouts = single_turns(
         group=[0, 0, 0, 1, 1, 1],
         sample=[0, 1, 2, 0, 1, 2],
-        target_length=[0] * 6,
+        policy=policy,
+        stop_ids=sampling.stop_ids,
         prompts=rows,
         completions=made.tokens,
         log_probabilities=[row.tolist() for row in made.log_probabilities],
@@ -142,7 +143,7 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
         "other": "its hash differs",
         "garbage": "no sound Parquet",
         "policy": "policy 7 is not held",
-        "rewards": "7 rewards for 6 completions",
+        "rewards": "7 rewards for 6 rollouts",
     }.items():
         assert words in reasons[name], reasons
     assert train(service, 0, made["good"]).figures["groups"] == 2

@@ -56,7 +56,7 @@ class Stage:
         """An honest submission's content."""
         path = self.folder / "generated"
         generate(self.engine, path, self.order(**changes))
-        found = read(path, ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10))
+        found = read(path, ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10))
         return found.header, found.rollouts
 
     def inspect_bytes(self, raw: bytes, **changes: Any) -> Inspected:

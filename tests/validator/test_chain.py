@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from swarm.rollouts.submission_file import Header
 from tests.orders import ORDER
 from tests.orders import policy as reference
 from tests.policy.harness import prefill_completions
+from tests.rollouts.harness import completion, single_turns
 from tests.validator.conftest import STOP_IDS, Stage, generate, load
 
 Choose = Callable[[Tensor, Tensor], int]
@@ -52,13 +53,12 @@ def forge(stage: Stage, rollouts: Rollouts, choose: Callable[[int], Choose]) -> 
         chunks = toploc.chunk_rows(prefill.prompt_hidden[0], prefill.hidden[0])
         completions.append(tokens)
         proofs.append(b"".join(toploc.build(chunks)))
-    return Rollouts.from_lists(
+    return single_turns(
         group=rollouts.group.tolist(),
         sample=rollouts.sample.tolist(),
-        target_length=rollouts.target_length.tolist(),
+        stop_ids=STOP_IDS,
         prompts=[rollouts.prompt(row) for row in range(len(rollouts))],
         completions=completions,
-        log_probabilities=[[-1.0] * len(tokens) for tokens in completions],
         proofs=proofs,
     )
 
@@ -77,7 +77,7 @@ def test_honest_work_is_accepted_without_a_mismatch(stage: Stage) -> None:
         assert judged.failed == ""
         assert judged.chunks_passed == judged.chunks == 16
         assert judged.mismatches == 0
-        assert judged.positions == judged.tokens == len(rollouts.completion_tokens)
+        assert judged.positions == judged.tokens == len(rollouts.log_probabilities)
         assert judged.margin_max < 1e-4
         assert all(check.passed for check in judged.checks)
 
@@ -87,7 +87,7 @@ def test_a_subset_of_the_rows_is_judged_by_its_own_noise(stage: Stage) -> None:
     assert stage.inspect(header, rollouts).failed == ""
     judged = stage.judge(rows=[3, 14])
     assert judged.failed == ""
-    assert judged.tokens == len(rollouts.completion(3)) + len(rollouts.completion(14))
+    assert judged.tokens == len(completion(rollouts, 3)) + len(completion(rollouts, 14))
 
 
 def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
@@ -98,8 +98,8 @@ def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
         return lambda logits, noise: int((logits + noise[row]).argmax())
 
     forged = forge(stage, rollouts, honest)
-    assert [forged.completion(row) for row in range(16)] == [
-        rollouts.completion(row) for row in range(16)
+    assert [completion(forged, row) for row in range(16)] == [
+        completion(rollouts, row) for row in range(16)
     ]
     assert judge(stage, header, forged).failed == ""
 
@@ -146,7 +146,7 @@ def test_best_of_n_by_other_noise_is_refused(stage: Stage) -> None:
         return lambda logits, noise: int((logits + noise[source]).argmax())
 
     forged = forge(stage, rollouts, exchanged)
-    assert forged.completion(0) == rollouts.completion(1)
+    assert completion(forged, 0) == completion(rollouts, 1)
     judged = judge(stage, header, forged)
     assert judged.chunks_passed == judged.chunks
     assert judged.failed == "sampling"
@@ -164,27 +164,26 @@ def test_suppressed_stop_tokens_are_refused(stage: Stage) -> None:
         return choose
 
     forged = forge(stage, rollouts, endless)
-    assert len(forged.completion_tokens) == 8 * 16
+    assert len(forged.log_probabilities) == 8 * 16
     judged = judge(stage, header, forged)
     assert judged.chunks_passed == judged.chunks
     assert judged.failed == "sampling"
-    stopped = sum(rollouts.completion(row)[-1] in STOP_IDS for row in range(16))
+    stopped = sum(completion(rollouts, row)[-1] in STOP_IDS for row in range(16))
     assert judged.mismatches >= stopped > 0  # one or more for each ending that was suppressed
 
 
 def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
     """No activation depends on the last token, so only sampling can show it."""
     header, rollouts = stage.generate()
-    lengths = rollouts.completion_offsets[1:] - rollouts.completion_offsets[:-1]
-    row = int((lengths == 8).argmax())
-    last = rollouts.completion_offsets[row + 1] - 1
+    row = int((rollouts.model_lengths() == 8).argmax())
+    last = rollouts.token_offsets[row + 1] - 1
     judged = {}
     for token in range(4, 40):  # none of them stops
-        tokens = rollouts.completion_tokens.copy()
+        tokens = rollouts.tokens.copy()
         if tokens[last] in STOP_IDS or tokens[last] == token:
             continue
         tokens[last] = token
-        swapped = Rollouts(**{**vars(rollouts), "completion_tokens": tokens})
+        swapped = replace(rollouts, tokens=tokens)
         judged[token] = judge(stage, header, swapped)
         assert judged[token].chunks_passed == judged[token].chunks
         assert judged[token].mismatches == 1
@@ -197,23 +196,19 @@ def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
 
 def test_a_swapped_token_inside_breaks_the_proof(stage: Stage) -> None:
     header, rollouts = stage.generate()
-    tokens = rollouts.completion_tokens.copy()
-    row = int(((rollouts.completion_offsets[1:] - rollouts.completion_offsets[:-1]) == 8).argmax())
-    first = rollouts.completion_offsets[row]
+    tokens = rollouts.tokens.copy()
+    row = int((rollouts.model_lengths() == 8).argmax())
+    first = rollouts.token_offsets[row] + len(rollouts.prompt(row))
     tokens[first] = 30 if tokens[first] != 30 else 31
-    swapped = Rollouts(**{**vars(rollouts), "completion_tokens": tokens})
+    swapped = replace(rollouts, tokens=tokens)
     assert judge(stage, header, swapped).failed == "proofs"
 
 
 def test_random_proofs_are_refused(stage: Stage) -> None:
     header, rollouts = stage.generate()
     zero = toploc.PRIME.to_bytes(2, "big") + bytes(256)
-    forged = Rollouts(
-        **{
-            **vars(rollouts),
-            "proofs": torch.frombuffer(bytearray(zero * 16), dtype=torch.uint8).numpy(),
-        }
-    )
+    proofs = torch.frombuffer(bytearray(zero * 16), dtype=torch.uint8).numpy()
+    forged = replace(rollouts, proofs=proofs)
     judged = judge(stage, header, forged)
     assert (judged.failed, judged.chunks_passed) == ("proofs", 0)
 
@@ -236,7 +231,7 @@ def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None
 def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
     _, rollouts = stage.generate()
     rows = range(len(rollouts))
-    completions = [rollouts.completion(row) for row in rows]
+    completions = [completion(rollouts, row) for row in rows]
     engine = NativeEngine(stage.policy)
     prefill = prefill_completions(engine, [rollouts.prompt(row) for row in rows], completions)
     given = (engine, prefill, completions, rows, stage.seed(number=7), 1.0)  # another's noise

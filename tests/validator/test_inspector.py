@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import environment_of_group
 from swarm.rollouts.submission_file import Header
 from tests.orders import reference
+from tests.rollouts.harness import completion, single_turns
 from tests.validator.conftest import STOP_IDS, Stage
 
 Lists = dict[str, Any]
@@ -31,19 +32,19 @@ def lists_of(rollouts: Rollouts) -> Lists:
     return {
         "group": rollouts.group.tolist(),
         "sample": rollouts.sample.tolist(),
-        "target_length": rollouts.target_length.tolist(),
+        "environment": rollouts.environment.tolist(),
         "prompts": [rollouts.prompt(row) for row in rows],
-        "completions": [rollouts.completion(row) for row in rows],
-        "log_probabilities": [rollouts.row_log_probabilities(row) for row in rows],
+        "completions": [completion(rollouts, row) for row in rows],
         "proofs": [rollouts.proof(row) for row in rows],
     }
 
 
-def changed(rollouts: Rollouts, change: Callable[[Lists], None]) -> Rollouts:
+def changed(
+    rollouts: Rollouts, change: Callable[[Lists], None], stop_ids: Sequence[int] = STOP_IDS
+) -> Rollouts:
     lists = lists_of(rollouts)
     change(lists)
-    lists["log_probabilities"] = [[-1.0] * len(row) for row in lists["completions"]]
-    return Rollouts.from_lists(**lists)
+    return single_turns(**lists, stop_ids=stop_ids)
 
 
 def test_an_honest_submission_passes(stage: Stage) -> None:
@@ -56,16 +57,18 @@ def test_an_honest_submission_passes(stage: Stage) -> None:
         "counts",
         "prompts",
         "tokens",
+        "spans",
         "ending",
         "proof_format",
+        "turns",
     ]
     assert not found.proven_fault
     assert [len(group) for group in found.rewards] == [4] * 4
     assert len(set(found.group_digests)) == 4
-    assert found.tokens == len(rollouts.completion_tokens)
+    assert found.tokens == len(rollouts.log_probabilities)
     canonical = Rollouts.from_bytes((stage.folder / "canonical").read_bytes())
     assert canonical.to_bytes() == rollouts.to_bytes()
-    lengths = np.diff(rollouts.completion_offsets)
+    lengths = rollouts.model_lengths()
     assert lengths.min() < 8  # some stopped, some reached the limit: both endings are honest
     assert lengths.max() == 8
 
@@ -78,7 +81,7 @@ def test_rewards_are_the_environments_own(stage: Stage) -> None:
         lists["completions"][5] = [*digits, 2]
         lists["completions"][6] = [*digits, 7, 7]  # did not stop in time
 
-    found = stage.inspect(header, changed(rollouts, answer), stop_ids=[2])
+    found = stage.inspect(header, changed(rollouts, answer, [2]), stop_ids=[2])
     assert found.failed == ""
     assert found.rewards[1] == [0.0, 1.0, 0.0, 0.0]
     assert sum(map(sum, found.rewards)) == 1.0
@@ -120,8 +123,8 @@ def _longer_prompt(lists: Lists) -> None:
     lists["prompts"][7].append(4)
 
 
-def _target_length(lists: Lists) -> None:
-    lists["target_length"][1] = 4
+def _other_environment(lists: Lists) -> None:
+    lists["environment"][1] = 1
 
 
 def _no_proof(lists: Lists) -> None:
@@ -169,7 +172,7 @@ def _row_missing(lists: Lists) -> None:
         (_stop_beyond_the_limit, "ending"),
         (_other_prompt, "prompts"),
         (_longer_prompt, "prompts"),
-        (_target_length, "prompts"),
+        (_other_environment, "prompts"),
         (_no_proof, "proof_format"),
         (_more_proofs, "proof_format"),
         (_half_a_proof, "proof_format"),
@@ -241,8 +244,8 @@ def test_equal_groups_have_equal_digests_whoever_made_them(stage: Stage) -> None
     assert stage.inspect(header, rollouts).group_digests == found.group_digests
 
     def one_token(lists: Lists) -> None:
-        completion = next(row for row in lists["completions"][:4] if len(row) > 1)
-        completion[0] = 5 if completion[0] != 5 else 6
+        tokens = next(row for row in lists["completions"][:4] if len(row) > 1)
+        tokens[0] = 5 if tokens[0] != 5 else 6
 
     other = stage.inspect(header, changed(rollouts, one_token)).group_digests
     assert other[0] != found.group_digests[0]
@@ -298,8 +301,8 @@ def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_i
     assert stage.judge().failed == "", "its tokens are the seed's all the same"
 
     def invent(lists: Lists) -> None:
-        for completion in (some for some in lists["completions"] if len(some) > 1):
-            completion[0] = 5 if completion[0] != 5 else 6
+        for tokens in (some for some in lists["completions"] if len(some) > 1):
+            tokens[0] = 5 if tokens[0] != 5 else 6
 
     lying = changed(rollouts, invent)
     invented = stage.inspect(of_failing, lying, environments=[reference("failing")])
@@ -329,16 +332,15 @@ def test_length_penalties_come_off_the_rewards_and_the_tasks_own_are_told_apart(
     options = {"lengths": [3, 7], "alpha": 0.125, "prompt": "{length}{prompt}"}
     environments = [reference(options=options)]
     header, rollouts = stage.generate(environments=environments)
-    assert set(rollouts.target_length.tolist()) <= {3, 7}
+    targets = np.array([rollouts.prompt(row)[1] - 4 for row in range(len(rollouts))])
+    assert set(targets.tolist()) <= {3, 7}
     found = stage.inspect(header, rollouts, environments=environments)
     assert found.failed == ""
-    lengths = np.diff(rollouts.completion_offsets)
-    off = np.abs(lengths - rollouts.target_length).reshape(4, 4)
+    lengths = rollouts.model_lengths()
+    off = np.abs(lengths - targets).reshape(4, 4)
     assert off.any()
     assert found.rewards == (-0.125 * off).tolist()  # random weights sort nothing
     assert found.task_means == found.task_spreads == [0.0] * 4
-    other = changed(rollouts, lambda lists: lists.update(target_length=[5] * 16))
-    assert stage.inspect(header, other, environments=environments).failed == "prompts"
     plain = stage.inspect(*stage.generate())
     assert plain.task_means == plain.task_spreads == []
     assert plain.environments == [0] * 4

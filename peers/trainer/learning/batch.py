@@ -11,51 +11,46 @@ from torch import Tensor
 
 from peers.trainer.learning.objective import advantages
 from swarm.messages import Objective
+from swarm.rollouts.rollout import Rollout
 
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt and its G completions, as a validator accepted them."""
+    """One task and its G rollouts, as a validator accepted them."""
 
-    prompt: Sequence[int]
-    completions: Sequence[Sequence[int]]
+    rollouts: Sequence[Rollout]
     rewards: Sequence[float]
-    """One a completion, from the validator's verdict; a worker's own are never read."""
+    """One per rollout, from the validator's verdict; a worker's own are never read."""
     policy: int
-    """The policy that generated the completions."""
-    log_probabilities: Sequence[Sequence[float]] | None = None
-    """What the worker's engine reports; compared and shown, never trained on."""
+    """The policy that generated the rollouts."""
     kept: bool = True
     """False: the online filter leaves it out; it counts in the metrics all the same."""
     temperature: float = 1.0
     """Of its sampling: log-probabilities are those of logits / temperature."""
 
     def __post_init__(self) -> None:
-        if not self.prompt or not self.completions or not all(self.completions):
-            raise ValueError("a group has an empty prompt, no completions, or an empty completion")
-        if len(self.rewards) != len(self.completions):
-            raise ValueError(f"{len(self.rewards)} rewards for {len(self.completions)} completions")
-        if self.log_probabilities is not None and list(map(len, self.log_probabilities)) != list(
-            map(len, self.completions)
-        ):
-            raise ValueError("a completion has other log-probabilities than tokens")
+        if not self.rollouts or len(self.rewards) != len(self.rollouts):
+            raise ValueError(f"{len(self.rewards)} rewards for {len(self.rollouts)} rollouts")
         if not all(map(math.isfinite, self.rewards)):
             raise ValueError("a reward is not finite")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences, each a prompt and its completion, one behind the other without padding.
+    """B sequences, each all tokens of a rollout, one behind the other without padding.
 
-    Results per token are flat, completion by completion: [n], n = completion tokens.
+    Results per token are flat, rollout by rollout: [n], n = completion tokens, those that were
+    sampled. The others, of prompts and environments, are only read.
     """
 
     tokens: Tensor
-    """int64 [T]: prompt, completion, prompt, completion, ..."""
-    prompt_lengths: Tensor
-    """int64 [B]."""
+    """int64 [T]."""
+    sampled: Tensor
+    """bool [T]: the loss mask. A sequence's first token is outside, its last one within."""
+    lengths: Tensor
+    """int64 [B]: tokens of each sequence."""
     completion_lengths: Tensor
-    """int64 [B]."""
+    """int64 [B]: sampled tokens of each sequence."""
     advantage: Tensor
     """fp32 [B]."""
     policy: Tensor
@@ -64,32 +59,33 @@ class Batch:
     """fp64 [B]."""
 
     def __len__(self) -> int:
-        return len(self.prompt_lengths)
+        return len(self.lengths)
 
     def token_count(self) -> int:
         """n: completion tokens."""
         return int(self.completion_lengths.sum())
 
     def per_token(self, values: Tensor) -> Tensor:
-        """Values [B] of completions → [n] of their tokens."""
+        """Values [B] of sequences → [n] of their completion tokens."""
         return values.repeat_interleave(self.completion_lengths)
 
-    def lengths(self) -> Tensor:
-        """int64 [B]: prompt and completion together."""
-        return self.prompt_lengths + self.completion_lengths
-
-    def sequences(self) -> list[Tensor]:
-        """B tensors, int64: views of `tokens`."""
-        parts = self.tokens.split(self.lengths().tolist())  # type: ignore[no-untyped-call]
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Values [T] → B views, one per sequence."""
+        parts = values.split(self.lengths.tolist())  # type: ignore[no-untyped-call]
         return list(parts)
 
     def rows(self, index: Tensor) -> Batch:
         """The sequences at `index` (int64 or bool [B])."""
-        sequences = self.sequences()
         picked = torch.arange(len(self))[index].tolist()
+
+        def join(values: Tensor) -> Tensor:
+            parts = self.split(values)
+            return torch.cat([parts[row] for row in picked]) if picked else values[:0]
+
         return Batch(
-            tokens=torch.cat([sequences[row] for row in picked]) if picked else self.tokens[:0],
-            prompt_lengths=self.prompt_lengths[index],
+            tokens=join(self.tokens),
+            sampled=join(self.sampled),
+            lengths=self.lengths[index],
             completion_lengths=self.completion_lengths[index],
             advantage=self.advantage[index],
             policy=self.policy[index],
@@ -104,16 +100,22 @@ def informative(groups: Sequence[Group]) -> list[Group]:
 
 
 def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
-    """One sequence per completion, groups in order; raises `ValueError` when there are none."""
+    """One sequence per rollout, groups in order; raises `ValueError` when there are none."""
     if not groups:
         raise ValueError("a batch needs a group")
-    rows = [(group, completion) for group in groups for completion in group.completions]
+    rows = [(group, rollout) for group in groups for rollout in group.rollouts]
     return Batch(
-        tokens=torch.tensor(
-            [token for group, completion in rows for token in (*group.prompt, *completion)]
+        tokens=torch.tensor([token for _, rollout in rows for token in rollout.tokens]),
+        sampled=torch.tensor(
+            [
+                segment.kind == "model"
+                for _, rollout in rows
+                for segment in rollout.segments
+                for _ in segment.tokens
+            ]
         ),
-        prompt_lengths=torch.tensor([len(group.prompt) for group, _ in rows]),
-        completion_lengths=torch.tensor([len(completion) for _, completion in rows]),
+        lengths=torch.tensor([len(rollout.tokens) for _, rollout in rows]),
+        completion_lengths=torch.tensor([len(rollout.model_tokens) for _, rollout in rows]),
         advantage=torch.cat(
             [advantages(torch.tensor(g.rewards).float(), objective) for g in groups]
         ),

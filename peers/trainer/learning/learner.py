@@ -228,7 +228,7 @@ class Learner:
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:
     """What the step was given, before anything is computed."""
     rewards = [reward for group in groups for reward in group.rewards]
-    lengths = [len(completion) for group in groups for completion in group.completions]
+    lengths = [len(rollout.model_tokens) for group in groups for rollout in group.rollouts]
     return {
         "groups": float(len(groups)),
         "groups_zero_advantage": float(len(groups) - len(kept)),

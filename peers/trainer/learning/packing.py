@@ -83,10 +83,11 @@ class _Sequence:
     """A distinct sequence of a batch."""
 
     tokens: Tensor
-    prompt_length: int
+    sampled: Tensor
+    """int64: indices of the completion tokens in `tokens`."""
     temperature: float
     copies: list[int]
-    """Where each copy's completion begins among the batch's completion tokens."""
+    """Index of each copy's first completion token among the batch's completion tokens."""
 
     @property
     def inputs(self) -> int:
@@ -161,19 +162,19 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def _distinct(batch: Batch) -> list[_Sequence]:
     """A batch's sequences without repeats, in order of first appearance."""
-    found: dict[tuple[int, float, bytes], _Sequence] = {}
+    found: dict[tuple[float, bytes, bytes], _Sequence] = {}
     start = 0
-    for tokens, prompt_length, completion_length, temperature in zip(
-        batch.sequences(),
-        batch.prompt_lengths.tolist(),
-        batch.completion_lengths.tolist(),
+    for tokens, mask, temperature in zip(
+        batch.split(batch.tokens),
+        batch.split(batch.sampled),
         batch.temperature.tolist(),
         strict=True,
     ):
-        key = (prompt_length, temperature, tokens.numpy().tobytes())
-        sequence = found.setdefault(key, _Sequence(tokens, prompt_length, temperature, []))
+        key = (temperature, tokens.numpy().tobytes(), mask.numpy().tobytes())
+        sampled = mask.nonzero()[:, 0]
+        sequence = found.setdefault(key, _Sequence(tokens, sampled, temperature, []))
         sequence.copies.append(start)
-        start += completion_length
+        start += len(sampled)
     return list(found.values())
 
 
@@ -242,9 +243,8 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
             tokens[row, here] = member.tokens[:-1]
             positions[row, here] = torch.arange(member.inputs)
             sequence[row, here] = number
-            wanted = member.tokens[member.prompt_length :]
-            first = row * width + column + member.prompt_length - 1
-            predictor.append(torch.arange(first, first + len(wanted)))
+            wanted = member.tokens[member.sampled]
+            predictor.append(row * width + column + member.sampled - 1)
             target.append(wanted)
             for copy in member.copies:
                 source.append(torch.arange(computed, computed + len(wanted)))

@@ -105,7 +105,7 @@ def score(
     """
     ranks = policy.ranks
     everything = make_batch(groups, settings.objective)
-    mine = ranks.share(everything.lengths())
+    mine = ranks.share(everything.lengths)
     batch = everything.rows(mine)
     passes = policy.passes(batch)
     log_start = None
@@ -178,13 +178,10 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
 
 
 def _reported(groups: Sequence[Group]) -> Tensor:
-    """fp32 [n]: the engines' own log-probabilities; NaN for the groups that have none."""
+    """fp32 [n]: the engines' own log-probabilities; NaN for the rollouts that have none."""
     values: list[float] = []
     for group in groups:
-        count = sum(map(len, group.completions))
-        reported = group.log_probabilities
-        found = [math.nan] * count if reported is None else [v for row in reported for v in row]
-        if len(found) != count:
-            raise ValueError(f"{len(found)} log-probabilities for {count} tokens")
-        values += found
+        for rollout in group.rollouts:
+            found = rollout.log_probabilities
+            values += [math.nan] * len(rollout.model_tokens) if found is None else found
     return torch.tensor(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,11 @@ from swarm.app.options import AsJson
 from swarm.app.output import plain, print_json
 from swarm.untrusted import printable
 
+if TYPE_CHECKING:  # the command line starts without pyarrow
+    from swarm.rollouts.show import ShownSegment
+
 TEXT_CHARACTERS_MAX = 100_000
-"""Longest prompt or completion that is printed; longer ones are cut."""
+"""Longest segment that is printed; longer ones are cut."""
 
 app = typer.Typer(help="Read submission files.", no_args_is_help=True)
 
@@ -30,7 +33,7 @@ def show(
     groups: Annotated[int, typer.Option(help="Number of groups to show; 0 shows all.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print a submission: its header, then each prompt with its completions."""
+    """Print a submission: its header, then each prompt with what followed it."""
 
     def work() -> None:
         require_extra("infer", "swarm rollouts show")
@@ -39,8 +42,9 @@ def show(
         header, rows = read_submission(file, tokenizer)
         shown = [row for row in rows if not groups or row.group < groups]
         if as_json:
-            completions = [dataclasses.asdict(row) for row in shown]
-            print_json({"header": plain(header), "rows": completions})
+            print_json(
+                {"header": plain(header), "rows": [dataclasses.asdict(row) for row in shown]}
+            )
             return
         for name, value in plain(header).items():
             print(f"{name:<20} {printable(str(value))}")
@@ -48,14 +52,21 @@ def show(
         for row in shown:
             if row.group != group:
                 group = row.group
-                target = f"  (target length {row.target_length})" if row.target_length else ""
-                prompt = printable(row.prompt or str(row.prompt_tokens), TEXT_CHARACTERS_MAX)
-                print(f"\ngroup {group}  {prompt}{target}")
-            log_probability = sum(row.log_probabilities)
-            print(
-                f"  {row.sample:>3}  {len(row.completion_tokens):>5} tokens  "
-                f"log p {log_probability:8.3f}  proof {row.proof_bytes} B  "
-                f"{printable(row.completion or str(row.completion_tokens), TEXT_CHARACTERS_MAX)}"
-            )
+                print(f"\ngroup {group}  {_text(row.segments[0])}")
+            for number, segment in enumerate(row.segments[1:]):
+                print(f"  {'' if number else row.sample:>3}  {_described(segment)}")
 
     finish(work)
+
+
+def _described(segment: ShownSegment) -> str:
+    if segment.log_probabilities is None:
+        return f"{segment.kind}: {_text(segment)}"
+    return (
+        f"{len(segment.tokens):>5} tokens  log p {sum(segment.log_probabilities):8.3f}  "
+        f"{segment.finish}  {_text(segment)}"
+    )
+
+
+def _text(segment: ShownSegment) -> str:
+    return printable(segment.text or str(segment.tokens), TEXT_CHARACTERS_MAX)

@@ -7,8 +7,20 @@ from peers.validator.checks.file.header import HeaderFields
 from peers.validator.checks.file.prompts import Prompts
 from peers.validator.checks.file.proof_format import ProofFormat
 from peers.validator.checks.file.schema import Schema
+from peers.validator.checks.file.spans import Spans
 from peers.validator.checks.file.tokens import Tokens
+from peers.validator.checks.file.turns import Turns
 
-CHECKS = (Schema(), HeaderFields(), Counts(), Prompts(), Tokens(), Ending(), ProofFormat())
+CHECKS = (
+    Schema(),
+    HeaderFields(),
+    Counts(),
+    Prompts(),
+    Tokens(),
+    Spans(),
+    Ending(),
+    ProofFormat(),
+    Turns(),
+)
 
 __all__ = ["CHECKS", "Inspection"]

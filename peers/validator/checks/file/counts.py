@@ -16,7 +16,7 @@ class Counts(Check[Inspection]):
 
     def examine(self, evidence: Inspection) -> Finding:
         rollouts, group_size = evidence.rollouts, evidence.group_size
-        rows = np.arange(len(evidence.tasks) * group_size)
+        rows = np.arange(len(evidence.groups) * group_size)
         if len(rollouts) != len(rows):
             detail = f"{len(rollouts)} rows instead of {len(rows)}"
             return Finding(len(rollouts), len(rows), passed=False, detail=detail)

@@ -1,4 +1,4 @@
-"""A completion ends at its first stop token or at the length limit, with nothing after."""
+"""A model segment ends at its first stop token or at the token limit, with nothing after."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import numpy as np
 
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.checks.file.evidence import Inspection
+from swarm.rollouts.rollouts import FINISHES, MODEL
 
 
 class Ending(Check[Inspection]):
-    """Figure: completions that end elsewhere."""
+    """Figure: rollouts in which one ends elsewhere, or otherwise than its finish reason says."""
 
     name = "ending"
     proven = True
 
     def examine(self, evidence: Inspection) -> Finding:
-        rollouts, longest = evidence.rollouts, evidence.max_new_tokens
-        stops = np.isin(rollouts.completion_tokens, list(evidence.stop_ids))
-        last = rollouts.completion_offsets[1:] - 1
-        lengths = np.diff(rollouts.completion_offsets)
-        stops_in_row = np.add.reduceat(stops.astype(np.int64), rollouts.completion_offsets[:-1])
-        after = stops_in_row != stops[last]  # a stop token that is not the last
-        early = ~stops[last] & (lengths != longest)
-        wrong = after | early | (lengths > longest)
+        rollouts, limits = evidence.rollouts, evidence.limits
+        stops = np.isin(rollouts.tokens, list(limits.stop_ids))
+        ends = np.cumsum(rollouts.segment_lengths, dtype=np.int64)
+        stops_in_segment = np.add.reduceat(stops.astype(np.int64), ends - rollouts.segment_lengths)
+        stopped = stops[ends - 1]
+        model = rollouts.segment_kinds == MODEL
+        after = model & (stops_in_segment != stopped)  # a stop token that is not the last
+        said = rollouts.segment_finishes == FINISHES.index("stop")
+        full = np.repeat(
+            rollouts.model_lengths() == limits.max_new_tokens, rollouts.segment_counts()
+        )
+        elsewhere = model & ((said != stopped) | (~stopped & ~full))
+        starts = rollouts.segment_offsets[:-1]
+        rows_after = np.logical_or.reduceat(after, starts)
+        too_long = rollouts.model_lengths() > limits.max_new_tokens
+        wrong = rows_after | np.logical_or.reduceat(elsewhere, starts) | too_long
         detail = ""
         if wrong.any():
             row = int(wrong.argmax())
-            what = "goes on after a stop token" if after[row] else "ends where no ending is"
-            detail = f"the completion of row {row} {what}"
+            what = "goes on after a stop token" if rows_after[row] else "ends where no ending is"
+            detail = f"a model segment of row {row} {what}"
         return at_most(int(wrong.sum()), 0, detail)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from peers.environments import Task
+from peers.environments import Renderer
+from peers.environments.collection import GroupTask
+from peers.environments.episodes import EpisodeLimits
 from peers.validator.parsing import Contents
 from swarm.rollouts.rollouts import Rollouts
 
@@ -20,14 +22,13 @@ class Inspection:
     """Reads the hostile file; raises `BadSubmission`."""
     header: Mapping[str, Any]
     """Fields that the announcement, the step order and the manifest give."""
-    tasks: Sequence[Task]
-    """[groups]"""
+    groups: Sequence[GroupTask]
     prompts: Sequence[Sequence[int]]
     """Token ids, [groups][·]."""
     group_size: int
+    renderer: Renderer
     vocabulary: int
-    stop_ids: Sequence[int]
-    max_new_tokens: int
+    limits: EpisodeLimits
 
     @cached_property
     def contents(self) -> Contents:

@@ -1,4 +1,4 @@
-"""Prompts and target lengths are those that the seed gives."""
+"""Environments and prompts are those that the seed gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Prompts(Check[Inspection]):
             row
             for row in range(len(rollouts))
             if rollouts.prompt(row) != evidence.prompts[row // group_size]
-            or rollouts.target_length[row] != evidence.tasks[row // group_size].target_length
+            or rollouts.environment[row] != evidence.groups[row // group_size].index
         ]
         detail = f"row {wrong[0]} has not the prompt that the seed gives" if wrong else ""
         return at_most(len(wrong), 0, detail)

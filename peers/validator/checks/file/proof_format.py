@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.checks.file.evidence import Inspection
@@ -18,7 +16,7 @@ class ProofFormat(Check[Inspection]):
     def examine(self, evidence: Inspection) -> Finding:
         rollouts = evidence.rollouts
         faults = []
-        for row, length in enumerate(np.diff(rollouts.completion_offsets).tolist()):
+        for row, length in enumerate(rollouts.model_lengths().tolist()):
             try:
                 check_format(split(rollouts.proof(row)), length)
             except ProofFormatError as error:

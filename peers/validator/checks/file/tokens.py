@@ -7,12 +7,12 @@ from peers.validator.checks.file.evidence import Inspection
 
 
 class Tokens(Check[Inspection]):
-    """Figure: completion tokens outside the vocabulary."""
+    """Figure: model tokens outside the vocabulary."""
 
     name = "tokens"
     proven = True
 
     def examine(self, evidence: Inspection) -> Finding:
-        tokens = evidence.rollouts.completion_tokens
+        tokens = evidence.rollouts.tokens[evidence.rollouts.sampled_mask()]
         outside = int(((tokens < 0) | (tokens >= evidence.vocabulary)).sum())
         return at_most(outside, 0, f"{outside} token ids lie outside the vocabulary")

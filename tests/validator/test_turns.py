@@ -1,0 +1,149 @@
+"""Episodes of several turns: what a worker may not change about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from peers.environments import Task
+from peers.environments.sort_digits import SortDigits
+from peers.validator.checks.file import CHECKS
+from swarm.rollouts.rollout import Rollout, Segment, Span
+from swarm.rollouts.rollouts import Rollouts
+from tests.orders import reference
+from tests.validator.conftest import STOP_IDS, Stage
+from tests.validator.test_inspector import Given
+
+
+class Chat(SortDigits):
+    """Answers each of the first two turns with its length."""
+
+    name = "chat"
+
+    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
+        return f"{len(turns[-1])}>" if len(turns) < 4 else None
+
+    def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
+        return len(turns) / 5
+
+
+class Single(SortDigits):
+    name = "chat"
+
+
+class Broken(Chat):
+    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
+        raise RuntimeError("no tool")
+
+
+@pytest.fixture
+def made(stage: Stage) -> Any:
+    """An honest submission of episodes with one to three turns, and what it takes to inspect it."""
+    changes = {"environments": [reference("chat")], "max_new_tokens": 12}
+    before = stage.engine._environments, stage.inspector._environments
+    stage.engine._environments = stage.inspector._environments = Given(Chat())
+    header, rollouts = stage.generate(**changes)
+    yield header, rollouts, changes
+    stage.engine._environments, stage.inspector._environments = before
+
+
+def test_an_honest_episode_passes_and_its_proofs_and_tokens_fit(stage: Stage, made: Any) -> None:
+    header, rollouts, changes = made
+    turns = rollouts.segment_counts() // 2
+    assert turns.max() == 3 and turns.min() < 3, "episodes of several lengths"
+    found = stage.inspect(header, rollouts, **changes)
+    assert (found.failed, len(found.checks)) == ("", len(CHECKS))
+    assert found.tokens == len(rollouts.log_probabilities) < len(rollouts.tokens)
+    rewards = [reward for group in found.rewards for reward in group]
+    assert rewards == [(2 * count - 1) / 5 for count in turns.tolist()]
+    judged = stage.judge(**changes)
+    assert (judged.failed, judged.chunks_passed) == ("", judged.chunks)
+    assert judged.mismatches == 0
+    assert judged.tokens == found.tokens
+
+
+Change = Callable[[list[Segment]], None]
+
+
+def with_segments(rollouts: Rollouts, wanted: int, change: Change) -> Rollouts:
+    """Change the first rollout with that many segments that ended with a stop token."""
+    rows = [rollouts.row(index) for index in range(len(rollouts))]
+    index = next(
+        index
+        for index, row in enumerate(rows)
+        if len(row.rollout.segments) == wanted and row.rollout.segments[-1].finish == "stop"
+    )
+    segments = list(rows[index].rollout.segments)
+    change(segments)
+    rows[index] = replace(rows[index], rollout=Rollout(tuple(segments)))
+    return Rollouts.from_rows(rows)
+
+
+def model(*tokens: int) -> Segment:
+    finish: Any = "stop" if tokens[-1] in STOP_IDS else "length"
+    return Segment("model", tokens, finish, [-1.0] * len(tokens), (Span(1, len(tokens)),))
+
+
+def _another_answer(segments: list[Segment]) -> None:
+    segments[2] = Segment("environment", [*segments[2].tokens, 5])
+
+
+def _turn_left_out(segments: list[Segment]) -> None:
+    del segments[2:4]
+
+
+def _turn_invented(segments: list[Segment]) -> None:
+    segments += [Segment("environment", [5, 14]), model(STOP_IDS[1])]
+
+
+def _ended_early(segments: list[Segment]) -> None:
+    del segments[2:]
+
+
+@pytest.mark.parametrize("change", [_another_answer, _turn_left_out, _turn_invented, _ended_early])
+def test_another_environments_turn_is_a_proven_fault(
+    stage: Stage, made: Any, change: Change
+) -> None:
+    header, rollouts, changes = made
+    forged = with_segments(rollouts, 6, change)
+    found = stage.inspect(header, forged, **changes)
+    assert (found.failed, found.proven_fault) == ("turns", True)
+    assert "does not go on as the environment answers" in found.detail
+
+
+def test_a_finish_reason_that_lies_is_a_wrong_ending(stage: Stage, made: Any) -> None:
+    header, rollouts, changes = made
+    finishes = rollouts.segment_finishes.copy()
+    last = rollouts.segment_offsets[1:] - 1
+    finishes[last] = 3 - finishes[last]  # stop and length exchanged
+    found = stage.inspect(header, replace(rollouts, segment_finishes=finishes), **changes)
+    assert (found.failed, found.proven_fault) == ("ending", True)
+
+
+def test_tokens_of_another_policy_are_a_proven_fault(stage: Stage, made: Any) -> None:
+    header, rollouts, changes = made
+    policies = rollouts.span_policies.copy()
+    policies[3] = 0
+    found = stage.inspect(header, replace(rollouts, span_policies=policies), **changes)
+    assert (found.failed, found.proven_fault) == ("spans", True)
+
+
+def test_an_environment_that_cannot_replay_is_no_fault_of_the_worker(
+    stage: Stage, made: Any
+) -> None:
+    header, rollouts, changes = made
+    stage.inspector._environments = Given(Broken())
+    found = stage.inspect(header, rollouts, **changes)
+    assert (found.failed, found.proven_fault, found.quarantined) == ("environment", False, True)
+    assert "RuntimeError: no tool" in found.detail
+
+
+def test_turns_in_a_run_of_single_turns_are_refused(stage: Stage, made: Any) -> None:
+    header, rollouts, changes = made
+    stage.inspector._environments = Given(Single())
+    found = stage.inspect(header, rollouts, **changes)
+    assert (found.failed, found.proven_fault) == ("schema", True)
+    assert "environment tokens, allowed are 0" in found.detail
