@@ -123,7 +123,7 @@ async def running_swarm(
     steps: int,
     seconds_away: Callable[[], float],
     names: Sequence[str] = NAMES,
-    options: dict[str, dict[str, Any]] | None = None,
+    settings: dict[str, dict[str, Any]] | None = None,
 ) -> AsyncIterator[RealSwarm]:
     """A started swarm, each of its peers kept running; nothing of it is left after the block,
     however that is left: by Ctrl-C and SIGTERM as well."""
@@ -133,7 +133,7 @@ async def running_swarm(
         make_base(base)
         with running_fork_server(folder) as fork_server:
             async with swarm(
-                folder, base, fork_server, names=names, steps=steps, options=options
+                folder, base, fork_server, names=names, steps=steps, settings=settings
             ) as peers:
                 real = RealSwarm(peers, seconds_away)
                 async with trio.open_nursery() as nursery:

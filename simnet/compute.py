@@ -308,7 +308,7 @@ _PREFILL: type[jobs.PrefillService] = PrefillModel
 class TrainerModel:
     """In place of `peers.trainer.service.TrainerService`."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, **_: object) -> None:
         self._setting = setting
         self._disk = setting.disk
         self._step = 0

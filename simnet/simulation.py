@@ -79,7 +79,7 @@ class Plan:
     skew_seconds: float = 0.0
     drift: float = 0.0
     disk_bytes: int = 1 << 44
-    options: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     manifests: list[Envelope] = field(default_factory=list)
     acts: type[Role] | None = None
     """What it does in truth, if it is an adversary."""
@@ -252,7 +252,7 @@ class Peer:
             home=f"/simulated/{self.name}",
             resume=resume,
             status_seconds=STATUS_SECONDS,
-            options=plan.options,
+            tables=plan.tables,
         )
         setting = Setting(
             self.name, self.disk, plan.hardware, simulation.workload,

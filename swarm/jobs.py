@@ -34,6 +34,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every reply."""
 
 
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service computes on, as the settings say it (`swarm.settings.ComputeSettings`)."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+
+
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What fixes one submission: its prompts, its noise and its header follow from these fields."""
 
@@ -349,6 +357,8 @@ class StartTraining(Job, frozen=True, kw_only=True):
     environments: list[EnvironmentReference]
     seed: int
     sharding: Sharding = Sharding()
+    dtype: str = "auto"
+    """With bfloat16 (`Hardware.dtype`) forward and backward passes compute in it."""
     attention: str = "fastest"
     """One of `peers.trainer.learning.packing.ATTENTIONS`."""
 

@@ -19,8 +19,7 @@ from swarm.node.joining import find_run, join_dht, join_network
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.run.records import run_key
-
-GROUP = "swarm.roles"
+from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
 
 
 class Role(Protocol):
@@ -35,6 +34,8 @@ class Role(Protocol):
         """Do the work until cancelled; returning means the role's work is over."""
         ...
 
+    # Optional: `Settings: ClassVar[type[RoleSettings]]`, its table of the peer's settings, which it
+    # reads by `peer.node.settings.of`.
     # Optional: `rank_module: ClassVar[str]`, what the ranks above 0 run under `torchrun`.
 
 
@@ -44,7 +45,7 @@ BOOTSTRAP = "bootstrap"
 
 def load_role(name: str) -> type[Role]:
     """The class behind a role's name; raises `UserError` listing the roles there are."""
-    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    known = {entry.name: entry for entry in entry_points(group=ROLE_GROUP)}
     if name not in known:
         raise UserError(
             f"unknown role {name!r}; there are: {', '.join(sorted([*known, BOOTSTRAP]))}"
@@ -56,6 +57,12 @@ def load_role(name: str) -> type[Role]:
         )
     role: type[Role] = known[name].load()
     return role
+
+
+def check_tables(settings: PeerSettings) -> None:
+    """Read every role's table once before anything is started; raises `UserError`."""
+    for name in {*settings.tables, *settings.role} - {BOOTSTRAP}:
+        settings.of(name, getattr(load_role(name), "Settings", RoleSettings))
 
 
 async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:

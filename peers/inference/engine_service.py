@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import blake3
 import msgspec
@@ -17,6 +17,7 @@ import trio
 
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
+from peers.policy.device import use_hardware
 from peers.policy.engine import Engine, check_engine, make_engine
 from peers.policy.episodes import Episodes, play
 from peers.policy.model import read_weights
@@ -24,6 +25,7 @@ from peers.proofs import toploc
 from swarm.jobs import (
     Generate,
     Generated,
+    Hardware,
     InferenceService,
     Load,
     Loaded,
@@ -50,13 +52,16 @@ class EngineService:
     def __init__(
         self,
         engine: str = "native",
+        hardware: Hardware | Mapping[str, Any] | None = None,
         alter_weights: float = 0.0,
         environments: Sequence[EnvironmentReference] = (),
     ) -> None:
-        """Raises `UserError` for an engine or environment that is not installed here: before
-        anything large is fetched."""
+        """Raises `UserError` for an engine, an environment or a device that this machine does not
+        have: before anything large is fetched."""
         check_engine(engine)
         self._engine_name = engine
+        self._hardware = msgspec.convert(hardware or Hardware(), Hardware)
+        use_hardware(self._hardware)
         self._alter_weights = alter_weights
         self._engine: Engine | None = None
         self._folder = Path()
@@ -103,7 +108,7 @@ class EngineService:
 
     def _load_folder(self, folder: Path) -> None:
         if self._engine is None:
-            self._engine = make_engine(self._engine_name, folder)
+            self._engine = make_engine(self._engine_name, folder, self._hardware)
         else:
             self._engine.load_weights(folder)
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+import pydantic
 import trio
 
 from swarm import defaults
@@ -26,6 +27,7 @@ from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import rendezvous
+from swarm.settings import ComputeSettings
 from swarm.transport import BlobReference, Source
 from swarm.world.restarts import Restarts
 
@@ -40,20 +42,25 @@ OUTBOX = "outbox"
 """Folder of submissions without a verdict yet."""
 
 
-class InferenceRole:
-    """Contributes verified rollouts.
+class InferenceSettings(ComputeSettings):
+    """`[inference]`: how this peer generates."""
 
-    Options: `inference.alter_weights` (relative size of noise added to the weights; it is how the
-    demo's cheater cheats, and it gets caught).
-    """
+    alter_weights: float = pydantic.Field(default=0.0, ge=0)
+    """Relative size of noise added to the weights: how the demo's cheater cheats, and is caught."""
+
+
+class InferenceRole:
+    """Contributes verified rollouts."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN,)
+    Settings: ClassVar[type[InferenceSettings]] = InferenceSettings
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
         self._node = peer.node
         self._run = peer.run
         self._events = peer.node.events
+        self._settings = peer.node.settings.of("inference", InferenceSettings)
         self._verdicts: dict[bytes, trio.Event] = {}
         self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
         """The last ones, by lineage, step and number: shown with the submission that follows."""
@@ -72,13 +79,12 @@ class InferenceRole:
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         await self._node.disk.remove(OUTBOX)
-        arguments: dict[str, Any] = {
+        arguments = {
             "engine": self._node.settings.engine,
+            "hardware": self._settings.hardware,
+            "alter_weights": self._settings.alter_weights,
             "environments": self._run.manifest.environments,
         }
-        altered = self._node.settings.options.get("inference.alter_weights")
-        if altered:
-            arguments["alter_weights"] = float(altered)
         async with (
             trio.open_nursery() as nursery,
             self._peer.messenger.answering({Verdict: self._on_verdict}),

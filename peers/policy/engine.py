@@ -9,7 +9,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from peers.policy.device import find_device, find_dtype
 from swarm.errors import UserError
+from swarm.jobs import Hardware
 
 
 @dataclass
@@ -99,9 +101,11 @@ def check_engine(name: str) -> None:
         raise UserError(f"engine {name!r} is unknown; there are: native, vllm")
 
 
-def make_engine(name: str, folder: Path, device: str = "cpu") -> Engine:
-    """The engine `name` with the policy in `folder` on a torch device; raises `UserError`."""
+def make_engine(name: str, folder: Path, hardware: Hardware | None = None) -> Engine:
+    """The engine `name` with the policy in `folder` on this hardware; raises `UserError`."""
     check_engine(name)
+    hardware = hardware or Hardware()
     from peers.policy.native import NativeEngine
 
-    return NativeEngine(folder, device)
+    device = find_device(hardware.device)
+    return NativeEngine(folder, device, find_dtype(hardware.dtype, device))

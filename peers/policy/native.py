@@ -56,11 +56,20 @@ class _Layer:
 class NativeEngine:
     """See `peers.policy.engine.Engine`. Computes in the stored dtype, logits in fp32."""
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
-        """Load the policy in `folder`; raises `UserError` for a model it does not know."""
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Load the policy in `folder`; raises `UserError` for a model it does not know.
+
+        `dtype` is the precision to compute in; None: the one the weights are stored in.
+        """
         config = read_supported_config(folder)
         self._config = config
         self._device = torch.device(device)
+        self._dtype = dtype
         self.vocabulary_size: int = config["vocab_size"]
         self.hidden_size: int = config["hidden_size"]
         self.length_max: int = config["max_position_embeddings"]
@@ -382,7 +391,7 @@ class NativeEngine:
                 raise UserError(
                     f"{name} in {folder} has shape {list(weights[name].shape)}, not {list(shape)}"
                 )
-            return weights[name].to(self._device)
+            return weights[name].to(self._device, self._dtype)
 
         def bias(name: str, size: int) -> Tensor | None:
             return take(name, size) if name in weights else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from peers.trainer.options import TrainerOptions
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import FollowedVersions
+from peers.trainer.settings import TrainerSettings
 from swarm.jobs import (
     AcceptedSubmission,
     BasePrepared,
@@ -41,25 +41,25 @@ EVALUATE_PROMPTS = 512
 class TrainerChild:
     """Calls the child. Folders are named by their path on the peer's disk."""
 
-    def __init__(self, service: TrainingService, disk: Disk, options: TrainerOptions) -> None:
+    def __init__(self, service: TrainingService, disk: Disk, settings: TrainerSettings) -> None:
         self._service = service
         self._disk = disk
-        self._options = options
+        self._settings = settings
 
     async def record_to(self, run: str, manifest: RunManifest) -> int:
         """Open the records of metrics; how many ranks train together."""
         job = RecordTo(
-            tensorboard=self._options.tensorboard,
-            wandb=self._options.wandb,
+            tensorboard=self._settings.tensorboard,
+            wandb=self._settings.wandb,
             run=run,
             lessons=_lessons(manifest),
-            peak_flops=self._options.peak_flops,
+            peak_flops=self._settings.peak_flops,
         )
         return (await self._service.record_to(job)).ranks
 
     async def prepare_base(self) -> BasePrepared:
         """Make the demo's base policy."""
-        job = PrepareBase(folder=self._options.model, seed=self._options.seed)
+        job = PrepareBase(folder=self._settings.model, seed=self._settings.seed)
         return await self._service.prepare_base(job)
 
     async def start(self, manifest: RunManifest) -> None:
@@ -136,12 +136,13 @@ class TrainerChild:
 
     def _start(self, manifest: RunManifest) -> StartTraining:
         return StartTraining(
-            model=self._options.model,
+            model=self._settings.model,
             lessons=_lessons(manifest),
             environments=manifest.environments,
-            seed=self._options.seed,
-            sharding=self._options.sharding,
-            attention=self._options.attention,
+            seed=self._settings.seed,
+            sharding=self._settings.sharding,
+            dtype=self._settings.dtype,
+            attention=self._settings.attention,
         )
 
     def _folders(self, policies: Mapping[int, str]) -> dict[int, str]:

@@ -22,7 +22,6 @@ from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
 from peers.trainer.filters import environment_rewards
 from peers.trainer.forecast import Forecast
-from peers.trainer.options import trainer_options
 from peers.trainer.orders import Orders
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.pause import Pause
@@ -30,6 +29,7 @@ from peers.trainer.pool import Accepted
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates, State
+from peers.trainer.settings import TrainerSettings
 from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError, UserError
@@ -72,10 +72,11 @@ class _Trained:
 class TrainerRole:
     """Trains. Must run on a peer whose key the manifest names as a trainer.
 
-    Its options are those of `peers.trainer.options`.
+    Its settings are those of `peers.trainer.settings`.
     """
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+    Settings: ClassVar[type[TrainerSettings]] = TrainerSettings
     rank_module: ClassVar[str] = "peers.trainer.follower"
 
     def __init__(self, peer: RunNode) -> None:
@@ -83,11 +84,11 @@ class TrainerRole:
         self._node = peer.node
         self._run = peer.run
         self._events = peer.node.events
-        self._options = options = trainer_options(peer.node.settings.options)
+        self._settings = settings = peer.node.settings.of("trainer", TrainerSettings)
         trusted = peer.trusted_part("trainer")
         check_batch(self._run.manifest, f"run {self._run.id}")
         self._restarts = Restarts(self._events, "trainer")
-        self._alarms = Alarms(options.limits)
+        self._alarms = Alarms(settings.limits)
         self._rollbacks = 0
         """In this life."""
         self._begun = False
@@ -100,13 +101,13 @@ class TrainerRole:
         """The run manifest that the child learns by."""
         self._progress = progress = Progress(peer.run)
         self._store = store = TrainerStore(peer.node.disk.database("trainer.sqlite"))
-        self._states = SavedStates(peer.node.disk, options, progress)
+        self._states = SavedStates(peer.node.disk, settings, progress)
         self._forecast = forecast = Forecast()
         self._outcomes = outcomes = Outcomes(trusted, self._events, progress, forecast)
         self._accepted = accepted = AcceptedSubmissions(peer, store, progress, forecast, outcomes)
         self._pause = pause = Pause(peer, progress)
         self._collector = Collector(peer, progress, forecast, outcomes, accepted, pause)
-        self._publisher = publisher = Publisher(peer, trusted, progress, options.mirrors)
+        self._publisher = publisher = Publisher(peer, trusted, progress, settings.mirrors)
         self._orders = Orders(peer, store, progress, forecast, accepted.pool, publisher, pause)
         self._batches = Batches(
             peer,
@@ -116,7 +117,7 @@ class TrainerRole:
             accepted,
             self._orders,
             pause,
-            starved_seconds=options.starved_seconds,
+            starved_seconds=settings.starved_seconds,
         )
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
 
@@ -132,9 +133,12 @@ class TrainerRole:
         in `nursery`."""
         try:
             async with self._node.compute.child(
-                SERVICE, name="trainer", start_deadline_seconds=START_DEADLINE_SECONDS
+                SERVICE,
+                name="trainer",
+                arguments={"hardware": self._settings.hardware},
+                start_deadline_seconds=START_DEADLINE_SECONDS,
             ) as process:
-                child = TrainerChild(TrainingClient(process), self._node.disk, self._options)
+                child = TrainerChild(TrainingClient(process), self._node.disk, self._settings)
                 await self._begin(child)
                 if not self._orders.opened:
                     await self._accepted.load()
@@ -171,7 +175,7 @@ class TrainerRole:
         if newest is not None:
             await self._resume(child, manifest, newest)
             return
-        if self._options.prepare_base:
+        if self._settings.prepare_base:
             self._peer.status.doing = "preparing the base policy"
             measured = await child.prepare_base()
             self._events.emit("trainer.evaluated", moment="before", **msgspec.to_builtins(measured))
@@ -287,7 +291,7 @@ class TrainerRole:
     # --- when it goes wrong ------------------------------------------------------------------
 
     async def _heed(self, child: TrainerChild, step: int, alarms: list[Alarm]) -> None:
-        """Do what the options say an alarm does."""
+        """Do what the settings say an alarm does."""
         for alarm in alarms:
             self._events.emit(
                 "trainer.alarm",
@@ -297,12 +301,12 @@ class TrainerRole:
                 limit=alarm.limit,
                 sentence=alarm.sentence,
             )
-        if not alarms or self._options.alarm_action == "report":
+        if not alarms or self._settings.alarm_action == "report":
             return
         why = f"step {step}: {'; '.join(alarm.sentence for alarm in alarms)}"
-        if self._options.alarm_action == "rollback":
+        if self._settings.alarm_action == "rollback":
             good = [state for state in self._states.all() if state.step <= step + 1 - RECENT_STEPS]
-            if good and self._rollbacks < self._options.rollbacks_max:
+            if good and self._rollbacks < self._settings.rollbacks_max:
                 await self._roll_back(child, good[-1], why)
                 return
         await self._pause.hold(why)
@@ -319,7 +323,7 @@ class TrainerRole:
             self._progress.versions.clear()
             self._publisher.forget_lineage()
             self._forecast.forget_announced()
-            self._alarms = Alarms(self._options.limits)
+            self._alarms = Alarms(self._settings.limits)
             await self._accepted.drop_stale()  # the whole pool: it is of another lineage
             await self._states.begin(child, step)
             await self._states.finish(child)
@@ -335,7 +339,7 @@ class TrainerRole:
             await self._outcomes.carried(self._accepted.pool.oldest_first())
         await self._orders.end()
         folder = self._publisher.newest_folder()
-        if self._options.evaluate:
+        if self._settings.evaluate:
             self._peer.status.doing = "evaluating"
             measured = await child.evaluate(folder)
             self._events.emit("trainer.evaluated", moment="after", **msgspec.to_builtins(measured))

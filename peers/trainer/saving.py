@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from peers.trainer.child import TrainerChild
-from peers.trainer.options import TrainerOptions
 from peers.trainer.progress import Progress
+from peers.trainer.settings import TrainerSettings
 from swarm.world import Disk
 
 STATES = "trainer/states"
 ANCHORS_KEPT = 3
 """States kept, further apart, for a rollback to go back to."""
 ANCHORS_EVERY = 10
-"""Steps between those, where a rollback may need them and the options say nothing else."""
+"""Steps between those, where a rollback may need them and the settings say nothing else."""
 
 
 class State(NamedTuple):
@@ -30,9 +30,9 @@ class State(NamedTuple):
 class SavedStates:
     """The newest states, and a few older ones to roll back to."""
 
-    def __init__(self, disk: Disk, options: TrainerOptions, progress: Progress) -> None:
+    def __init__(self, disk: Disk, settings: TrainerSettings, progress: Progress) -> None:
         self._disk = disk
-        self._options = options
+        self._settings = settings
         self._progress = progress
 
     def all(self) -> list[State]:
@@ -51,9 +51,9 @@ class SavedStates:
     async def finish(self, child: TrainerChild) -> None:
         """Wait until that state is durable: before it is, nothing may be announced."""
         await child.finish_save()
-        older = self.all()[: -self._options.states_kept]
-        every = self._options.states_every
-        if not every and self._options.alarm_action == "rollback":
+        older = self.all()[: -self._settings.states_kept]
+        every = self._settings.states_every
+        if not every and self._settings.alarm_action == "rollback":
             every = ANCHORS_EVERY
         anchors = [state for state in older if every and state.step % every == 0][-ANCHORS_KEPT:]
         for state in older:

@@ -16,6 +16,7 @@ from peers.demo import ENVIRONMENT, SAMPLING
 from peers.environments import load as load_environment
 from peers.environments.collection import Environments, labels
 from peers.policy.demo import make_policy
+from peers.policy.device import find_dtype, use_hardware
 from peers.policy.native import NativeEngine
 from peers.trainer import metrics
 from peers.trainer.evaluation import mean_reward
@@ -39,6 +40,7 @@ from swarm.jobs import (
     Export,
     FinishSave,
     Follow,
+    Hardware,
     PrepareBase,
     Record,
     Recording,
@@ -64,9 +66,11 @@ CONTEXT_TOKENS_MAX = 1 << 20
 EVALUATION_PROMPTS = 512
 
 
-def open_service() -> Any:
+def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
     """What the trainer's child is: a `TrainerService`; under `torchrun`, all ranks' behind it."""
-    return lead(TrainerService)
+    used = msgspec.convert(hardware or Hardware(), Hardware)
+    use_hardware(used)
+    return lead(TrainerService, used.device)
 
 
 class TrainerService:
@@ -154,7 +158,10 @@ class TrainerService:
             schedule=job.lessons.schedule,
             seed=job.seed,
             completion_tokens_max=self._sampling.max_new_tokens,
-            sharding=job.sharding,
+            sharding=msgspec.structs.replace(
+                job.sharding,
+                mixed_precision=find_dtype(job.dtype, self._ranks.device) == torch.bfloat16,
+            ),
             attention=None if job.attention == "fastest" else job.attention,
         )
         reason = (

@@ -8,13 +8,16 @@ differs between machines, so they refuse, and evict only when honest chance cann
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 import trio
 
+from peers.policy.device import use_hardware
 from peers.policy.engine import Engine, Prefill, check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
@@ -22,7 +25,7 @@ from peers.proofs.format import split
 from peers.validator.checks.base import Report
 from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
 from swarm import jobs
-from swarm.jobs import Judge, Judged, Load, PoliciesLoaded
+from swarm.jobs import Hardware, Judge, Judged, Load, PoliciesLoaded
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
@@ -46,8 +49,16 @@ class PrefillService:
     of the one before come in turns, of others now and then.
     """
 
-    def __init__(self, policies_kept: int = 2, engine: str = "native") -> None:
+    def __init__(
+        self,
+        policies_kept: int = 2,
+        engine: str = "native",
+        hardware: Hardware | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises `UserError` for an engine or a device that this machine does not have."""
         check_engine(engine)
+        self._hardware = msgspec.convert(hardware or Hardware(), Hardware)
+        use_hardware(self._hardware)
         self._policies_kept = policies_kept
         self._engine_name = engine
         self._lock = trio.Lock()  # calls share the memory of a device
@@ -70,7 +81,7 @@ class PrefillService:
         self._engines.pop(job.policy, None)
         while len(self._engines) >= self._policies_kept:  # makes room first
             self._engines.popitem(last=False)
-        self._engines[job.policy] = make_engine(self._engine_name, Path(job.folder))
+        self._engines[job.policy] = make_engine(self._engine_name, Path(job.folder), self._hardware)
         return PoliciesLoaded(policies=list(self._engines))
 
     @torch.inference_mode()

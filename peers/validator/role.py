@@ -31,6 +31,7 @@ from swarm.jobs import InspectionClient, PrefillClient
 from swarm.messages import StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
+from swarm.settings import ComputeSettings
 from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
@@ -51,15 +52,21 @@ OLDER_STEPS_KEPT = 2
 """Steps beyond `max_staleness` for which verdicts and files are kept: a trainer may lag behind."""
 
 
+class ValidatorSettings(ComputeSettings):
+    """`[validator]`: how this peer recomputes submissions."""
+
+
 class ValidatorRole:
     """Judges submissions. Must run on a peer whose key the manifest names as a validator."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+    Settings: ClassVar[type[ValidatorSettings]] = ValidatorSettings
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
         self._node = peer.node
         self._run = peer.run
+        self._settings = peer.node.settings.of("validator", ValidatorSettings)
         self._trusted = peer.trusted_part("validator")
         self._docket = Docket(peer.peer_id)
         self._inbox = Inbox(
@@ -147,6 +154,7 @@ class ValidatorRole:
             arguments={
                 "policies_kept": POLICIES_IN_MEMORY,
                 "engine": self._node.settings.engine,
+                "hardware": self._settings.hardware,
             },
         ) as prefill:
 

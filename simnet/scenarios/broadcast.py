@@ -43,7 +43,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         "inference.submission_delivered", [name for name in names if name.startswith("worker")]
     )
     trainer = simulation.add(
-        Plan("trainer", ["trainer"], SERVER, options={"trainer.model": "simulated"})
+        Plan("trainer", ["trainer"], SERVER, tables={"trainer": {"model": "simulated"}})
     )
     await trainer.start()
     await simulation.meet(published, 600.0)

@@ -128,7 +128,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         Plan(
             "trainer", ["trainer"], server,
             Hardware(step_seconds=STEP_SECONDS / scale),
-            options={"trainer.model": "simulated"},
+            tables={"trainer": {"model": "simulated"}},
         )
     )  # fmt: skip
     over = simulation.expect("trainer.run_complete", ["trainer"])

@@ -47,7 +47,9 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     )  # fmt: skip
     trusted = [simulation.add(Plan(name, ["validator"], SERVER, CHECKER)) for name in validators]
     trusted.append(
-        simulation.add(Plan("trainer", ["trainer"], SERVER, options={"trainer.model": "simulated"}))
+        simulation.add(
+            Plan("trainer", ["trainer"], SERVER, tables={"trainer": {"model": "simulated"}})
+        )
     )
     for peer in trusted:
         await peer.start()

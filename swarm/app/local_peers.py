@@ -57,7 +57,7 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def write_config(path: Path, options: Mapping[str, str | int | float | bool]) -> None:
-    """Write a peer's TOML settings with `[options]`. JSON's scalars are valid TOML."""
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in options.items()]
-    path.write_text("[options]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+def write_config(path: Path, role: str, settings: Mapping[str, str | int | float | bool]) -> None:
+    """A peer's TOML settings with one role's table. JSON's scalars are valid TOML."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    path.write_text(f"[{role}]\n" + "\n".join(lines) + "\n", encoding="utf-8")

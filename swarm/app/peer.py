@@ -19,7 +19,7 @@ from swarm.app.local_node import open_node
 from swarm.errors import SwarmError, UserError
 from swarm.events import Event
 from swarm.node.joining import NO_WAY_IN
-from swarm.roles import BOOTSTRAP, load_role, take_part
+from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
 from swarm.settings import PeerSettings
 from swarm.untrusted import PrintableFormatter
 
@@ -54,6 +54,7 @@ async def run_peer(settings: PeerSettings) -> None:
         raise UserError("no role given; use --role inference, for example")
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
+    check_tables(settings)
     async with open_node(settings) as node:
         earned = Earned()
         node.events.add_sink(earned)

@@ -90,7 +90,7 @@ def test_the_command_signs_it(
 def test_the_trainers_settings_are_read(tmp_path: Path) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(toml_examples()[1], encoding="utf-8")
-    assert load_settings(config, {}).options == {"trainer.model": "first/base"}
+    assert load_settings(config, {}).tables == {"trainer": {"model": "first/base"}}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -333,7 +333,7 @@ class Swarm:
         names: Sequence[str],
         steps: int,
         limits: Limits | None = None,
-        options: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
+        settings: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
     ) -> None:
         self.nursery = self._nursery = nursery
         self.folder = folder
@@ -375,10 +375,10 @@ class Swarm:
             if name == "bootstrap":
                 peer.command = [*peer.command, "--manifest", str(path)]
                 continue
-            settings = dict((options or {}).get(name, {}))
+            table = dict((settings or {}).get(name, {}))
             if peer.role == "trainer":
-                settings["trainer.model"] = str(base)
-            write_config(peer.home / "settings.toml", settings)
+                table["model"] = str(base)
+            write_config(peer.home / "settings.toml", peer.role, table)
             peer.command = [*peer.command, "--bootstrap", bootstrap]
             peer.command = [*peer.command, "--config", str(peer.home / "settings.toml")]
         self._commands = {name: list(peer.command) for name, peer in self.peers.items()}

@@ -22,9 +22,9 @@ def test_a_worker_with_altered_weights_is_refused_and_put_out(
     async def main() -> None:
         steps = 8
         names = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
-        cheating = {"inference-2": {"inference.alter_weights": 0.1}}
+        cheating = {"inference-2": {"alter_weights": 0.1}}
         async with swarm(
-            tmp_path, base, fork_server, names=names, steps=steps, options=cheating
+            tmp_path, base, fork_server, names=names, steps=steps, settings=cheating
         ) as peers:
             await peers.start()
             cheater = peers["inference-2"]

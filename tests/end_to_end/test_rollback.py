@@ -23,14 +23,14 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
     async def main() -> None:
         steps = 64  # the second alarm rings some twenty after the first, as the gradients will
         nervous = {
-            "trainer.alarm_action": "rollback",
-            "trainer.alarm_gradient_norm": 1.0001,  # rings as soon as anything is usual
-            "trainer.alarm_entropy": 1.0001,
-            "trainer.states_every": 4,
-            "trainer.rollbacks_max": 1,
+            "alarm_action": "rollback",
+            "alarm_gradient_norm": 1.0001,  # rings as soon as anything is usual
+            "alarm_entropy": 1.0001,
+            "states_every": 4,
+            "rollbacks_max": 1,
         }
         async with swarm(
-            tmp_path, base, fork_server, names=NAMES, steps=steps, options={"trainer": nervous}
+            tmp_path, base, fork_server, names=NAMES, steps=steps, settings={"trainer": nervous}
         ) as peers:
             trainer = peers["trainer"]
             await peers.start()
@@ -49,8 +49,8 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
             assert closed["step"] >= newest
 
             await trainer.kill()
-            base_policy = {"trainer.model": str(base)}
-            write_config(trainer.home / "settings.toml", base_policy)
+            base_policy = {"model": str(base)}
+            write_config(trainer.home / "settings.toml", "trainer", base_policy)
             since = len(trainer.events)
             peers.restart("trainer")
             resumed = await trainer.says("trainer.resumed", since=since)

@@ -82,11 +82,11 @@ def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
     shutil.copy(base / "config.json", pickled)
     (pickled / "pytorch_model.bin").write_bytes(b"")
     mistakes: list[tuple[dict[str, str | int], str]] = [
-        ({"trainer.model": str(pickled)}, "holds pickled weights (pytorch_model.bin), which are"),
-        ({"trainer.model": str(bare)}, "config.json cannot be read"),
-        ({"trainer.model": str(base), "trainer.sede": 1}, "unknown key 'trainer.sede'; there are"),
-        ({"trainer.model": str(base), "trainer.seed": "1"}, "trainer.seed is '1': input should"),
-        ({"trainer.model": str(base), "trainer.wandb": "x"}, "but wandb is not installed here"),
+        ({"model": str(pickled)}, "holds pickled weights (pytorch_model.bin), which are"),
+        ({"model": str(bare)}, "config.json cannot be read"),
+        ({"model": str(base), "sede": 1}, "unknown key 'sede'; there are"),
+        ({"model": str(base), "seed": "1"}, "[trainer]: seed is '1': input should"),
+        ({"model": str(base), "wandb": "x"}, "but wandb is not installed here"),
     ]
 
     async def main() -> None:
@@ -95,7 +95,7 @@ def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
             await peers.start("bootstrap")
             trainer = peers["trainer"]
             for options, words in mistakes:
-                write_config(trainer.home / "settings.toml", options)
+                write_config(trainer.home / "settings.toml", "trainer", options)
                 del trainer.complaints[:]
                 trainer.start(peers.nursery)
                 assert await trainer.ended(TOLD_SECONDS) == 2

@@ -71,7 +71,7 @@ class Story:
                         "trainer",
                         ["trainer"],
                         hardware=SLOW,
-                        options={"trainer.model": "simulated"},
+                        tables={"trainer": {"model": "simulated"}},
                     ),
                     *self._plans,
                 ]:

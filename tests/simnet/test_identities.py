@@ -85,12 +85,12 @@ def seconds_to_the_end(acts: type[Crowd] | None) -> float:
                 groups_per_step=8, max_new_tokens=256, admissions=ADMISSIONS,
             )  # fmt: skip
             over = simulation.expect("trainer.run_complete", ["trainer"])
-            options = {"trainer.model": "simulated"}
+            tables = {"trainer": {"model": "simulated"}}
             hardware = Hardware(step_seconds=5.0)
             peers = {}
             for plan in (
                 Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=hardware, options=options),
+                Plan("trainer", ["trainer"], hardware=hardware, tables=tables),
             ):
                 peers[plan.name] = simulation.add(plan)
                 await peers[plan.name].start()

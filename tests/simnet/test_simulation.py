@@ -65,7 +65,7 @@ async def small_run(
     plans = [Plan(name, ["validator"], hardware=hardware) for name in ("v0", "v1")]
     plans += [
         Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=10.0),
-             options={"trainer.model": "simulated"})
+             tables={"trainer": {"model": "simulated"}})
     ]  # fmt: skip
     plans += [Plan(f"r{number}", ["relay"]) for number in range(relays)]
     plans += [
@@ -257,7 +257,7 @@ def test_a_cheat_is_evicted() -> None:
             Plan(
                 "cheat",
                 ["inference"],
-                options={"inference.alter_weights": 0.1},
+                tables={"inference": {"alter_weights": 0.1}},
                 acts=simulation.role("inference"),  # so that its end is expected
             )
         )

@@ -78,10 +78,10 @@ class Watching:
         return message
 
     async def add(self, name: str) -> Peer:
-        options: dict[str, Any] = {"trainer.model": "simulated"} if name == "trainer" else {}
+        tables: dict[str, Any] = {"trainer": {"model": "simulated"}} if name == "trainer" else {}
         hardware = Hardware(step_seconds=10.0, tokens_per_second=20.0)
         peer = self.simulation.add(
-            Plan(name, [name.partition("-")[0]], options=options, hardware=hardware)
+            Plan(name, [name.partition("-")[0]], tables=tables, hardware=hardware)
         )
         await peer.start()
         return peer

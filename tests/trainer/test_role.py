@@ -52,17 +52,17 @@ async def start_run(
     )  # fmt: skip
     peers = {}
     for name in names:
-        options: dict[str, Any] = {}
+        tables: dict[str, dict[str, Any]] = {}
         if name == "trainer":
-            options = {
-                "trainer.model": "simulated",
-                "trainer.starved_seconds": 60.0,
-                "trainer.mirrors": list(mirrors),
+            tables["trainer"] = {
+                "model": "simulated",
+                "starved_seconds": 60.0,
+                "mirrors": list(mirrors),
             }
         plan = Plan(
             name,
             [name.partition("-")[0]],
-            options=options,
+            tables=tables,
             hardware=Hardware(step_seconds=step_seconds),
         )
         peers[name] = simulation.add(plan)
@@ -339,7 +339,7 @@ def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_rep
             groups_per_step=8, max_new_tokens=256,
         )  # fmt: skip
         trainer = simulation.add(
-            Plan("trainer", ["trainer"], options={"trainer.model": "simulated"})
+            Plan("trainer", ["trainer"], tables={"trainer": {"model": "simulated"}})
         )
         validator = simulation.add(Plan("validator", ["validator"], hardware=BROKEN))
         workers = [simulation.add(Plan(f"inference-{n}", ["inference"])) for n in range(3)]
@@ -381,7 +381,7 @@ def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
         )  # fmt: skip
         over = simulation.expect("trainer.run_complete", ["trainer"])
         for plan in (
-            Plan("trainer", ["trainer"], options={"trainer.model": "simulated"}),
+            Plan("trainer", ["trainer"], tables={"trainer": {"model": "simulated"}}),
             Plan("broken", ["validator"], hardware=BROKEN),
             Plan("sound", ["validator"]),
             *(Plan(f"inference-{n}", ["inference"]) for n in range(3)),

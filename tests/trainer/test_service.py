@@ -19,8 +19,8 @@ from peers.policy.demo import BOS_ID
 from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.packing import ATTENTIONS
-from peers.trainer.options import Attention
 from peers.trainer.service import TrainerService
+from peers.trainer.settings import Attention
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
 from swarm.jobs import (

@@ -39,13 +39,6 @@ class Launch:
         return Launch(*found)
 
 
-def device_of(launch: Launch) -> torch.device:
-    """The GPU that is this rank's, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", launch.local_rank)
-    return torch.device("cpu")
-
-
 def connect(launch: Launch, *, is_master: bool = False) -> Store:
     """The rendezvous store; torchrun's agent serves it, so that it outlives every rank."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import trio
 
-from peers.trainer.learning.launch import JOIN_SECONDS, Launch, Store, connect, device_of, dist
+from peers.policy.device import find_device
+from peers.trainer.learning.launch import JOIN_SECONDS, Launch, Store, connect, dist
 from peers.trainer.learning.ranks import RankError, Ranks
 from peers.trainer.learning.watch import Watch
 from swarm.errors import UserError
@@ -93,15 +94,16 @@ class Lead:
         return Done()
 
 
-def lead(make: Callable[[Ranks], Any]) -> Any:
+def lead(make: Callable[[Ranks], Any], device: str = "auto") -> Any:
     """The service of a process alone, or, under `torchrun`, rank 0's part of all ranks'.
 
-    `make(ranks)` makes a service. Raises `UserError`.
+    `make(ranks)` makes a service; every rank computes on a `device` of this kind. Raises
+    `UserError`.
     """
     launch = Launch.here()
     if launch.world == 1:
-        return make(Ranks(device=device_of(launch)))
-    ranks, store, watch = _meet(launch)
+        return make(Ranks(device=find_device(device)))
+    ranks, store, watch = _meet(launch, device)
     return Lead(make(ranks), Commands(store, launch), watch)
 
 
@@ -129,11 +131,15 @@ def follow(make: Callable[[Ranks], Any]) -> None:
             watch.end(f"{method}: {type(error).__name__}: {error}")
 
 
-def _meet(launch: Launch) -> tuple[Ranks, Store, Watch]:
+def _meet(launch: Launch, device: str = "") -> tuple[Ranks, Store, Watch]:
+    """Meet the other ranks; rank 0 says on which kind of `device` all of them compute."""
     store = connect(launch, is_master=launch.rank == 0)
     watch = Watch(launch)
     try:
-        return Ranks.join(launch, store, device_of(launch)), store, watch
+        if launch.rank == 0:
+            store.set("device", device)
+        found = find_device(bytes(store.get("device")).decode(), launch.local_rank)
+        return Ranks.join(launch, store, found), store, watch
     except (RuntimeError, dist.DistStoreError) as error:
         raise RankError(
             watch.culprit()

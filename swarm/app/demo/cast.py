@@ -54,15 +54,15 @@ def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoO
         settings: dict[str, str | int | float | bool] = {}
         if peer.role == "trainer":
             settings = {
-                "trainer.model": str(base),
-                "trainer.prepare_base": True,
-                "trainer.seed": options.seed,
-                "trainer.evaluate": True,
-                "trainer.starved_seconds": STARVED_SECONDS,
+                "model": str(base),
+                "prepare_base": True,
+                "seed": options.seed,
+                "evaluate": True,
+                "starved_seconds": STARVED_SECONDS,
             }
         elif options.cheat and peer is peers[-1]:
-            settings = {"inference.alter_weights": ALTERED_WEIGHTS}
+            settings = {"alter_weights": ALTERED_WEIGHTS}
         if settings:
             config = peer.home / "settings.toml"
-            write_config(config, settings)
+            write_config(config, peer.role, settings)
             peer.arguments += ["--config", str(config)]

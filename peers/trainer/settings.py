@@ -1,12 +1,11 @@
-"""What a person may set for the trainer, under `[options]` of its `--config`, each `trainer.NAME`.
+"""What a person may set for one trainer: the table `[trainer]` of its `--config`.
 
 What concerns the run as a whole (objective, batch, schedule) is in its manifest instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -15,21 +14,18 @@ from peers.trainer.alarms import Action, Limits
 from swarm import defaults
 from swarm.errors import UserError
 from swarm.jobs import Sharding
+from swarm.settings import ComputeSettings
 from swarm.shardcast.manifest import is_mirror
-
-PREFIX = "trainer."
 
 Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
 """`packing.ATTENTIONS`, or the fastest of them that the device can train with."""
 
 
-class TrainerOptions(pydantic.BaseModel):
-    """The trainer's settings."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+class TrainerSettings(ComputeSettings):
+    """`[trainer]`: how this peer trains. With bfloat16 the master weights stay in float32."""
 
     model: str = ""
-    """Hugging Face folder of the base policy."""
+    """Hugging Face folder of the base policy; needed."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Of the trainer's own choices: how a batch is cut into optimiser steps."""
     prepare_base: bool = False
@@ -38,8 +34,6 @@ class TrainerOptions(pydantic.BaseModel):
     """Evaluate on held-out prompts when the run is over."""
     replicas: int = pydantic.Field(default=1, ge=1)
     """Whole copies of the policy among the ranks (HSDP); each is spread over the ranks it has."""
-    mixed_precision: bool = False
-    """Compute in bf16, with fp32 master weights."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again on the way back."""
     attention: Attention = "fastest"
@@ -60,9 +54,13 @@ class TrainerOptions(pydantic.BaseModel):
     alarm_action: Action = "report"
     """What an alarm does: say so, pause the run, or go back to the last good state."""
     alarm_gradient_norm: float = pydantic.Field(default=Limits.gradient_norm, gt=1)
+    """An alarm rings where the gradient norm is more than this times its median."""
     alarm_clipped_share: float = pydantic.Field(default=Limits.clipped_share, gt=1)
+    """Likewise the share of tokens clipped."""
     alarm_entropy: float = pydantic.Field(default=Limits.entropy, gt=1)
+    """An alarm rings where the entropy is more than this times its lowest so far."""
     alarm_reward: float = pydantic.Field(default=Limits.reward, ge=0, lt=1)
+    """An alarm rings where the reward falls below this share of its best so far."""
     rollbacks_max: int = pydantic.Field(default=3, ge=0)
     """After so many in one life the trainer pauses instead."""
     tensorboard: str = ""
@@ -71,6 +69,15 @@ class TrainerOptions(pydantic.BaseModel):
     """Project of Weights & Biases that metrics go to; empty: none."""
     peak_flops: float = pydantic.Field(default=0.0, ge=0)
     """Of one rank's device, in bf16, for the share of it that is used; 0: as its name says."""
+
+    @pydantic.model_validator(mode="after")
+    def _has_model(self) -> TrainerSettings:
+        if not self.model:
+            raise UserError(
+                "the trainer needs a base policy: set model under [trainer] in --config to a "
+                "Hugging Face folder"
+            )
+        return self
 
     @pydantic.field_validator("mirrors")
     @classmethod
@@ -94,33 +101,9 @@ class TrainerOptions(pydantic.BaseModel):
 
     @property
     def sharding(self) -> Sharding:
+        """How the policy lies in memory; `dtype` says how precisely it computes."""
         return Sharding(
             replicas=self.replicas,
-            mixed_precision=self.mixed_precision,
             activation_checkpointing=self.activation_checkpointing,
             cpu_offload=self.cpu_offload,
         )
-
-
-def trainer_options(options: Mapping[str, Any]) -> TrainerOptions:
-    """The options of a peer's settings that are the trainer's; raises `UserError`."""
-    mine = {
-        name.removeprefix(PREFIX): value
-        for name, value in options.items()
-        if name.startswith(PREFIX)
-    }
-    try:
-        found = TrainerOptions.model_validate(mine)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = PREFIX + ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(PREFIX + name for name in sorted(TrainerOptions.model_fields))
-            raise UserError(f"options: unknown key {key!r}; there are: {known}") from error
-        raise UserError(f"options: {key} is {first['input']!r}: {first['msg'].lower()}") from error
-    if not found.model:
-        raise UserError(
-            'the trainer needs a base policy: set "trainer.model" under [options] in '
-            "--config to a Hugging Face folder"
-        )
-    return found

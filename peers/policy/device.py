@@ -1,0 +1,37 @@
+"""Where and how precisely a child computes: the settings' `auto` made definite."""
+
+from __future__ import annotations
+
+import torch
+
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def use_hardware(hardware: Hardware) -> None:
+    """Check the device and bound the threads of this process; raises `UserError`."""
+    find_device(hardware.device)
+    torch.set_num_threads(hardware.threads)
+
+
+def find_device(name: str, local_rank: int = 0) -> torch.device:
+    """The torch device of a setting. `auto` is cuda where there is one, else the CPU; several
+    ranks of one machine share out its cuda devices. Raises `UserError`."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
+    if name not in known:
+        raise UserError(f"device {name!r} is not on this machine; there are: {', '.join(known)}")
+    return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision of a setting: `auto` is bfloat16 on cuda, float32 on a CPU."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return DTYPES[name]

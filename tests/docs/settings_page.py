@@ -1,0 +1,106 @@
+"""`docs/settings.md`, made from the models: `python -m tests.docs.settings_page` writes it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from importlib.metadata import entry_points
+from typing import Any, get_args, get_origin
+
+import pydantic
+from pydantic_core import PydanticUndefined
+
+from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
+from tests.docs.pages import ROOT
+
+PAGE = ROOT / "docs" / "settings.md"
+HIDDEN = {"tables"}
+"""Fields that are no keys: the roles' tables have sections of their own."""
+
+HEAD = """# Settings
+
+What a person may set for one peer, in the TOML file of `--config`. Many keys of the first table are flags of `python -m swarm.peer` too; a flag wins. An unknown key or a wrong value is one sentence that names it, before anything starts. This page is made from the program: `python -m tests.docs.settings_page`.
+
+```toml
+role = ["trainer"]
+home = "/data/trainer"
+
+[trainer]
+model = "base"
+device = "cuda"
+```
+"""  # noqa: E501 (a paragraph is a line)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, "## The peer\n", _table(PeerSettings)]
+    for name, model in role_models().items():
+        parts += [f"## `[{name}]`\n", _table(model)]
+    parts.append("Roles that are not listed have no settings.\n")
+    return "\n".join(parts)
+
+
+def role_models() -> dict[str, type[RoleSettings]]:
+    """The settings of the roles that come with Swarm and have some."""
+    found = {}
+    for entry in sorted(entry_points(group=ROLE_GROUP), key=lambda entry: entry.name):
+        if entry.value.startswith("peers."):
+            model = getattr(entry.load(), "Settings", None)
+            if model is not None:
+                found[entry.name] = model
+    return found
+
+
+def _table(model: type[pydantic.BaseModel]) -> str:
+    meanings = _meanings(model)
+    rows = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name not in HIDDEN:
+            words = (_words(field.annotation), _default(field.default), meanings[name])
+            rows.append(f"| {name} | {' | '.join(words)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _meanings(model: type[pydantic.BaseModel]) -> dict[str, str]:
+    """The string under each field, by name, on one line."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, pydantic.BaseModel) and base is not pydantic.BaseModel:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, below in zip(body.body, body.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    assert isinstance(below, ast.Expr), f"{base.__name__}.{field.target.id}: why?"
+                    assert isinstance(below.value, ast.Constant)
+                    found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _words(annotation: Any) -> str:
+    arguments = get_args(annotation)
+    if get_origin(annotation) is list:
+        return f"list of {_words(arguments[0])}"
+    if type(None) in arguments:
+        return _words(arguments[0])
+    if arguments:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    return {str: "text", bool: "bool", int: "int", float: "float"}[annotation]
+
+
+def _default(value: Any) -> str:
+    if value in (None, "", [], PydanticUndefined):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"`{value}`"
+    if isinstance(value, list):
+        return f"`{json.dumps(value)}`"
+    return f"{value:g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

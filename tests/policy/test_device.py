@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from peers.policy.demo import make_policy
+from peers.policy.device import find_device, find_dtype, use_hardware
+from peers.policy.engine import make_engine
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+
+CUDA = torch.cuda.is_available()
+
+
+def test_auto_takes_what_the_machine_has() -> None:
+    device = find_device("auto")
+    assert device.type == ("cuda" if CUDA else "cpu")
+    assert find_dtype("auto", device) is (torch.bfloat16 if CUDA else torch.float32)
+
+
+def test_a_choice_is_obeyed() -> None:
+    assert find_device("cpu", local_rank=3) == torch.device("cpu")
+    assert find_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
+    assert find_dtype("auto", torch.device("cuda")) is torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "CPU"])
+def test_an_unknown_device_names_those_there_are(name: str) -> None:
+    with pytest.raises(UserError, match=f"device '{name}' is not on this machine; there are: cpu"):
+        use_hardware(Hardware(device=name))
+
+
+def test_threads_are_bounded() -> None:
+    before = torch.get_num_threads()
+    try:
+        use_hardware(Hardware(device="cpu", threads=2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_computes_in_the_precision_asked_for(tmp_path_factory, dtype: str) -> None:
+    folder = tmp_path_factory.mktemp("policy")
+    make_policy(folder, seed=0)
+    engine = make_engine("native", folder, Hardware(device="cpu", dtype=dtype))
+    prefill = engine.prefill([[1, 4, 5]], [[1, 2]])
+    assert prefill.states[0].dtype is getattr(torch, dtype)
