@@ -1,0 +1,145 @@
+"""How far a run has come, what is too old, and what a restarted trainer still knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from peers.trainer.pool import SubmissionKey
+from peers.trainer.progress import STEPS_REMEMBERED, Progress
+from peers.trainer.store import TrainerStore
+from swarm.envelope import Envelope
+from swarm.ledger.entries import Consumed
+from swarm.messages import StepOrder, Verdict
+from swarm.run.manifest import content_digest
+from swarm.run.run import Run
+from swarm.world.disk import LocalDisk
+from tests.network.harness import identity, manifest, sealed, sealed_manifest
+
+OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
+
+
+def version(number: int, **schedule: Any) -> Envelope:
+    """A version of a run of 10 steps with max_staleness 4, unless `schedule` differs."""
+    message = manifest([TRAINER], [VALIDATOR], version=number)
+    fields = {"max_staleness": 4, **schedule}
+    return sealed_manifest(
+        OWNER,
+        msgspec.structs.replace(
+            message, schedule=msgspec.structs.replace(message.schedule, **fields)
+        ),
+    )
+
+
+def verdict(*, policy: int = 0, lineage: int = 0, number: int = 0) -> Verdict:
+    return Verdict(
+        submission=bytes([policy, number]) * 16,
+        size_bytes=1,
+        worker=WORKER.peer_id,
+        lineage=lineage,
+        step=policy,
+        policy=policy,
+        number=number,
+        outcome="accepted",
+        rewards=[[0.0, 1.0]],
+    )
+
+
+def order(step: int, *, lineage: int = 0, revision: int = 0, run: Envelope) -> StepOrder:
+    return StepOrder(
+        lineage=lineage,
+        step=step,
+        revision=revision,
+        policy=0,
+        manifest_digest=bytes(32),
+        manifest_bytes=1,
+        nonce=bytes(32),
+        groups_wanted=4,
+        submissions_max=1,
+        run_digest=content_digest(run),
+    )
+
+
+# --- progress --------------------------------------------------------------------------------
+
+
+def test_what_was_too_old_once_stays_so_until_a_rollback() -> None:
+    run = Run(version(1))
+    progress = Progress(run)
+    progress.reach(6)
+    assert [progress.too_old(verdict(policy=policy)) for policy in (1, 2, 6)] == [
+        True,
+        False,
+        False,
+    ]
+    assert progress.too_old(verdict(policy=6, lineage=1))
+    assert run.update(version(2, max_staleness=9))
+    assert progress.too_old(verdict(policy=1)), "it was dropped already"
+    progress.lineage = 1
+    progress.reach(3)
+    assert not progress.too_old(verdict(policy=1, lineage=1))
+
+
+def test_a_run_is_over_when_its_newest_version_says_so() -> None:
+    run = Run(version(1))
+    progress = Progress(run)
+    progress.reach(9)
+    assert not progress.over
+    progress.reach(10)
+    assert progress.over
+    assert run.update(version(2, steps=20))
+    assert not progress.over
+
+
+def test_a_step_follows_the_version_that_was_the_newest_when_it_was_opened() -> None:
+    run = Run(version(1))
+    followed = Progress(run).versions
+    followed.follow(0)
+    assert run.update(version(2))
+    assert [followed.manifest_of(step).version for step in (0, 1)] == [1, 2]
+    restored = Progress(run).versions
+    restored.restore([order(3, run=version(1)), order(4, run=version(9))])
+    assert [restored.manifest_of(step).version for step in (3, 4)] == [1, 2]
+
+
+def test_steps_long_past_are_forgotten() -> None:
+    run = Run(version(1))
+    followed = Progress(run).versions
+    for step in range(STEPS_REMEMBERED + 1):
+        followed.follow(step)
+    assert run.update(version(2))
+    assert [followed.manifest_of(step).version for step in (0, 1)] == [2, 1]
+
+
+# --- what is durable -------------------------------------------------------------------------
+
+
+def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
+    accepted = [verdict(policy=policy, number=number) for policy in (0, 1) for number in (0, 1)]
+    entry = Consumed(step=1, submission=bytes(32), outcomes=["consumed"])
+
+    async def main() -> None:
+        store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
+        await store.open()
+        for each in accepted:
+            await store.keep_accepted(each, sealed(VALIDATOR, each, "run"))
+        await store.drop_accepted([accepted[0].submission])
+        await store.drop_keys_before(0, 1)
+        for step, revision in ((0, 0), (1, 0), (1, 1)):
+            await store.keep_order(order(step, revision=revision, run=version(1)))
+        await store.keep_consumed(2, [entry], 0.25)
+
+        store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
+        await store.open()
+        assert dict(store.accepted()) == {each.submission: each for each in accepted[1:]}
+        keys = {SubmissionKey.of(each): each.submission for each in accepted if each.policy == 1}
+        assert store.taken_keys() == keys
+        assert [(o.step, o.revision) for o in store.newest_orders(0, 9)] == [(1, 1), (0, 0)]
+        assert store.newest_orders(1, 9) == []
+        assert store.consumed(2) == ([entry], 0.25)
+        assert store.consumed(1) == ([], 0.0)
+
+    trio.run(main)
