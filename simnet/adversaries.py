@@ -20,8 +20,7 @@ from simnet.compute import TOKENIZER, WEIGHTS, SimulatedRollouts
 from simnet.disk import SimulatedDisk, Symbol
 from simnet.flows import Link
 from simnet.simulation import Plan
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.gossip.frames import Push
 from swarm.gossip.topics import RUN, WORK
@@ -104,7 +103,7 @@ class Adversary:
 
     async def claim(self, sender: str, message: Message) -> bytes:
         """An envelope that says it is of `sender`, signed with this peer's own key."""
-        mine = await self._peer.seal(message, defaults.STATE_LIFETIME_SECONDS)
+        mine = await self._peer.seal(message, STATE_LIFETIME_SECONDS)
         body = msgspec.structs.replace(mine.body, sender=sender)
         return mine.raw[:64] + msgspec.msgpack.encode(body)
 
@@ -156,7 +155,7 @@ class Replayer(Adversary):
 
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])
-        mine = await self._peer.seal(record, defaults.STATE_LIFETIME_SECONDS)
+        mine = await self._peer.seal(record, STATE_LIFETIME_SECONDS)
         ahead = msgspec.structs.replace(mine.body, issued_ms=mine.body.issued_ms + 10**7)
         other = msgspec.structs.replace(mine.body, run="somebody/else")
         mine_again = [self._sign(body) for body in (ahead, other)]
@@ -175,8 +174,7 @@ class Flooder(Adversary):
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])
         raws = [
-            (await self._peer.seal(record, defaults.STATE_LIFETIME_SECONDS)).raw
-            for _ in range(FLOOD_FRAMES)
+            (await self._peer.seal(record, STATE_LIFETIME_SECONDS)).raw for _ in range(FLOOD_FRAMES)
         ]
         self.push(*raws)
         transport = self._peer.node.transport
@@ -391,9 +389,7 @@ class SubmissionFlooder(InferenceRole):
             if isinstance(envelope.message, Submission):
                 for number in range(1000, 1003):
                     again = msgspec.structs.replace(envelope.message, number=number)
-                    await request(
-                        to, await peer.seal(again, defaults.STATE_LIFETIME_SECONDS), *more, **how
-                    )
+                    await request(to, await peer.seal(again, STATE_LIFETIME_SECONDS), *more, **how)
             return await request(to, envelope, *more, **how)
 
         cast(Any, messenger).request = request_often
@@ -425,7 +421,7 @@ class DoubleDeliverer(InferenceRole):
         )
         worker, number = self._peer.peer_id.encode(), submission.number.to_bytes(8, "big")
         last = rendezvous(manifest.validator_ids(), nonce, worker, number)[-1]
-        announced = await self._peer.seal(second, defaults.STATE_LIFETIME_SECONDS)
+        announced = await self._peer.seal(second, STATE_LIFETIME_SECONDS)
         reference = BlobReference(digest, len(raw))
         await self._deliver(PeerId(last), announced, reference, f"{path}.second", ordered)
         await super()._see_through(submission, nonce, path, ordered, task_status=task_status)

@@ -16,7 +16,6 @@ import trio
 
 from simnet.disk import SimulatedDisk, SimulatedSink
 from simnet.flows import Flow, Link
-from swarm import defaults
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
@@ -32,6 +31,7 @@ from swarm.transport.base import BaseTransport
 from swarm.transport.http import limits as http_limits
 from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
+from swarm.world.disk import INLINE_BYTES_MAX
 
 if TYPE_CHECKING:
     from simnet.network import Line, SimulatedNetwork
@@ -280,7 +280,7 @@ async def _copy(
             sink.land(symbol)
     done = 0 if symbol is None else blob.size_bytes
     while done < blob.size_bytes:
-        size = min(blob.size_bytes - done, defaults.DISK_INLINE_BYTES_MAX)
+        size = min(blob.size_bytes - done, INLINE_BYTES_MAX)
         data = await disk.read(blob.path, blob.offset + done, size)
         if len(data) != size:
             raise FetchError(f"{server} broke off after {done + len(data)} bytes")

@@ -19,8 +19,7 @@ from simnet.network import SimulatedNetwork, SimulatedTransport, Weather
 from simnet.scenarios.parts import draw_line, summary
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
-from swarm import defaults
-from swarm.envelope import Gate, seal
+from swarm.envelope import STATE_LIFETIME_SECONDS, Gate, seal
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.gossip.gossip import Gossip
@@ -264,7 +263,7 @@ def measure_gossip(
                         run=RUN_ID,
                         sequence=number,
                         wall_time=world.wall_time(),
-                        lifetime_seconds=defaults.STATE_LIFETIME_SECONDS,
+                        lifetime_seconds=STATE_LIFETIME_SECONDS,
                     )
                 )
                 await trio.sleep(30.0)

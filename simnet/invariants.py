@@ -21,6 +21,7 @@ from simnet.compute import SimulatedRollouts, true_rewards
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
 from swarm import defaults
+from swarm.envelope import SEEN_ENVELOPES_MAX
 from swarm.events import Event
 from swarm.gossip.slots import NEIGHBOURS_MAX
 from swarm.gossip.store import EVENTS_MAX
@@ -53,7 +54,7 @@ COLLECTION_ENTRIES_PER_PEER = 40
 """Entries in a collection inside a peer: so many, and so many for each peer there is."""
 COLLECTIONS = {
     "CheckpointStore._places": 1_000_000,
-    "Gate._seen": defaults.SEEN_ENVELOPES_MAX,
+    "Gate._seen": SEEN_ENVELOPES_MAX,
     "Store._events": EVENTS_MAX,
     "Gossip._asked": EVENTS_MAX,
     "Neighbour.knows": 2 * EVENTS_MAX,

@@ -13,11 +13,10 @@ import trio
 
 import swarm.envelope
 from peers.trainer.accepted import AcceptedSubmissions
-from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.messages import Verdict
-from swarm.run.trusted import TrustedPart
+from swarm.run.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 
 LATE_SECONDS = 5.0
 """By which a forgetful validator's verdicts become durable too late."""
@@ -43,7 +42,7 @@ def _forget_verdict() -> _Patch:
         nursery = self._peer.messenger._nursery
         assert nursery is not None
         nursery.start_soon(later)
-        return await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+        return await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
 
     return TrustedPart, "append_verdict", append_verdict
 

@@ -25,7 +25,6 @@ from simnet.disk import PowerCut, SimulatedDisk
 from simnet.network import Line, SimulatedNetwork, Weather
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
-from swarm import defaults
 from swarm.envelope import Envelope, remembering_envelopes, seal
 from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
@@ -45,7 +44,7 @@ from swarm.node.assemble import assemble
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.roles import BOOTSTRAP, Role, load_role, take_part
-from swarm.run.manifest import run_id
+from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, run_id
 from swarm.settings import PeerSettings
 
 ENVELOPES_REMEMBERED = 16_384
@@ -412,7 +411,7 @@ class Simulation:
             run=f"{owner.peer_id}/{message.name}",
             sequence=1,
             wall_time=EPOCH,
-            lifetime_seconds=defaults.MANIFEST_LIFETIME_SECONDS,
+            lifetime_seconds=MANIFEST_LIFETIME_SECONDS,
         )
 
     def role(self, name: str) -> type[Role]:

@@ -7,98 +7,9 @@ from __future__ import annotations
 
 # --- envelopes -------------------------------------------------------------------------------
 
-ENVELOPE_BYTES_MAX = 64 * 1024
-"""Whole signed envelope. A checkpoint manifest is a blob, so nothing on the wire needs more."""
-
-ENVELOPE_UNKNOWN_BYTES_MAX = 1024
-"""Of an envelope that no field of its body or message explains: room for fields that a later
-version appends, and too little to fill anybody's memory with."""
-
-ENVELOPE_REMEMBERED_BYTES_MAX = 2048
-"""A larger envelope is opened anew each time it comes: whatever strangers sign is opened."""
-
-ENVELOPE_FUTURE_SECONDS_MAX = 3600.0
-"""An envelope issued further ahead than this is dropped. Nothing is gained by stamping ahead:
-sequences order states, and a sender chooses when they expire. A wrong clock must not end a run."""
-
-TRUSTED_STATE_LATE_SECONDS_MAX = 3600.0
-"""A trusted peer's newest state counts so long after it expired: its clock may be slow, and only
-the newest of each is ever taken, so there is nothing to replay."""
-
-ENVELOPE_LIFETIME_SECONDS = 120.0
-"""Default time to live of an event; also how long its hash is remembered against replay."""
-
-SEEN_ENVELOPES_MAX = 100_000
-"""Remembered hashes (about 10 MB); a sender's rate limit keeps honest runs far below."""
-
-SENDER_RATE_PER_SECOND = 50.0
-"""Envelopes a second accepted from one sender that is not trusted, averaged."""
-
-SENDER_RATE_BURST = 400.0
-"""Envelopes such a sender may send at once: a worker's requests after it was cut off."""
-
-SENDERS_REMEMBERED_MAX = 4096
-"""Senders that are not trusted whose rate and newest states are remembered (about 2 MB); identities
-are free, so that the least recent is forgotten."""
-
-CLOCK_SKEW_SECONDS_MAX = 30.0
-"""Clocks that differ by no more agree; by more than this from what counts, a peer says so."""
-
 # --- messenger -------------------------------------------------------------------------------
 
-REQUEST_DEADLINE_SECONDS = 10.0
-"""A peer that has not answered a direct request by then is taken for silent."""
-
-REQUESTS_OPEN_MAX = 64
-"""Unanswered requests one peer may have with another; more are refused by reset."""
-
-REQUEST_ENVELOPES_MAX = 8
-"""Envelopes in one request or reply: the message and what supports it."""
-
 # --- membership ------------------------------------------------------------------------------
-
-HEARTBEAT_SECONDS = 10.0
-"""Between heartbeats to one trusted peer (INTELLECT-2's protocol: 10 s, 3 misses)."""
-
-SUSPECTED_SECONDS = 30.0
-"""Three missed heartbeats: suspected, no new work is counted on."""
-
-GONE_SECONDS = 60.0
-"""Six missed heartbeats: gone. Coming back needs nothing but a heartbeat."""
-
-ADMISSION_LEASE_SECONDS = 60.0
-"""An admission renewed by heartbeats, so cut-off never depends on gossip alone."""
-
-PRESENCE_SECONDS = 5.0
-"""Between presence digests that trusted peers publish."""
-
-PRESENCE_BYTES_MAX = 32 * 1024
-"""Of peers named in one digest: some 230, so that a thousand of one trusted peer are all named
-again before any would count as suspected. The next digest goes on where this one ended."""
-
-PLACE_IDLE_SECONDS = 600.0
-"""An unproven peer of which nothing was accepted for so long gives its place to one that waits."""
-
-PLACE_CROWDED_SECONDS = 60.0
-"""The same where the one that waits comes from a network that has fewer places."""
-
-PEER_RECORD_LIFETIME_SECONDS = 3600.0
-"""Peer records live an hour and are republished at half of it."""
-
-MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
-"""A run manifest holds for 90 days unless the owner signs a newer one."""
-
-STATE_LIFETIME_SECONDS = 3600.0
-"""Checkpoints and step orders outlive a long optimiser step and a trainer's restart."""
-
-EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
-"""Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""
-
-BOOTSTRAP_DEADLINE_SECONDS = 15.0
-"""Nobody at the bootstrap address by then is an error the person can act on."""
-
-MANIFESTS_MAX = 64
-"""Run manifests a bootstrap peer hands out."""
 
 # --- kademlia --------------------------------------------------------------------------------
 
@@ -337,19 +248,10 @@ HAVE_FRAME_SECONDS_MIN = 0.02
 
 # --- transport: libp2p -----------------------------------------------------------------------
 
-STRANGERS_EVENTS_PER_MINUTE = 20
-"""Events of one kind that strangers can cause at any rate; the rest is counted."""
-
 HAVE_SILENCE_SECONDS = 1.0
 """A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""
 
 # --- disk and compute ------------------------------------------------------------------------
-
-DISK_INLINE_BYTES_MAX = 512 * 1024
-"""Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB."""
-
-DISK_BUFFER_BYTES = 1 << 20
-"""Read at a time to be hashed, into one buffer: fresh memory costs as much as hashing it."""
 
 CHILD_FRAME_BYTES_MAX = 256 << 20
 """One call or answer between a peer and its child process."""
@@ -376,37 +278,6 @@ CHILD_LINES_PER_SECOND_MAX = 20
 # --- validation ------------------------------------------------------------------------------
 
 # --- ledger ----------------------------------------------------------------------------------
-
-VERDICT_LIFETIME_SECONDS = 600.0
-"""A trainer that was down that long still hears of a verdict when it is back."""
-
-LOG_HEAD_SECONDS = 2.0
-"""A trusted peer announces its log's head this often while it grows: others mirror it about as
-often, so this is what a lost disk can lose."""
-
-LEDGER_ENTRIES_MAX = 512
-"""Log entries in one answer."""
-
-LEDGER_RECEIPTS_MAX = 64
-"""Receipts in one answer, each of an entry and an envelope of at most 64 KiB."""
-
-LEDGER_EXPULSIONS_MAX = 2
-"""Of one peer in one answer: the newest eviction and the newest reinstatement."""
-
-LEDGER_ANSWER_BYTES_MAX = 512 * 1024
-"""Bytes of entries in one answer; a single entry always fits."""
-
-LEDGER_REQUEST_SECONDS = 10.0
-"""One request for part of a log; also how long a server waits for the next on a stream."""
-
-LEDGER_FETCH_ENTRIES_MAX = 10_000_000
-"""A log longer than this is not pulled whole: about 2 GB."""
-
-LEDGER_RESTORE_SECONDS = 2.0
-"""How long a starting trusted peer looks for copies of its own log that know more than its disk."""
-
-LEDGER_RETRY_SECONDS = 5.0
-"""Pause after a trusted peer's log could not be mirrored."""
 
 UNGRADED_MAX = 5
 """Honest submissions in a row that an environment could not grade until its validator turns work

@@ -19,12 +19,52 @@ from typing import NamedTuple, Protocol
 import blake3
 import msgspec
 
-from swarm import PROTOCOL_VERSION, defaults
+from swarm import PROTOCOL_VERSION
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
 from swarm.messages import KINDS, Message, PeerRecord, StateMessage, kind_of
 from swarm.rates import TokenBuckets
 from swarm.world import World
+
+ENVELOPE_BYTES_MAX = 64 * 1024
+"""Whole signed envelope. A checkpoint manifest is a blob, so nothing on the wire needs more."""
+
+UNKNOWN_BYTES_MAX = 1024
+"""Of an envelope that no field of its body or message explains: room for fields that a later
+version appends, and too little to fill anybody's memory with."""
+
+REMEMBERED_BYTES_MAX = 2048
+"""A larger envelope is opened anew each time it comes: whatever strangers sign is opened."""
+
+FUTURE_SECONDS_MAX = 3600.0
+"""An envelope issued further ahead than this is dropped. Nothing is gained by stamping ahead:
+sequences order states, and a sender chooses when they expire. A wrong clock must not end a run."""
+
+TRUSTED_STATE_LATE_SECONDS_MAX = 3600.0
+"""A trusted peer's newest state counts so long after it expired: its clock may be slow, and only
+the newest of each is ever taken, so there is nothing to replay."""
+
+EVENT_LIFETIME_SECONDS = 120.0
+"""Default time to live of an event; also how long its hash is remembered against replay."""
+
+STATE_LIFETIME_SECONDS = 3600.0
+"""Checkpoints and step orders outlive a long optimiser step and a trainer's restart."""
+
+SEEN_ENVELOPES_MAX = 100_000
+"""Remembered hashes (about 10 MB); a sender's rate limit keeps honest runs far below."""
+
+SENDER_RATE_PER_SECOND = 50.0
+"""Envelopes a second accepted from one sender that is not trusted, averaged."""
+
+SENDER_RATE_BURST = 400.0
+"""Envelopes such a sender may send at once: a worker's requests after it was cut off."""
+
+SENDERS_REMEMBERED_MAX = 4096
+"""Senders that are not trusted whose rate and newest states are remembered (about 2 MB); identities
+are free, so that the least recent is forgotten."""
+
+CLOCK_SKEW_SECONDS_MAX = 30.0
+"""Clocks that differ by no more agree; by more than this from what counts, a peer says so."""
 
 ENVELOPES_REMEMBERED = 1024
 """Opened envelopes that a process remembers: about 2 MB."""
@@ -124,7 +164,7 @@ def seal(
     )
     encoded = _encoder.encode(body)
     raw = identity.sign(_signed_bytes(body.kind, encoded)) + encoded
-    if len(raw) > defaults.ENVELOPE_BYTES_MAX:
+    if len(raw) > ENVELOPE_BYTES_MAX:
         raise ValueError(f"a {body.kind} of {len(raw)} bytes does not fit an envelope")
     return Envelope(raw, body, message)
 
@@ -148,7 +188,7 @@ def _open(raw: bytes) -> Envelope:
         raise Dropped("malformed", f"{body.kind}: {error}") from error
     unknown = max(0, len(encoded) - len(_encoder.encode(body)))
     unknown += max(0, len(body.payload) - len(_encoder.encode(message)))
-    if unknown > defaults.ENVELOPE_UNKNOWN_BYTES_MAX:
+    if unknown > UNKNOWN_BYTES_MAX:
         raise Dropped("malformed", f"{body.kind}: {unknown} bytes that no field explains")
     return Envelope(raw, body, message)
 
@@ -167,7 +207,7 @@ class _Opened:
 
 _opened = ContextVar(
     "_opened",
-    default=_Opened(ENVELOPES_REMEMBERED, defaults.ENVELOPE_REMEMBERED_BYTES_MAX),  # noqa: B039
+    default=_Opened(ENVELOPES_REMEMBERED, REMEMBERED_BYTES_MAX),  # noqa: B039
 )
 """Shared by all that one process opens: what a signature proves does not depend on who asks."""
 
@@ -176,7 +216,7 @@ _opened = ContextVar(
 def remembering_envelopes(count: int) -> Iterator[None]:
     """Inside, remember the last `count` opened envelopes, however large: for a process that is
     many peers at once, each of which would check the same signatures."""
-    token = _opened.set(_Opened(count, defaults.ENVELOPE_BYTES_MAX))
+    token = _opened.set(_Opened(count, ENVELOPE_BYTES_MAX))
     try:
         yield
     finally:
@@ -185,7 +225,7 @@ def remembering_envelopes(count: int) -> Iterator[None]:
 
 def open_envelope(raw: bytes) -> Envelope:
     """Decode and check the signature; nothing about time, run or permission. Raises `Dropped`."""
-    if len(raw) > defaults.ENVELOPE_BYTES_MAX:
+    if len(raw) > ENVELOPE_BYTES_MAX:
         raise Dropped("too_large", f"{len(raw)} bytes")
     return _opened.get().open(bytes(raw))
 
@@ -265,9 +305,9 @@ class Gate:
         self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
         """Of everybody else, who may be invented: the last that were heard of."""
         self._rates = TokenBuckets(
-            defaults.SENDER_RATE_PER_SECOND,
-            defaults.SENDER_RATE_BURST,
-            defaults.SENDERS_REMEMBERED_MAX,
+            SENDER_RATE_PER_SECOND,
+            SENDER_RATE_BURST,
+            SENDERS_REMEMBERED_MAX,
         )
         self.dropped: Counter[str] = Counter()
 
@@ -291,7 +331,7 @@ class Gate:
         late_ms = self._late_ms(envelope)
         if body.expires_ms + late_ms <= wall_ms:
             raise Dropped("expired", f"{wall_ms - body.expires_ms} ms ago")
-        if body.issued_ms > wall_ms + defaults.ENVELOPE_FUTURE_SECONDS_MAX * 1000:
+        if body.issued_ms > wall_ms + FUTURE_SECONDS_MAX * 1000:
             raise Dropped("from_the_future", f"{body.issued_ms - wall_ms} ms ahead")
         if envelope.digest in self._seen:
             raise Dropped("duplicate")
@@ -317,7 +357,7 @@ class Gate:
         if not self.trusts(envelope.sender):
             return 0
         if isinstance(envelope.message, StateMessage):
-            return int(defaults.TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
+            return int(TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
         return int(self._clock_off(envelope.sender) * 1000)
 
     def _within_rate(self, sender: str) -> bool:
@@ -330,7 +370,7 @@ class Gate:
                 (seen, until) for seen, until in self._seen.items() if until > wall_ms
             )
             self._sweep_at = max(SEEN_SWEPT_MIN, 2 * len(self._seen))
-        if len(self._seen) > defaults.SEEN_ENVELOPES_MAX:
+        if len(self._seen) > SEEN_ENVELOPES_MAX:
             self._seen.popitem(last=False)
 
     def _keep_newest(self, key: tuple[str, str], newest: _Newest) -> None:
@@ -339,7 +379,7 @@ class Gate:
             return
         self._others_states[key] = newest
         self._others_states.move_to_end(key)
-        if len(self._others_states) > defaults.SENDERS_REMEMBERED_MAX:
+        if len(self._others_states) > SENDERS_REMEMBERED_MAX:
             self._others_states.popitem(last=False)
 
     def _newest(self, key: tuple[str, str]) -> _Newest | None:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TextIO
 
-from swarm import defaults
 from swarm.strict_json import to_json as encode
 from swarm.untrusted import shown
 from swarm.world import World
+
+STRANGERS_EVENTS_PER_MINUTE = 20
+"""Events of one kind that strangers can cause at any rate; the rest is counted."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Rationed:
         minute = int(self._events.now() // 60)
         if minute != self._minute:
             self._minute, self._told = minute, 0
-        if self._told == defaults.STRANGERS_EVENTS_PER_MINUTE:
+        if self._told == STRANGERS_EVENTS_PER_MINUTE:
             self._untold += 1
             return
         self._told += 1

@@ -17,8 +17,16 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from swarm import defaults
-from swarm.envelope import BAN_SECONDS, FORGED, INVALID_MAX, Dropped, Envelope, Gate, open_envelope
+from swarm.envelope import (
+    BAN_SECONDS,
+    ENVELOPE_BYTES_MAX,
+    FORGED,
+    INVALID_MAX,
+    Dropped,
+    Envelope,
+    Gate,
+    open_envelope,
+)
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
@@ -26,14 +34,23 @@ from swarm.lifetime import Lifetime
 from swarm.messages import Message, StateMessage
 from swarm.transport import Stream, StreamError, Transport
 
+REQUEST_DEADLINE_SECONDS = 10.0
+"""A peer that has not answered a direct request by then is taken for silent."""
+
+REQUESTS_OPEN_MAX = 64
+"""Unanswered requests one peer may have with another; more are refused by reset."""
+
+REQUEST_ENVELOPES_MAX = 8
+"""Envelopes in one request or reply: the message and what supports it."""
+
 PROTOCOL = "/swarm/message/1.0.0"
 
-_Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+_Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
 
 class _Frame(msgspec.Struct, array_like=True, frozen=True):
     id: Annotated[int, Meta(ge=0, le=2**53)]
-    envelopes: Annotated[list[_Raw], Meta(max_length=defaults.REQUEST_ENVELOPES_MAX)]
+    envelopes: Annotated[list[_Raw], Meta(max_length=REQUEST_ENVELOPES_MAX)]
 
 
 _decoder = msgspec.msgpack.Decoder(_Frame)
@@ -84,9 +101,7 @@ class Messenger:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the background tasks until cancelled."""
-        self._transport.serve(
-            PROTOCOL, self._serve, frame_bytes_max=defaults.ENVELOPE_BYTES_MAX * 9
-        )
+        self._transport.serve(PROTOCOL, self._serve, frame_bytes_max=ENVELOPE_BYTES_MAX * 9)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -96,7 +111,7 @@ class Messenger:
         self,
         peer: PeerId,
         *envelopes: Envelope,
-        deadline_seconds: float = defaults.REQUEST_DEADLINE_SECONDS,
+        deadline_seconds: float = REQUEST_DEADLINE_SECONDS,
     ) -> list[Envelope]:
         """Send a message to a connected peer and wait for its reply.
 
@@ -164,7 +179,7 @@ class Messenger:
                 await line.stream.reset()
 
     async def _serve(self, stream: Stream) -> None:
-        limit = trio.Semaphore(defaults.REQUESTS_OPEN_MAX)
+        limit = trio.Semaphore(REQUESTS_OPEN_MAX)
         forged: list[str] = []
         lock = trio.Lock()
 

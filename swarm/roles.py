@@ -12,11 +12,10 @@ from typing import ClassVar, Protocol
 
 import trio
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.messages import ROLE_PATTERN
 from swarm.node.joining import find_run, join_dht, join_network
-from swarm.node.node import Node
+from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
 from swarm.run.records import run_key
 from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
@@ -105,4 +104,4 @@ async def _publish_manifest(node: Node, run: str) -> None:
     """Keep a known manifest in the DHT, until cancelled."""
     while True:
         await node.dht.put(run_key(run), node.manifests[run].raw)
-        await trio.sleep(defaults.PEER_RECORD_LIFETIME_SECONDS / 2)
+        await trio.sleep(PEER_RECORD_LIFETIME_SECONDS / 2)

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 import trio
 
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError, UserError
 from swarm.gossip.topics import RUN
 from swarm.identity import PeerId
@@ -313,8 +312,8 @@ class InferenceRole:
             submission.number.to_bytes(8, "big"),
         )
         reference = BlobReference(submission.digest, submission.size_bytes)
-        announced = await self._peer.seal(submission, defaults.STATE_LIFETIME_SECONDS)
-        deadline = self._node.world.now() + defaults.STATE_LIFETIME_SECONDS
+        announced = await self._peer.seal(submission, STATE_LIFETIME_SECONDS)
+        deadline = self._node.world.now() + STATE_LIFETIME_SECONDS
         shortest = pause = limits.acknowledgement_seconds / 5
         self._under_way += 1
         try:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm import defaults
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
@@ -14,6 +13,7 @@ from swarm.ledger.wire import open_ledger
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable
+from swarm.run.trusted import RETRY_SECONDS
 
 
 class MissedVerdicts:
@@ -48,7 +48,7 @@ class MissedVerdicts:
             except (PeerError, Dropped) as error:
                 self._node.events.emit("ledger.mirror_failed", owner=validator, reason=str(error))
                 self.miss(validator, worker, start)  # after the others
-                await trio.sleep(defaults.LEDGER_RETRY_SECONDS)
+                await trio.sleep(RETRY_SECONDS)
                 continue
             for envelope in heard:
                 verdict = envelope.message

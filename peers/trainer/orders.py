@@ -15,10 +15,10 @@ from peers.trainer.pool import Pool
 from peers.trainer.progress import Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.store import TrainerStore
-from swarm import defaults
+from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.messages import StepOrder
 from swarm.node.run_node import RunNode
-from swarm.run.manifest import content_digest, manifest_in
+from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, manifest_in
 
 
 class Orders:
@@ -91,7 +91,7 @@ class Orders:
             self._newest = final = msgspec.structs.replace(
                 order, revision=order.revision + 1, groups_wanted=0, final=True
             )
-            await self._peer.announce(final, defaults.MANIFEST_LIFETIME_SECONDS)
+            await self._peer.announce(final, MANIFEST_LIFETIME_SECONDS)
 
     def missing_groups(self, step: int) -> int:
         """Groups still to be made for the batches of every step up to `step`.
@@ -199,7 +199,7 @@ class Orders:
         )
         await self._store.keep_order(order)
         self._newest = order
-        await self._peer.announce(order, defaults.STATE_LIFETIME_SECONDS)
+        await self._peer.announce(order, STATE_LIFETIME_SECONDS)
         self._peer.status.step = step
         self._peer.node.events.emit(
             "trainer.step_opened",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
-from swarm import defaults
+from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.ledger.entries import CheckpointPublished
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
@@ -101,7 +101,7 @@ class Publisher:
             total_bytes=held.manifest.total_bytes,
             reward=reward,
         )
-        await self._peer.announce(checkpoint, defaults.STATE_LIFETIME_SECONDS)
+        await self._peer.announce(checkpoint, STATE_LIFETIME_SECONDS)
         self._peer.node.events.emit(
             "trainer.checkpoint_published",
             step=step,

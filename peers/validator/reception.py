@@ -12,8 +12,7 @@ from peers.validator.checks.base import Report, first_failure
 from peers.validator.docket import Docket, verdict_in
 from peers.validator.inbox import Inbox, Key
 from peers.validator.queue import CaseQueue
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Rationed
 from swarm.messages import (
     Acknowledgement,
@@ -25,6 +24,7 @@ from swarm.messages import (
 )
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
+from swarm.run.trusted import VERDICT_LIFETIME_SECONDS
 
 ORDER_WAIT_SECONDS = 3.0
 """A worker may hear of a new step a moment before this validator does."""
@@ -112,7 +112,7 @@ class Reception:
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])
-            return await self._peer.seal(word, defaults.ENVELOPE_LIFETIME_SECONDS)
+            return await self._peer.seal(word, EVENT_LIFETIME_SECONDS)
         await self._inbox.remove((worker, submission.digest))
         if order is not None and submission.number < order.submissions_max:
             self._docket.settle(slot_of(worker, submission), submission.digest)
@@ -123,7 +123,7 @@ class Reception:
         nothing of it: no entry in the log, no message to the trainer."""
         outcome = Outcome(**vars(refusal))
         verdict = verdict_on(worker, submission, outcome, log_index=-1)
-        envelope = await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+        envelope = await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
         self._docket.turn_down((worker, submission.digest), envelope)
         self._denials.emit(
             "validator.turned_down",
@@ -144,7 +144,7 @@ class Reception:
                 lineage=case.submission.lineage,
                 groups=case.submission.groups,
             ),
-            defaults.ENVELOPE_LIFETIME_SECONDS,
+            EVENT_LIFETIME_SECONDS,
         )
 
     # --- what a worker shows of others -------------------------------------------------------

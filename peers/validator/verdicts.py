@@ -13,13 +13,12 @@ from peers.validator.docket import Docket, verdict_in
 from peers.validator.inbox import Inbox, Key, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import WorkerRecord
-from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
-from swarm.run.trusted import TrustedPart
+from swarm.run.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 
 VERDICTS_RECOVERED_MAX = 8192
 """Own verdicts read again at a start: those on steps still open are among the newest, and a start
@@ -64,7 +63,7 @@ class Verdicts:
         if envelope.body.expires_ms > self._peer.node.world.wall_time() * 1000:
             self._peer.gossip.publish(envelope)
         else:
-            await self._peer.announce(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+            await self._peer.announce(verdict, VERDICT_LIFETIME_SECONDS)
 
     async def give(
         self, case: Case, outcome: Outcome, nursery: trio.Nursery, *, seconds: float = 0.0

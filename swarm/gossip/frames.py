@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm import defaults
+from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.messages import Digest, Name
 
 PROTOCOL = "/swarm/gossip/1.0.0"
@@ -19,9 +19,9 @@ DIGESTS_MAX = 512
 RECORDS_EXCHANGED = 16
 """Peer records handed to a new neighbour, so that it finds others."""
 
-FRAME_BYTES_MAX = 2 * defaults.ENVELOPE_BYTES_MAX + RECORDS_EXCHANGED * 4096
+FRAME_BYTES_MAX = 2 * ENVELOPE_BYTES_MAX + RECORDS_EXCHANGED * 4096
 
-_Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+_Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 _Digests = Annotated[list[Digest], Meta(max_length=DIGESTS_MAX)]
 
 

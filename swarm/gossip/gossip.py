@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import trio
 from blake3 import blake3
 
-from swarm import defaults
 from swarm.envelope import (
     BAN_SECONDS,
+    CLOCK_SKEW_SECONDS_MAX,
     FORGED,
+    FUTURE_SECONDS_MAX,
     INVALID_MAX,
     Dropped,
     Envelope,
@@ -41,6 +42,7 @@ from swarm.gossip.store import Store
 from swarm.gossip.topics import RUN, TOPICS
 from swarm.identity import PeerId
 from swarm.messages import Message, PeerRecord, StateMessage
+from swarm.messenger import REQUEST_DEADLINE_SECONDS
 from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
 
@@ -199,7 +201,7 @@ class Gossip:
             return  # others were faster
         refusal = self._slots.attempt(peer)
         try:
-            with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
+            with trio.fail_after(REQUEST_DEADLINE_SECONDS):
                 stream = await self._transport.open_stream(peer, PROTOCOL)
         except (StreamError, trio.TooSlowError) as error:
             self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
@@ -386,9 +388,8 @@ class Gossip:
         theirs = self._world.now() + neighbour.clock
         body = open_envelope(raw).body
         return (
-            body.expires_ms / 1000 < theirs - defaults.ENVELOPE_FUTURE_SECONDS_MAX
-            or body.issued_ms / 1000
-            > theirs + defaults.ENVELOPE_FUTURE_SECONDS_MAX + defaults.CLOCK_SKEW_SECONDS_MAX
+            body.expires_ms / 1000 < theirs - FUTURE_SECONDS_MAX
+            or body.issued_ms / 1000 > theirs + FUTURE_SECONDS_MAX + CLOCK_SKEW_SECONDS_MAX
         )
 
     def _accept(self, envelope: Envelope) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 
 import trio
 
-from swarm import defaults
+from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.gossip.frames import Frame
 from swarm.gossip.store import EVENTS_MAX
 from swarm.transport import Stream
@@ -53,7 +53,7 @@ class Neighbour:
         """Announcements to send, in this order."""
         self.wanted = Remembered(EVENTS_MAX)
         """Announcements it asked for, in its order; sent when there is no news."""
-        self.answer_bytes = defaults.ENVELOPE_BYTES_MAX
+        self.answer_bytes = ENVELOPE_BYTES_MAX
         """Of them it may have until the next tick, unless it is trusted: it may ask for the same
         again and again, and begin as many conversations."""
         self.offers = Remembered(EVENTS_MAX)

@@ -8,7 +8,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from swarm import defaults
+from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.messages import Count, Digest, Key, Line, Rewards, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
@@ -16,9 +16,9 @@ Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"
 worker evicted, or another file taken under its number (and that one credited). Unreadable: the
 trainer could not read its file again, whoever's fault that was."""
 
-_Raw = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+_Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
-ENTRY_BYTES_MAX = defaults.ENVELOPE_BYTES_MAX + 4096
+ENTRY_BYTES_MAX = ENVELOPE_BYTES_MAX + 4096
 """An eviction with its envelope, or the outcomes of 4,096 groups."""
 
 

@@ -16,8 +16,7 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from swarm import defaults
-from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import PeerId
 from swarm.ledger import merkle
@@ -30,13 +29,31 @@ from swarm.transport import Stream, StreamError, Transport
 if TYPE_CHECKING:
     from swarm.node.node import Node
 
+ENTRIES_MAX = 512
+"""Log entries in one answer."""
+
+RECEIPTS_MAX = 64
+"""Receipts in one answer, each of an entry and an envelope of at most 64 KiB."""
+
+EXPULSIONS_MAX = 2
+"""Of one peer in one answer: the newest eviction and the newest reinstatement."""
+
+ANSWER_BYTES_MAX = 512 * 1024
+"""Bytes of entries in one answer; a single entry always fits."""
+
+REQUEST_SECONDS = 10.0
+"""One request for part of a log; also how long a server waits for the next on a stream."""
+
+FETCH_ENTRIES_MAX = 10_000_000
+"""A log longer than this is not pulled whole: about 2 GB."""
+
 PROTOCOL = "/swarm/ledger/1.0.0"
 
 _Owner = Annotated[str, Meta(max_length=64)]
-_Many = Annotated[int, Meta(ge=1, le=defaults.LEDGER_ENTRIES_MAX)]
-_Receipts = Annotated[int, Meta(ge=1, le=defaults.LEDGER_RECEIPTS_MAX)]
+_Many = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
+_Receipts = Annotated[int, Meta(ge=1, le=RECEIPTS_MAX)]
 _RawEntry = Annotated[bytes, Meta(max_length=ENTRY_BYTES_MAX)]
-_RawEnvelope = Annotated[bytes, Meta(max_length=defaults.ENVELOPE_BYTES_MAX)]
+_RawEnvelope = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
 
 class _Struct(msgspec.Struct, array_like=True, frozen=True):
@@ -59,7 +76,7 @@ class InclusionsRequest(_Struct, frozen=True, tag="inclusions"):
     """Proofs that the entries `indices` stand in the first `size` entries of a log."""
 
     owner: _Owner
-    indices: Annotated[list[Count], Meta(max_length=defaults.LEDGER_RECEIPTS_MAX)]
+    indices: Annotated[list[Count], Meta(max_length=RECEIPTS_MAX)]
     size: Count
 
 
@@ -104,7 +121,7 @@ class Head(_Struct, frozen=True, tag="head"):
 
 
 class Entries(_Struct, frozen=True, tag="entries"):
-    entries: Annotated[list[_RawEntry], Meta(max_length=defaults.LEDGER_ENTRIES_MAX)]
+    entries: Annotated[list[_RawEntry], Meta(max_length=ENTRIES_MAX)]
     """As many of those asked for as fit an answer, at least one if there is one."""
 
 
@@ -116,7 +133,7 @@ class Proof(_Struct, frozen=True, tag="proof"):
 
 
 class Proofs(_Struct, frozen=True, tag="proofs"):
-    proofs: Annotated[list[_Hashes], Meta(max_length=defaults.LEDGER_RECEIPTS_MAX)]
+    proofs: Annotated[list[_Hashes], Meta(max_length=RECEIPTS_MAX)]
     """In the order of the indices asked for."""
 
 
@@ -127,7 +144,7 @@ class LoggedVerdict(_Struct, frozen=True):
 
 
 class Verdicts(_Struct, frozen=True, tag="verdicts"):
-    verdicts: Annotated[list[LoggedVerdict], Meta(max_length=defaults.LEDGER_RECEIPTS_MAX)]
+    verdicts: Annotated[list[LoggedVerdict], Meta(max_length=RECEIPTS_MAX)]
 
 
 class Status(_Struct, frozen=True, tag="status"):
@@ -138,7 +155,7 @@ class Status(_Struct, frozen=True, tag="status"):
 
 
 class Expulsions(_Struct, frozen=True, tag="expulsions"):
-    envelopes: Annotated[list[_RawEnvelope], Meta(max_length=defaults.LEDGER_EXPULSIONS_MAX)]
+    envelopes: Annotated[list[_RawEnvelope], Meta(max_length=EXPULSIONS_MAX)]
     """The newest ones."""
 
 
@@ -189,7 +206,7 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
 
     async def converse(stream: Stream) -> None:
         while True:
-            with trio.move_on_after(defaults.LEDGER_REQUEST_SECONDS) as idle:
+            with trio.move_on_after(REQUEST_SECONDS) as idle:
                 raw = await stream.receive()
             if idle.cancelled_caught or raw is None:
                 return
@@ -212,9 +229,7 @@ async def _answer(ledger: Ledger, request: Request) -> Answer:
     if isinstance(request, StatusRequest):
         return _status(ledger)
     if isinstance(request, ExpulsionsRequest):
-        return Expulsions(
-            list(ledger.expulsions_of(request.peer))[-defaults.LEDGER_EXPULSIONS_MAX :]
-        )
+        return Expulsions(list(ledger.expulsions_of(request.peer))[-EXPULSIONS_MAX:])
     if isinstance(request, HeadRequest):
         head = await ledger.head_of(request.owner)
         return Head(head.raw if head is not None else b"")
@@ -247,7 +262,7 @@ def _fitting(sizes: Sequence[int]) -> int:
     total = 0
     for count, size in enumerate(sizes):
         total += size
-        if total > defaults.LEDGER_ANSWER_BYTES_MAX and count > 0:
+        if total > ANSWER_BYTES_MAX and count > 0:
             return count
     return len(sizes)
 
@@ -280,7 +295,7 @@ class LedgerClient:
 
     async def entries(self, owner: str, start: int, count: int) -> list[bytes]:
         """At least one and up to `count` entries from `start` on."""
-        count = min(count, defaults.LEDGER_ENTRIES_MAX)
+        count = min(count, ENTRIES_MAX)
         entries = (await self._ask(EntriesRequest(owner, start, count), Entries)).entries
         if not 0 < len(entries) <= count:
             raise PeerError(
@@ -304,7 +319,7 @@ class LedgerClient:
         return (await self._ask(ConsistencyRequest(owner, old, new), Proof)).hashes
 
     async def verdicts(self, worker: str, start: int) -> list[LoggedVerdict]:
-        request = VerdictsRequest(worker, start, defaults.LEDGER_RECEIPTS_MAX)
+        request = VerdictsRequest(worker, start, RECEIPTS_MAX)
         return (await self._ask(request, Verdicts)).verdicts
 
     async def status(self) -> Status:
@@ -317,13 +332,12 @@ class LedgerClient:
     async def _ask(self, request: Request, expected: type[AnswerT]) -> AnswerT:
         peer = self._stream.peer
         try:
-            with trio.fail_after(defaults.LEDGER_REQUEST_SECONDS):
+            with trio.fail_after(REQUEST_SECONDS):
                 await self._stream.send(_encoder.encode(request))
                 raw = await self._stream.receive()
         except trio.TooSlowError:
             raise DeadlineError(
-                f"{peer} did not answer about its ledger within "
-                f"{defaults.LEDGER_REQUEST_SECONDS:g} s"
+                f"{peer} did not answer about its ledger within {REQUEST_SECONDS:g} s"
             ) from None
         if raw is None:
             raise StreamError(f"{peer} ended the ledger stream before it answered")
@@ -368,7 +382,7 @@ async def fetch_ledger(node: Node, peer: PeerId) -> FetchedLedger:
         head = await _own_head(client, peer)
         assert isinstance(head.message, LogHead)
         size = head.message.size
-        if size > defaults.LEDGER_FETCH_ENTRIES_MAX:
+        if size > FETCH_ENTRIES_MAX:
             raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
         peaks = merkle.Peaks()
         entries: list[Entry] = []

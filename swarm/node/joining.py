@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import trio
 
-from swarm import defaults
 from swarm.envelope import open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
@@ -23,6 +22,9 @@ from swarm.transport import (
     ConnectError,
     DialFailure,
 )
+
+BOOTSTRAP_DEADLINE_SECONDS = 15.0
+"""Nobody at the bootstrap address by then is an error the person can act on."""
 
 LAST_BOOTSTRAP = "last-bootstrap"
 """File in the home with the addresses this peer last joined through: `swarm status` asks there."""
@@ -63,7 +65,7 @@ async def join_network(node: Node) -> EntryPoints:
         if not answered and not LOOKED_FOR.intersection(node.settings.role):
             raise UserError(NO_WAY_IN)
         return answered
-    patience_seconds = MET_AFTER_SECONDS if met else defaults.BOOTSTRAP_DEADLINE_SECONDS
+    patience_seconds = MET_AFTER_SECONDS if met else BOOTSTRAP_DEADLINE_SECONDS
     answered = await _connect(node, named, failures, patience_seconds=patience_seconds)
     if not answered and met:
         answered = await _connect(node, {**met, **named}, failures)
@@ -71,7 +73,7 @@ async def join_network(node: Node) -> EntryPoints:
             node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
         failed = {failure.address: failure for failure in failures}
-        silent = f"no answer within {defaults.BOOTSTRAP_DEADLINE_SECONDS:g} s"
+        silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
         told = [
             failed.get(address) or DialFailure(address, silent)
             for address in node.settings.bootstrap
@@ -89,7 +91,7 @@ async def _connect(
     peers: EntryPoints,
     failures: list[DialFailure],
     *,
-    patience_seconds: float = defaults.BOOTSTRAP_DEADLINE_SECONDS,
+    patience_seconds: float = BOOTSTRAP_DEADLINE_SECONDS,
 ) -> EntryPoints:
     """Those of these peers that answer: within a second of the first, or in all this time."""
 
@@ -132,7 +134,7 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
     answered = [address for addresses in entry_points.values() for address in addresses]
     if not answered:
         return
-    with trio.move_on_after(defaults.BOOTSTRAP_DEADLINE_SECONDS):
+    with trio.move_on_after(BOOTSTRAP_DEADLINE_SECONDS):
         try:
             await node.dht.bootstrap(answered, node.settings.bootstrap)
         except PeerError as error:

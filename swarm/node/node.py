@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from swarm import __version__, defaults
+from swarm import __version__
 from swarm.envelope import Envelope, Sequencer, open_envelope, seal
 from swarm.errors import PeerError
 from swarm.events import Events
@@ -23,6 +23,7 @@ from swarm.messages import (
 )
 from swarm.run.changes import changes
 from swarm.run.exchange import serve_manifests
+from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.records import peer_key
 from swarm.run.run import Run
@@ -31,6 +32,9 @@ from swarm.transport import (
     Transport,
 )
 from swarm.world import Compute, Database, Disk, World
+
+PEER_RECORD_LIFETIME_SECONDS = 3600.0
+"""Peer records live an hour and are republished at half of it."""
 
 PEERS_MET = "peers-met"
 """File in the home with addresses of peers this one is connected to: ways into the network while
@@ -299,10 +303,10 @@ class Node:
                     bulk_addresses=addresses[1][:16],
                     agent=f"swarm/{__version__}",
                 )
-                envelope = await self.seal(record, defaults.PEER_RECORD_LIFETIME_SECONDS)
+                envelope = await self.seal(record, PEER_RECORD_LIFETIME_SECONDS)
                 self.learn_record(envelope)
                 await self.dht.put(peer_key(self.peer_id), envelope.raw)
                 published = addresses
-                until = self.world.now() + defaults.PEER_RECORD_LIFETIME_SECONDS / 2
+                until = self.world.now() + PEER_RECORD_LIFETIME_SECONDS / 2
             await self._remember_peers()
-            await trio.sleep(defaults.HEARTBEAT_SECONDS)
+            await trio.sleep(HEARTBEAT_SECONDS)

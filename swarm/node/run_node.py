@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 import trio
 
-from swarm import defaults
 from swarm.envelope import Dropped, Envelope, Gate
 from swarm.errors import UserError, leaf_errors
 from swarm.gossip.gossip import Gossip
@@ -35,7 +34,7 @@ from swarm.node.policies import Policies
 from swarm.node.status import Status
 from swarm.node.versions import Versions
 from swarm.observable import Observable
-from swarm.run.admission import NotAdmitted, admits
+from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.lease import Lease
 from swarm.run.run import VERSION_REFUSED, Run
@@ -178,7 +177,7 @@ class RunNode:
             return False
         admitted = admits(self.run, peer, credential, self.node.world.wall_time())
         if admitted and peer is not None:
-            self.node.transport.vouch(peer, defaults.ADMISSION_LEASE_SECONDS)
+            self.node.transport.vouch(peer, ADMISSION_LEASE_SECONDS)
         return admitted
 
     # --- who deals with whom -----------------------------------------------------------------

@@ -13,6 +13,9 @@ from swarm.messages import (
 )
 from swarm.run.run import Run
 
+ADMISSION_LEASE_SECONDS = 60.0
+"""An admission renewed by heartbeats, so cut-off never depends on gossip alone."""
+
 ROLES = ("bootstrap", "inference", "observer", "relay")
 """Roles that every run admits. Trainers and validators are named in the manifest, and not admitted;
 further ones are an owner's to allow, so that what a stranger calls itself is never news."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import CLOCK_SKEW_SECONDS_MAX, TRUSTED_STATE_LATE_SECONDS_MAX, Envelope
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.run.run import Run
@@ -36,7 +35,7 @@ class TrustedClock:
         wall = self._world.wall_time()
         issued = self._run.manifest_envelope.body.issued_ms / 1000
         for what, moment in (("itself", signed_seconds), ("manifest", issued)):
-            if moment - wall > defaults.CLOCK_SKEW_SECONDS_MAX:
+            if moment - wall > CLOCK_SKEW_SECONDS_MAX:
                 self._events.emit(f"membership.clock_behind_{what}", seconds=moment - wall)
 
     def compare(self, peer: PeerId, seconds_ahead: float) -> None:
@@ -49,7 +48,7 @@ class TrustedClock:
         if self._peer_id in trusted:
             voices.append(0.0)
         agreed = _agreed(voices)
-        if agreed is not None and abs(agreed) > defaults.CLOCK_SKEW_SECONDS_MAX:
+        if agreed is not None and abs(agreed) > CLOCK_SKEW_SECONDS_MAX:
             self._events.emit("membership.clock_corrected", seconds=agreed)
             self._world.correct_clock(agreed)
             self._ahead = {other: ahead - agreed for other, ahead in self._ahead.items()}
@@ -64,11 +63,11 @@ class TrustedClock:
 
     def _allow_for(self, peer: str, ahead: float) -> None:
         known = self._run.clocks_off
-        if abs(ahead) <= defaults.CLOCK_SKEW_SECONDS_MAX:
+        if abs(ahead) <= CLOCK_SKEW_SECONDS_MAX:
             known.pop(peer, None)
             return
-        off = min(abs(ahead), defaults.TRUSTED_STATE_LATE_SECONDS_MAX)
-        if abs(off - known.get(peer, 0.0)) > defaults.CLOCK_SKEW_SECONDS_MAX:
+        off = min(abs(ahead), TRUSTED_STATE_LATE_SECONDS_MAX)
+        if abs(off - known.get(peer, 0.0)) > CLOCK_SKEW_SECONDS_MAX:
             self._events.emit("membership.clocks_differ", remote=peer, seconds=ahead)
         known[peer] = off
 
@@ -77,7 +76,7 @@ def _agreed(voices: Sequence[float]) -> float | None:
     """What more than half of these clocks say, if they do."""
 
     def beside(voice: float) -> list[float]:
-        return [v for v in voices if abs(v - voice) <= defaults.CLOCK_SKEW_SECONDS_MAX]
+        return [v for v in voices if abs(v - voice) <= CLOCK_SKEW_SECONDS_MAX]
 
     most = max((beside(voice) for voice in voices), key=len, default=[])
     return statistics.median(most) if 2 * len(most) > len(voices) else None

@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
+from swarm.messenger import REQUEST_DEADLINE_SECONDS
 from swarm.run.manifest import check_manifest, run_id
 from swarm.transport import Stream, Transport
+
+MANIFESTS_MAX = 64
+"""Run manifests a bootstrap peer hands out."""
 
 PROTOCOL = "/swarm/runs/1.0.0"
 
@@ -45,7 +48,7 @@ def serve_manifests(
             return
         found: Sequence[Envelope | None]
         if asked == LIST:
-            found = newest()[: defaults.MANIFESTS_MAX]
+            found = newest()[:MANIFESTS_MAX]
         elif len(asked) == DIGEST_BYTES:
             found = [version(asked)]
         else:
@@ -58,7 +61,7 @@ def serve_manifests(
                 await stream.send(envelope.raw)
         await stream.end()
 
-    transport.serve(PROTOCOL, answer, frame_bytes_max=defaults.ENVELOPE_BYTES_MAX)
+    transport.serve(PROTOCOL, answer, frame_bytes_max=ENVELOPE_BYTES_MAX)
 
 
 async def ask_for_manifests(
@@ -71,13 +74,11 @@ async def ask_for_manifests(
     """
     found: dict[str, Envelope] = {}
     try:
-        with trio.fail_after(defaults.REQUEST_DEADLINE_SECONDS):
+        with trio.fail_after(REQUEST_DEADLINE_SECONDS):
             stream = await transport.open_stream(peer, PROTOCOL)
             await stream.send(asked)
             await stream.end()
-            while (raw := await stream.receive()) is not None and len(
-                found
-            ) < defaults.MANIFESTS_MAX:
+            while (raw := await stream.receive()) is not None and len(found) < MANIFESTS_MAX:
                 try:
                     envelope = check_manifest(raw, f"what {peer} sent")
                 except UserError as error:

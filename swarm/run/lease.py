@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm import defaults
-from swarm.envelope import Envelope
+from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
@@ -24,9 +23,12 @@ from swarm.run.admission import NotAdmitted, Sealer, check_admission
 from swarm.run.run import Run
 from swarm.world import World
 
+HEARTBEAT_SECONDS = 10.0
+"""Between heartbeats to one trusted peer (INTELLECT-2's protocol: 10 s, 3 misses)."""
+
 RETRY_SECONDS_MIN = 0.5
 
-RETRY_SECONDS_MAX = defaults.HEARTBEAT_SECONDS
+RETRY_SECONDS_MAX = HEARTBEAT_SECONDS
 
 
 class Lease:
@@ -86,7 +88,7 @@ class Lease:
             if not started:
                 started = True
                 task_status.started()
-            await trio.sleep(defaults.HEARTBEAT_SECONDS)
+            await trio.sleep(HEARTBEAT_SECONDS)
 
     async def _ask_in_rank(self) -> Envelope | None:
         """An admission from the first trusted peer in rank that answers; None if none does."""
@@ -101,7 +103,7 @@ class Lease:
                 message: Message = heartbeat
                 if self.admission is None:
                     message = AdmissionRequest(roles=heartbeat.roles)
-                request = await self._seal(message, defaults.ENVELOPE_LIFETIME_SECONDS)
+                request = await self._seal(message, EVENT_LIFETIME_SECONDS)
                 reply = await self._messenger.request(peer, request)
             except PeerError as error:
                 self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))

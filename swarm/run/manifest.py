@@ -13,6 +13,9 @@ from swarm.messages import (
     RunManifest,
 )
 
+MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
+"""A run manifest holds for 90 days unless the owner signs a newer one."""
+
 
 def run_id(manifest: Envelope) -> str:
     """`<owner peer id>/<name>`."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm import defaults
-from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.envelope import FUTURE_SECONDS_MAX, Dropped, Envelope, open_envelope
 from swarm.kademlia.providers import provider_key
 from swarm.kademlia.records import InvalidRecord, RecordInfo
 from swarm.messages import (
@@ -59,7 +58,7 @@ class EnvelopeValidator:
         if self._key_of(envelope) != key:
             raise InvalidRecord("the envelope belongs under another key")
         body = envelope.body
-        if body.issued_ms > (self._wall_time() + defaults.ENVELOPE_FUTURE_SECONDS_MAX) * 1000:
+        if body.issued_ms > (self._wall_time() + FUTURE_SECONDS_MAX) * 1000:
             raise InvalidRecord("issued in the future")
         major = envelope.message.version if isinstance(envelope.message, RunManifest) else 0
         return RecordInfo(version=(major << 64) | body.sequence, expires_wall_ms=body.expires_ms)

@@ -18,8 +18,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from swarm import defaults
-from swarm.envelope import Envelope, Gate
+from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope, Gate
 from swarm.events import Events, Rationed
 from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
@@ -33,9 +32,28 @@ from swarm.messages import (
     Present,
 )
 from swarm.messenger import Messenger
-from swarm.run.admission import ROLES, Sealer
+from swarm.run.admission import ADMISSION_LEASE_SECONDS, ROLES, Sealer
 from swarm.run.run import Run
 from swarm.world import World
+
+SUSPECTED_SECONDS = 30.0
+"""Three missed heartbeats: suspected, no new work is counted on."""
+
+GONE_SECONDS = 60.0
+"""Six missed heartbeats: gone. Coming back needs nothing but a heartbeat."""
+
+PRESENCE_SECONDS = 5.0
+"""Between presence digests that trusted peers publish."""
+
+PRESENCE_BYTES_MAX = 32 * 1024
+"""Of peers named in one digest: some 230, so that a thousand of one trusted peer are all named
+again before any would count as suspected. The next digest goes on where this one ended."""
+
+PLACE_IDLE_SECONDS = 600.0
+"""An unproven peer of which nothing was accepted for so long gives its place to one that waits."""
+
+PLACE_CROWDED_SECONDS = 60.0
+"""The same where the one that waits comes from a network that has fewer places."""
 
 Standing = Literal["live", "suspected", "gone", "evicted"]
 
@@ -109,12 +127,10 @@ class Registrar:
             {AdmissionRequest: self._on_request, Heartbeat: self._on_heartbeat}
         ):
             while True:
-                await trio.sleep(defaults.PRESENCE_SECONDS)
+                await trio.sleep(PRESENCE_SECONDS)
                 self._notice_silence()
                 self._gossip.publish(
-                    await self._seal(
-                        self._next_digest(), defaults.GONE_SECONDS + defaults.PRESENCE_SECONDS
-                    )
+                    await self._seal(self._next_digest(), GONE_SECONDS + PRESENCE_SECONDS)
                 )
 
     def present(self) -> list[Present]:
@@ -164,7 +180,7 @@ class Registrar:
         refusal = self._refusal(peer, heartbeat.roles, accepted, network)
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
-            return [await self._seal(refusal, defaults.ENVELOPE_LIFETIME_SECONDS)]
+            return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
         now = self._world.now()
         told = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
         member = self._members.get(peer)
@@ -180,8 +196,8 @@ class Registrar:
             member.logged = True
             await self._admitted(peer, heartbeat.roles)
         admission = Admission(peer=peer, roles=heartbeat.roles)
-        self._vouch(PeerId(peer), defaults.ADMISSION_LEASE_SECONDS)
-        return [await self._seal(admission, defaults.ADMISSION_LEASE_SECONDS)]
+        self._vouch(PeerId(peer), ADMISSION_LEASE_SECONDS)
+        return [await self._seal(admission, ADMISSION_LEASE_SECONDS)]
 
     def _refusal(
         self, peer: str, roles: Sequence[str], accepted: int, network: str
@@ -230,7 +246,7 @@ class Registrar:
             for peer, member in self._members.items()
             if _is_worker(member.heartbeat.roles) == worker
             and not (worker and member.accepted >= proven_after)
-            and now - member.heard < defaults.ADMISSION_LEASE_SECONDS
+            and now - member.heard < ADMISSION_LEASE_SECONDS
         }
         taken = Counter(member.network for member in held.values())
         what = "peers without a record" if worker else "helpers"
@@ -244,7 +260,7 @@ class Registrar:
 
         def idle(member: _Member) -> bool:
             crowded = taken[member.network] > taken[network] + 1 and not member.accepted
-            patience = defaults.PLACE_CROWDED_SECONDS if crowded else defaults.PLACE_IDLE_SECONDS
+            patience = PLACE_CROWDED_SECONDS if crowded else PLACE_IDLE_SECONDS
             return now - member.useful >= patience
 
         idlers = [peer for peer in sorted(held) if idle(held[peer])]
@@ -264,15 +280,15 @@ class Registrar:
             entries = self._others.setdefault(envelope.sender, {})
             entries.update((entry.peer, (entry, now)) for entry in envelope.message.peers)
             for peer, (entry, received) in list(entries.items()):
-                if entry.age_seconds + (now - received) > 10 * defaults.GONE_SECONDS:
+                if entry.age_seconds + (now - received) > 10 * GONE_SECONDS:
                     del entries[peer]
 
     def _stand(self, peer: str, age_seconds: float) -> Standing:
         if self._run.evicted(peer) is not None:
             return "evicted"
-        if age_seconds >= defaults.GONE_SECONDS:
+        if age_seconds >= GONE_SECONDS:
             return "gone"
-        return "suspected" if age_seconds >= defaults.SUSPECTED_SECONDS else "live"
+        return "suspected" if age_seconds >= SUSPECTED_SECONDS else "live"
 
     def _own_view(self) -> list[Present]:
         now = self._world.now()
@@ -308,13 +324,13 @@ class Registrar:
                 word = "returned" if entry.standing == "live" else entry.standing
                 self._events.emit(f"membership.peer_{word}", remote=peer)
             # Identities are free: those that did nothing are not remembered for long.
-            if entry.age_seconds > (10 if member.accepted else 2) * defaults.GONE_SECONDS:
+            if entry.age_seconds > (10 if member.accepted else 2) * GONE_SECONDS:
                 del self._members[peer]
 
 
 def digest(entries: Sequence[Present]) -> Presence:
     """The first of these peers, as many as fit one digest."""
-    room = defaults.PRESENCE_BYTES_MAX
+    room = PRESENCE_BYTES_MAX
     page: list[Present] = []
     for entry in entries[:PRESENT_MAX]:
         room -= len(msgspec.msgpack.encode(entry))

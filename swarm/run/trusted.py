@@ -15,8 +15,7 @@ from typing import Protocol
 
 import trio
 
-from swarm import defaults
-from swarm.envelope import Dropped, Envelope, Gate, open_envelope
+from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, Gate, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
@@ -47,6 +46,22 @@ from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
+
+EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
+"""Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""
+
+VERDICT_LIFETIME_SECONDS = 600.0
+"""A trainer that was down that long still hears of a verdict when it is back."""
+
+LOG_HEAD_SECONDS = 2.0
+"""A trusted peer announces its log's head this often while it grows: others mirror it about as
+often, so this is what a lost disk can lose."""
+
+RESTORE_SECONDS = 2.0
+"""How long a starting trusted peer looks for copies of its own log that know more than its disk."""
+
+RETRY_SECONDS = 5.0
+"""Pause after a trusted peer's log could not be mirrored."""
 
 STATUS_SECONDS = 1.0
 """Lifetime of a status: it is made at most this often, however many peers ask."""
@@ -185,7 +200,7 @@ class TrustedPart:
         await self._restored.wait()
         async with self._appending:
             verdict = verdict_at(self._log.size())
-            envelope = await self._peer.seal(verdict, defaults.VERDICT_LIFETIME_SECONDS)
+            envelope = await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
             entry = judged(verdict)
 
             def keep(connection: sqlite3.Connection, index: int) -> None:
@@ -208,7 +223,7 @@ class TrustedPart:
         eviction = Eviction(
             peer=peer, reason=reason, submission=submission, figure=figure, threshold=threshold
         )
-        envelope = await self._peer.seal(eviction, defaults.EVICTION_LIFETIME_SECONDS)
+        envelope = await self._peer.seal(eviction, EVICTION_LIFETIME_SECONDS)
         await self.append(
             [Evicted(peer=peer, reason=reason, submission=submission, envelope=envelope.raw)]
         )
@@ -288,16 +303,14 @@ class TrustedPart:
         """The head of the own log, signed again when it grew or the signature ages."""
         size, root = self._log.head()
         signed = self._signed_head
-        half_ms = defaults.STATE_LIFETIME_SECONDS * 500
+        half_ms = STATE_LIFETIME_SECONDS * 500
         wall_ms = self._peer.node.world.wall_time() * 1000
         if (
             signed is None
             or signed.message != LogHead(size=size, root=root)
             or signed.body.issued_ms + half_ms < wall_ms
         ):
-            signed = await self._peer.seal(
-                LogHead(size=size, root=root), defaults.STATE_LIFETIME_SECONDS
-            )
+            signed = await self._peer.seal(LogHead(size=size, root=root), STATE_LIFETIME_SECONDS)
             self._signed_head = signed
         return signed
 
@@ -332,7 +345,7 @@ class TrustedPart:
             head = await self._head()
             announced = _size(head)
             self._peer.gossip.publish(head)
-            await trio.sleep(defaults.LOG_HEAD_SECONDS)
+            await trio.sleep(LOG_HEAD_SECONDS)
 
     async def _restore(self) -> None:
         """Take back what other trusted peers hold of this log beyond what this disk does."""
@@ -349,7 +362,7 @@ class TrustedPart:
             if head is not None:
                 found[other] = head
 
-        with trio.move_on_after(defaults.LEDGER_RESTORE_SECONDS):
+        with trio.move_on_after(RESTORE_SECONDS):
             async with trio.open_nursery() as nursery:
                 for other in self._run.manifest.trusted_ids():
                     if other != me:
@@ -411,7 +424,7 @@ class TrustedPart:
                 self._events.emit("ledger.forked", owner=owner, reason=str(fork))
             except (PeerError, Dropped) as error:
                 self._events.emit("ledger.mirror_failed", owner=owner, reason=str(error))
-                await trio.sleep(defaults.LEDGER_RETRY_SECONDS)
+                await trio.sleep(RETRY_SECONDS)
                 continue
             if heads.value is head:
                 await heads.wait_change()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm import defaults
 from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import Identity, PeerId
@@ -13,7 +12,7 @@ from swarm.messages import RunManifest
 from swarm.node.node import Node
 from swarm.run.changes import NEVER, Change, changes
 from swarm.run.exchange import ask_for_manifests
-from swarm.run.manifest import content_digest, load_manifest, manifest_in
+from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
 
 
 def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> Envelope:
@@ -24,7 +23,7 @@ def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> E
         run=f"{owner.peer_id}/{manifest.name}",
         sequence=int(wall_time * 1000),
         wall_time=wall_time,
-        lifetime_seconds=defaults.MANIFEST_LIFETIME_SECONDS,
+        lifetime_seconds=MANIFEST_LIFETIME_SECONDS,
     )
 
 

@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from swarm import defaults
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
@@ -42,6 +41,7 @@ from swarm.transport.base import BaseTransport
 from swarm.transport.http import limits as http_limits
 from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
+from swarm.world.disk import INLINE_BYTES_MAX
 
 _Pair = tuple[PeerId, PeerId]
 
@@ -463,7 +463,7 @@ class MemoryTransport(BaseTransport):
             ):
                 raise FetchError(f"{server.peer_id} broke off after {done} bytes")
             # Small enough to be read in place: a clock that jumps does not wait for threads.
-            size = min(blob.size_bytes - done, defaults.DISK_INLINE_BYTES_MAX)
+            size = min(blob.size_bytes - done, INLINE_BYTES_MAX)
             data = await disk.read(blob.path, blob.offset + done, size)
             if len(data) != size:
                 raise FetchError(f"{server.peer_id} broke off after {done + len(data)} bytes")

@@ -21,9 +21,14 @@ from typing import Any, TypeVar
 import trio
 from blake3 import blake3
 
-from swarm import defaults
 from swarm.errors import DiskFullError
 from swarm.world import Database, Piece, Sink
+
+INLINE_BYTES_MAX = 512 * 1024
+"""Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB."""
+
+BUFFER_BYTES = 1 << 20
+"""Read at a time to be hashed, into one buffer: fresh memory costs as much as hashing it."""
 
 T = TypeVar("T")
 
@@ -32,7 +37,7 @@ _ASIDE = ".aside"
 
 async def _run(function: Callable[[], T], size_bytes: int) -> T:
     """Run in place when small, in a thread otherwise."""
-    if size_bytes <= defaults.DISK_INLINE_BYTES_MAX:
+    if size_bytes <= INLINE_BYTES_MAX:
         return function()
     return await trio.to_thread.run_sync(function)
 
@@ -346,7 +351,7 @@ def _place(root: Path, path: str) -> Path:
 
 def _blocks(local: Path, offset: int, size_bytes: int) -> Iterator[memoryview]:
     """The bytes of a range, in blocks, each good until the next; fewer if the file is shorter."""
-    buffer = memoryview(bytearray(min(size_bytes, defaults.DISK_BUFFER_BYTES)))
+    buffer = memoryview(bytearray(min(size_bytes, BUFFER_BYTES)))
     with local.open("rb", buffering=0) as file:
         file.seek(offset)
         left = size_bytes

@@ -20,6 +20,7 @@ from trio.testing import MockClock
 from swarm import defaults
 from swarm.app.local_node import open_node
 from swarm.app.newest_policy import from_peers
+from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
@@ -85,7 +86,7 @@ async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
                 await node.disk.write(f"made/{path.name}", path.read_bytes())
             held, _ = await part.store.publish("made", 0, 4)
             checkpoint: Checkpoint = announcement(held)
-            await part.announce(checkpoint, defaults.STATE_LIFETIME_SECONDS)
+            await part.announce(checkpoint, STATE_LIFETIME_SECONDS)
             yield Trainer(node, part, policy)
 
 

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.ledger.entries import Evicted
-from swarm.ledger.wire import PROTOCOL, fetch_ledger, open_ledger
+from swarm.ledger.wire import ANSWER_BYTES_MAX, PROTOCOL, REQUEST_SECONDS, fetch_ledger, open_ledger
 from swarm.messages import LogHead
 from swarm.transport import Stream
 from tests.ledger.harness import (
@@ -152,7 +151,7 @@ def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: P
                 assert len(await client.entries(ALICE.peer_id, 0, 2)) == 2
                 many = await client.entries(ALICE.peer_id, 0, 1_000_000)
                 assert 1 < len(many) < 30
-                assert sum(map(len, many)) <= defaults.LEDGER_ANSWER_BYTES_MAX
+                assert sum(map(len, many)) <= ANSWER_BYTES_MAX
                 assert await client.head("nobody") is None
                 for ask, complaint in (
                     (lambda: client.entries("nobody", 0, 1), "no log of nobody"),
@@ -169,7 +168,7 @@ def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: P
                 reply = msgspec.msgpack.decode(await stream.receive())
                 assert reply[0] == "refused"
             # A client that falls silent is let go.
-            with trio.fail_after(2 * defaults.LEDGER_REQUEST_SECONDS):
+            with trio.fail_after(2 * REQUEST_SECONDS):
                 assert await stream.receive() is None
             await stream.reset()
 

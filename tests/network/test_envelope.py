@@ -11,8 +11,19 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import defaults
-from swarm.envelope import SEEN_SWEPT_MIN, Body, Dropped, Gate, Sequencer, open_envelope
+from swarm.envelope import (
+    FUTURE_SECONDS_MAX,
+    SEEN_SWEPT_MIN,
+    SENDER_RATE_BURST,
+    SENDER_RATE_PER_SECOND,
+    SENDERS_REMEMBERED_MAX,
+    UNKNOWN_BYTES_MAX,
+    Body,
+    Dropped,
+    Gate,
+    Sequencer,
+    open_envelope,
+)
 from swarm.identity import Identity
 from swarm.messages import (
     Acknowledgement,
@@ -155,7 +166,7 @@ def test_time_and_run() -> None:
     def check(gate: Gate, _run: Run) -> None:
         beat = Heartbeat(roles=[])
         assert refused(gate, sealed(WORKER, beat, RUN_ID, at=-1000).raw) == "expired"
-        ahead = defaults.ENVELOPE_FUTURE_SECONDS_MAX + 1
+        ahead = FUTURE_SECONDS_MAX + 1
         assert refused(gate, sealed(WORKER, beat, RUN_ID, at=ahead).raw) == "from_the_future"
         assert refused(gate, sealed(WORKER, beat, "other/run").raw) == "wrong_run"
 
@@ -190,7 +201,7 @@ def test_states_of_those_not_trusted_are_forgotten_when_others_come() -> None:
 
     def check(gate: Gate, _run: Run) -> None:
         gate.admit(sealed(TRAINER, checkpoint(5), RUN_ID).raw)
-        for n in range(defaults.SENDERS_REMEMBERED_MAX + 1):
+        for n in range(SENDERS_REMEMBERED_MAX + 1):
             gate.admit(sealed(identity(100 + n), Heartbeat(roles=[]), RUN_ID).raw)
         assert gate.newest(TRAINER.peer_id, "checkpoint") is not None
         assert gate.newest(identity(100).peer_id, "heartbeat") is None
@@ -264,12 +275,12 @@ def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
                 return False
             return True
 
-        burst = int(defaults.SENDER_RATE_BURST)
+        burst = int(SENDER_RATE_BURST)
         assert sum(send(WORKER, n) for n in range(burst + 50)) == burst
         assert sum(send(TRAINER, n) for n in range(burst + 50)) == burst + 50
         await trio.sleep(1)
         again = sum(send(WORKER, 10_000 + n) for n in range(burst))
-        assert again == pytest.approx(defaults.SENDER_RATE_PER_SECOND, abs=1)
+        assert again == pytest.approx(SENDER_RATE_PER_SECOND, abs=1)
 
     in_virtual_time(main)
 
@@ -285,7 +296,7 @@ def padded(key: Identity, message: Message, extra: int) -> bytes:
 
 @pytest.mark.parametrize("message", [Heartbeat(roles=["relay"]), manifest([TRAINER], [VALIDATOR])])
 def test_unknown_elements_are_ignored_unless_they_are_a_load(message: Message) -> None:
-    most = defaults.ENVELOPE_UNKNOWN_BYTES_MAX
+    most = UNKNOWN_BYTES_MAX
     assert open_envelope(padded(OWNER, message, most - 8)).message == message
     with pytest.raises(Dropped, match=r"malformed: .* bytes that no field explains"):
         open_envelope(padded(OWNER, message, most + 1))

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from swarm import defaults
-from swarm.events import Event, Events, Lines, Rationed, sentence
+from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event, Events, Lines, Rationed, sentence
 from tests.docs.pages import ROOT
 from tests.network.harness import VirtualWorld, in_virtual_time
 
@@ -94,9 +93,9 @@ def test_what_strangers_cause_is_said_so_often_a_minute_and_then_how_often_it_wa
 
     async def main() -> None:
         rationed = Rationed(events)
-        for _ in range(defaults.STRANGERS_EVENTS_PER_MINUTE + 7):
+        for _ in range(STRANGERS_EVENTS_PER_MINUTE + 7):
             rationed.emit("membership.refused", remote="12345678", reason="full")
-        assert len(said) == defaults.STRANGERS_EVENTS_PER_MINUTE
+        assert len(said) == STRANGERS_EVENTS_PER_MINUTE
         await trio.sleep(60)
         rationed.emit("membership.refused", remote="12345678", reason="full")
 

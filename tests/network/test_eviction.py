@@ -12,6 +12,7 @@ import trio.testing
 
 from swarm import defaults
 from swarm.identity import PeerId
+from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.transport import BlobReference, FetchError, Source
 from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Peer, Swarm
 
@@ -115,7 +116,7 @@ def test_where_gossip_does_not_reach_the_lease_runs_out(tmp_path: Path) -> None:
                 nursery.start_soon(robber.rob, bob.node.peer_id, pieces)
                 began = trio.current_time()
                 await alice.trusted.evict(WORKER.peer_id, "for a test", b"", 1.0, 0.0)
-                await trio.sleep(defaults.ADMISSION_LEASE_SECONDS + 5)
+                await trio.sleep(ADMISSION_LEASE_SECONDS + 5)
                 assert trainer.events("membership.peer_evicted")
                 assert not bob.events("membership.peer_evicted")
                 nursery.cancel_scope.cancel()

@@ -11,7 +11,6 @@ import pytest
 import trio
 from blake3 import blake3
 
-from swarm import defaults
 from swarm.envelope import INVALID_MAX
 from swarm.errors import PeerError
 from swarm.gossip.frames import PROTOCOL, Have, Hello, Push, Want, decode, encode
@@ -29,6 +28,7 @@ from swarm.messages import (
     Message,
     StepOrder,
 )
+from swarm.run.trusted import EVICTION_LIFETIME_SECONDS
 from swarm.transport import Stream, StreamError
 from tests.network.harness import (
     Member,
@@ -90,7 +90,7 @@ def test_a_newcomer_learns_the_newest_states_and_old_evictions() -> None:
             await trio.sleep(3)
             evicted = identity(999).peer_id
             await validator.announce(
-                Eviction(peer=evicted, reason="caught"), defaults.EVICTION_LIFETIME_SECONDS
+                Eviction(peer=evicted, reason="caught"), EVICTION_LIFETIME_SECONDS
             )
             for step in range(1, 30):
                 await members[0].announce(checkpoint(step))

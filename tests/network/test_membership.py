@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
@@ -25,9 +24,15 @@ from swarm.messages import (
 )
 from swarm.messenger import first
 from swarm.rollouts.seeds import rendezvous
-from swarm.run.admission import NotAdmitted, admits, check_admission
+from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
-from swarm.run.registrar import Registrar
+from swarm.run.registrar import (
+    GONE_SECONDS,
+    PRESENCE_BYTES_MAX,
+    PRESENCE_SECONDS,
+    SUSPECTED_SECONDS,
+    Registrar,
+)
 from swarm.run.run import Run
 from tests.network.harness import (
     WALL,
@@ -88,9 +93,9 @@ def test_admitted_heartbeats_suspected_gone_and_back() -> None:
                 return next(e.standing for e in present if e.peer == worker.id)
 
             keeping.cancel()
-            await trio.sleep(defaults.SUSPECTED_SECONDS + defaults.PRESENCE_SECONDS)
+            await trio.sleep(SUSPECTED_SECONDS + PRESENCE_SECONDS)
             assert standing() == "suspected"
-            await trio.sleep(defaults.GONE_SECONDS - defaults.SUSPECTED_SECONDS)
+            await trio.sleep(GONE_SECONDS - SUSPECTED_SECONDS)
             assert standing() == "gone"
             await nursery.start(lease.keep)
             await trio.sleep(1)
@@ -215,7 +220,7 @@ def test_what_makes_an_admission_valid(
         Admission(peer=peer.peer_id, roles=["inference"]),  # type: ignore[attr-defined]
         run.id,
         at=at,
-        lifetime_seconds=defaults.ADMISSION_LEASE_SECONDS,
+        lifetime_seconds=ADMISSION_LEASE_SECONDS,
     )
     found = check_admission(envelope, run, WORKER.peer_id, WALL)
     assert (found is None) == (problem is None)
@@ -511,8 +516,8 @@ def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() -> Non
             for member in crowd:
                 assert await ask(member, validator, roles, padded=True) is None
             began = len(digests)
-            await trio.sleep(defaults.SUSPECTED_SECONDS)
-            assert all(len(e.raw) <= defaults.PRESENCE_BYTES_MAX + 1024 for e in digests)
+            await trio.sleep(SUSPECTED_SECONDS)
+            assert all(len(e.raw) <= PRESENCE_BYTES_MAX + 1024 for e in digests)
             told = {
                 p.peer for e in digests[began:] if e.sender == validator.id for p in e.message.peers
             }  # type: ignore[attr-defined]

@@ -219,7 +219,7 @@ def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
     # Enough pieces for a trickle; and nothing that a clock that jumps would not wait for.
     monkeypatch.setattr(defaults, "PIECE_BYTES_MIN", 1024)
     monkeypatch.setattr(defaults, "DELTA_BLOCK_BYTES", 1024)
-    monkeypatch.setattr(defaults, "DISK_INLINE_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr("swarm.world.disk.INLINE_BYTES_MAX", 1 << 30)
 
     async def main() -> None:
         network = MemoryNetwork()

@@ -363,7 +363,7 @@ def test_whoever_does_not_deliver_is_named_and_avoided(
     kind: str, event: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A piece comes in several parts, so that a source can stop between them.
-    monkeypatch.setattr(defaults, "DISK_INLINE_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr("swarm.transport.memory.INLINE_BYTES_MAX", 64 * 1024)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.01)
@@ -877,7 +877,7 @@ def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both send in small reads; the liar's come between the honest ones and after them."""
-    monkeypatch.setattr("swarm.defaults.DISK_INLINE_BYTES_MAX", 16 * KIB)
+    monkeypatch.setattr("swarm.transport.memory.INLINE_BYTES_MAX", 16 * KIB)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.05)

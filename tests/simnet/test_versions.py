@@ -15,12 +15,11 @@ from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from simnet.world import EPOCH
-from swarm import defaults
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
 from swarm.messages import RunManifest, StepOrder
 from swarm.run.exchange import BOOTSTRAP_SECONDS
-from swarm.run.manifest import content_digest
+from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
 from swarm.world import Child
 
 STEPS = 8
@@ -35,7 +34,7 @@ def signed(simulation: Simulation, message: RunManifest) -> Envelope:
         run=f"{owner.peer_id}/{message.name}",
         sequence=int((EPOCH + simulation.now()) * 1000),
         wall_time=EPOCH + simulation.now(),
-        lifetime_seconds=defaults.MANIFEST_LIFETIME_SECONDS,
+        lifetime_seconds=MANIFEST_LIFETIME_SECONDS,
     )
 
 

@@ -8,8 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
-from swarm.events import Event, Events
+from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event, Events
 from swarm.identity import Identity
 from swarm.transport import Stream, limits, room
 from swarm.transport.libp2p import connections, open_libp2p
@@ -117,12 +116,12 @@ def test_a_guard_contains_errors_and_never_a_cancellation() -> None:
             await guard.run("stream", MALLORY.peer_id, fails, undo)
             await trio.sleep_forever()
         assert scope.cancelled_caught
-        for _ in range(2 * defaults.STRANGERS_EVENTS_PER_MINUTE):
+        for _ in range(2 * STRANGERS_EVENTS_PER_MINUTE):
             guard.tell("stream", MALLORY.peer_id, "again")
-        assert len(told) == defaults.STRANGERS_EVENTS_PER_MINUTE
+        assert len(told) == STRANGERS_EVENTS_PER_MINUTE
         await trio.sleep(60)
         guard.tell("stream", MALLORY.peer_id, "again")
-        assert told[-1].fields["untold"] == defaults.STRANGERS_EVENTS_PER_MINUTE + 1
+        assert told[-1].fields["untold"] == STRANGERS_EVENTS_PER_MINUTE + 1
 
     undone: list[bool] = []
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

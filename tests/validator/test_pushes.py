@@ -15,9 +15,8 @@ from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, path_of
 from simnet.clock import run_virtual
 from simnet.compute import Hardware
 from simnet.simulation import Peer, Plan, Simulation
-from swarm import defaults
 from swarm.envelope import seal
-from swarm.events import Event
+from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdict
 from swarm.node.run_node import RunNode
@@ -281,7 +280,7 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
     said = _simulate(main)
     names = Counter(event.name for event in said)
     for name in ("validator.turned_down", "validator.not_admitted"):
-        assert 0 < names[name] <= 2 * defaults.STRANGERS_EVENTS_PER_MINUTE
+        assert 0 < names[name] <= 2 * STRANGERS_EVENTS_PER_MINUTE
 
 
 @pytest.mark.parametrize(

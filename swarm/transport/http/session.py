@@ -7,7 +7,7 @@ import secrets
 import h11
 import trio
 
-from swarm import defaults
+from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS, DiskFullError
 from swarm.identity import PeerId, verify
 from swarm.transport import BlobReference, BulkService, OpenBlob, Refused
@@ -19,7 +19,7 @@ from swarm.transport.http.serving import Reply, Serving, commit_push
 from swarm.transport.http.wire import Wire
 from swarm.world import Sink
 
-PROOF_BYTES_MAX = defaults.ENVELOPE_BYTES_MAX + 1024
+PROOF_BYTES_MAX = ENVELOPE_BYTES_MAX + 1024
 """An admission envelope, a peer id and a signature."""
 
 
