@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -15,24 +14,7 @@ from swarm.identity import Identity, PeerId
 from swarm.kademlia import InvalidRecord, Kademlia, RecordInfo
 from swarm.transport.memory import MemoryNetwork, MemoryTransport
 from swarm.world import Disk
-
-WALL = 1_800_000_000.0
-
-
-class VirtualWorld:
-    """Trio's clock and one seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def now(self) -> float:
-        return trio.current_time()
-
-    def wall_time(self) -> float:
-        return WALL + trio.current_time()
-
-    async def run_blocking(self, function: Callable[[], Any]) -> Any:
-        return function()
+from tests.worlds import WALL, VirtualWorld
 
 
 class PlainValidator:

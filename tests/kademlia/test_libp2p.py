@@ -11,7 +11,8 @@ from swarm.identity import Identity
 from swarm.kademlia import Kademlia, provider_key
 from swarm.transport.libp2p import open_libp2p
 from swarm.world import Disk
-from tests.kademlia.harness import PlainValidator, VirtualWorld, good
+from tests.kademlia.harness import PlainValidator, good
+from tests.worlds import VirtualWorld
 
 KEY = b"/swarm-run/alice/first"
 

@@ -23,7 +23,8 @@ from swarm.kademlia.routing_table import (
     node_id,
 )
 from swarm.kademlia.wire import KEY_BYTES_MAX, RECORD_BYTES_MAX, Neighbour
-from tests.kademlia.harness import WALL, PlainValidator, good, run
+from tests.kademlia.harness import PlainValidator, good, run
+from tests.worlds import WALL
 
 IDS = [Identity(number.to_bytes(32, "big")).peer_id for number in range(400)]
 OWN, OTHERS = IDS[0], IDS[1:]

@@ -25,7 +25,8 @@ from swarm.run.trusted import TrustedPart
 from swarm.settings import PeerSettings
 from swarm.transport.memory import MemoryNetwork
 from swarm.world.disk import LocalDatabase, LocalDisk
-from tests.network.harness import VirtualWorld, identity, manifest, sealed, sealed_manifest
+from tests.network.harness import identity, manifest, sealed, sealed_manifest
+from tests.worlds import VirtualWorld
 
 __all__ = ["Peer", "Swarm", "identity", "in_virtual_time", "manifest", "sealed", "verdict_at"]
 

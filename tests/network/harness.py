@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -36,29 +35,9 @@ from swarm.run.registrar import Registrar
 from swarm.run.run import Run
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import Disk
+from tests.worlds import WALL, VirtualWorld
 
-WALL = 1_800_000_000.0
 T = TypeVar("T")
-
-
-class VirtualWorld:
-    """Trio's clock, one seed, and a wall clock that may be off."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.skew_seconds = 0.0
-
-    def now(self) -> float:
-        return trio.current_time()
-
-    def wall_time(self) -> float:
-        return WALL + trio.current_time() + self.skew_seconds
-
-    def correct_clock(self, seconds: float) -> None:
-        self.skew_seconds += seconds
-
-    async def run_blocking(self, function: Callable[[], T]) -> T:
-        return function()
 
 
 def identity(number: int) -> Identity:

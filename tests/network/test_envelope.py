@@ -37,14 +37,8 @@ from swarm.messages import (
     Verdict,
 )
 from swarm.run.run import Run
-from tests.network.harness import (
-    VirtualWorld,
-    identity,
-    in_virtual_time,
-    manifest,
-    sealed,
-    sealed_manifest,
-)
+from tests.network.harness import identity, in_virtual_time, manifest, sealed, sealed_manifest
+from tests.worlds import VirtualWorld
 
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(n) for n in range(1, 5))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))

@@ -13,7 +13,8 @@ import trio
 
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event, Events, Lines, Rationed, sentence
 from tests.docs.pages import ROOT
-from tests.network.harness import VirtualWorld, in_virtual_time
+from tests.network.harness import in_virtual_time
+from tests.worlds import VirtualWorld
 
 FOR_THE_CURIOUS = re.compile(
     r"compute\.(child_said|child_started|fork_server_missing)|dht\.|gossip\.|ledger\.not_spread"

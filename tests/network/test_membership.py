@@ -35,7 +35,6 @@ from swarm.run.registrar import (
 )
 from swarm.run.run import Run
 from tests.network.harness import (
-    WALL,
     Member,
     TestRun,
     identity,
@@ -45,6 +44,7 @@ from tests.network.harness import (
     sealed,
     sealed_manifest,
 )
+from tests.worlds import WALL
 
 OWNER, TRAINER, VALIDATOR, WORKER, OTHER = (identity(n) for n in range(1, 6))
 TRUSTED = manifest([TRAINER], [VALIDATOR]).trusted_ids()

@@ -11,7 +11,7 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import DiskFullError
-from swarm.world import Database, Piece
+from swarm.world import Database, Piece, Sink
 
 
 class PowerCut(Exception):
@@ -122,7 +122,7 @@ class MemoryDisk:
     def sink(self, path: str, offset: int, size_bytes: int) -> MemorySink:
         return MemorySink(self, path, offset, size_bytes)
 
-    async def copy(self, path: str, offset: int, size_bytes: int, sink: MemorySink) -> None:
+    async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
         sink.write(await self.read(path, offset, size_bytes))
 
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:

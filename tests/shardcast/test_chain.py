@@ -28,9 +28,10 @@ from swarm.transport import OpenBlob, Refused, Source
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
-from tests.shardcast.harness import RUN, InPlace, Peer, VirtualWorld, announcement, delta_peer, run
+from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer, run
 from tests.shardcast.test_delta import changed, safetensors
 from tests.shardcast.test_manifest import parsed, raw_manifest
+from tests.worlds import VirtualWorld
 
 Files = dict[str, bytes]
 

@@ -18,7 +18,8 @@ from swarm.shardcast.have import PROTOCOL, Claim, HaveExchange, _decoder
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream
 from swarm.transport.memory import MemoryNetwork
-from tests.shardcast.harness import Peer, VirtualWorld, peer, run
+from tests.shardcast.harness import Peer, peer, run
+from tests.worlds import VirtualWorld
 
 SIZE = defaults.PIECE_BYTES_MIN
 

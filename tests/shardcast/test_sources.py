@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from swarm import defaults
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.transport import Source
-from tests.shardcast.harness import VirtualWorld, run
+from tests.shardcast.harness import run
+from tests.worlds import VirtualWorld
 
 
 def in_trio(test: object) -> None:

@@ -15,8 +15,9 @@ from swarm.shardcast.held import Change, Held, Key
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.world.disk import LocalDisk
-from tests.shardcast.harness import RUN, Recorder, VirtualWorld, put_folder, same_files
+from tests.shardcast.harness import RUN, Recorder, put_folder, same_files
 from tests.shardcast.memory_disk import MemoryDisk, PowerCut
+from tests.worlds import VirtualWorld
 
 SIZE = defaults.PIECE_BYTES_MIN
 

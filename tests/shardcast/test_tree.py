@@ -25,7 +25,8 @@ from swarm.shardcast.uploads import Uploads
 from swarm.transport import Arrived, BlobReference, Source, Stream, Transport
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece, Sink
-from tests.shardcast.harness import Peer, VirtualWorld, peer, run
+from tests.shardcast.harness import Peer, peer, run
+from tests.worlds import VirtualWorld
 
 SIZE = defaults.SOURCE_MEASURED_BYTES_MIN
 T = TypeVar("T")

@@ -14,9 +14,10 @@ from swarm.transport import Stream, limits, room
 from swarm.transport.libp2p import connections, open_libp2p
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.yamux import WINDOW_BYTES
+from tests.worlds import VirtualWorld
 
 from . import attacks
-from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
 from .hostile import DATA, MULTISTREAM, RST, SYN, connected, data, name, opening, tcp
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -41,7 +42,7 @@ async def host(tmp_path, identity=BOB, **options):
     """A relay that also serves an echo."""
     options = {"relay": True, **options}
     async with open_libp2p(
-        identity, LOOPBACK, world=World(), disk=FolderDisk(tmp_path), **options
+        identity, LOOPBACK, world=VirtualWorld(), disk=FolderDisk(tmp_path), **options
     ) as transport:
         transport.serve(ECHO, echo)
         yield transport
@@ -49,7 +50,7 @@ async def host(tmp_path, identity=BOB, **options):
 
 async def is_answered(bob, tmp_path) -> None:
     """An honest peer connects and is served."""
-    async with open_libp2p(ALICE, [], world=World(), disk=FolderDisk(tmp_path)) as alice:
+    async with open_libp2p(ALICE, [], world=VirtualWorld(), disk=FolderDisk(tmp_path)) as alice:
         await alice.connect(BOB.peer_id, bob.addresses())
         stream = await alice.open_stream(BOB.peer_id, ECHO)
         await stream.send(b"still there?")
@@ -74,7 +75,7 @@ def test_a_protocol_name_that_is_no_text_ends_its_stream_alone(tmp_path) -> None
 def test_what_a_stream_raises_is_contained_and_told(tmp_path) -> None:
     async def main() -> None:
         told: list[Event] = []
-        events = Events(World(), BOB.peer_id)
+        events = Events(VirtualWorld(), BOB.peer_id)
         events.add_sink(told.append)
 
         async def broken(stream) -> None:
@@ -109,7 +110,7 @@ def test_a_guard_contains_errors_and_never_a_cancellation() -> None:
 
     async def main() -> None:
         told: list[Event] = []
-        events = Events(World(), BOB.peer_id)
+        events = Events(VirtualWorld(), BOB.peer_id)
         events.add_sink(told.append)
         guard = Guard(events)
         with trio.move_on_after(0) as scope:
@@ -200,7 +201,7 @@ def test_a_full_house_has_room_for_who_comes_from_elsewhere(tmp_path, monkeypatc
     async def main() -> None:
         async with AsyncExitStack() as stack:
             bob = await stack.enter_async_context(host(tmp_path))
-            opened = open_libp2p(CAROL, [], world=World(), disk=FolderDisk(tmp_path))
+            opened = open_libp2p(CAROL, [], world=VirtualWorld(), disk=FolderDisk(tmp_path))
             carol = await stack.enter_async_context(opened)
             bob.vouch(CAROL.peer_id, 60)
             await carol.connect(BOB.peer_id, bob.addresses())
@@ -244,7 +245,7 @@ def test_an_honest_peer_is_served_beside_every_attack(stage: str, tmp_path) -> N
             address = bob.addresses()[0]
             protocols = await attacks.served_protocols(address, MALLORY)
             assert {ECHO, "/ipfs/ping/1.0.0", "/libp2p/circuit/relay/0.2.0/hop"} <= {*protocols}
-            opened = open_libp2p(ALICE, [], world=World(), disk=FolderDisk(tmp_path))
+            opened = open_libp2p(ALICE, [], world=VirtualWorld(), disk=FolderDisk(tmp_path))
             alice = await stack.enter_async_context(opened)
             await alice.connect(BOB.peer_id, bob.addresses())
             stream = await alice.open_stream(BOB.peer_id, ECHO)

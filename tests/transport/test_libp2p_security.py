@@ -33,8 +33,9 @@ from swarm.transport import (
 )
 from swarm.transport.libp2p import Libp2pTransport, circuits, open_libp2p, parse_multiaddr
 from swarm.transport.libp2p.circuits import Reservations
+from tests.worlds import VirtualWorld
 
-from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, World
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
 from .test_room import Connection
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -57,7 +58,7 @@ class Peers:
         self._disk = FolderDisk(folder)
 
     async def open(self, identity, listen=LOOPBACK, **options) -> Libp2pTransport:
-        opened = open_libp2p(identity, listen, world=World(), disk=self._disk, **options)
+        opened = open_libp2p(identity, listen, world=VirtualWorld(), disk=self._disk, **options)
         return await self._stack.enter_async_context(opened)
 
 
@@ -342,7 +343,7 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path) -> None:
                 async with open_libp2p(
                     ALICE,
                     [f"/ip4/127.0.0.1/tcp/{port}"],
-                    world=World(),
+                    world=VirtualWorld(),
                     disk=FolderDisk(tmp_path),
                 ):
                     pytest.fail("it must not open")
@@ -356,7 +357,7 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path) -> None:
                 await peers.open(BOB, bulk_port=int(port))
         with pytest.raises(UserError, match=r"192\.0\.2\.1"):  # nobody's address
             async with open_libp2p(
-                ALICE, ["/ip4/192.0.2.1/tcp/0"], world=World(), disk=FolderDisk(tmp_path)
+                ALICE, ["/ip4/192.0.2.1/tcp/0"], world=VirtualWorld(), disk=FolderDisk(tmp_path)
             ):
                 pytest.fail("it must not open")
 

@@ -20,8 +20,9 @@ from swarm.transport.http.over_stream import StreamServer, fetch_over_stream
 from swarm.transport.http.pace import Pace, Uplink
 from swarm.transport.http.serving import Serving
 from swarm.transport.memory import MemoryNetwork
+from tests.worlds import VirtualWorld
 
-from .harness import ALICE, BOB, FolderDisk, Service, Sink, World
+from .harness import ALICE, BOB, FolderDisk, Service, Sink
 
 DATA = bytes(4 << 20)
 
@@ -47,8 +48,8 @@ def asked_by_alice(
         service = Service()
         serving = Serving(BOB.peer_id, disk, lambda: service, uplink=uplink or Uplink())
         async with (
-            network.transport(ALICE, world=World(), disk=disk) as alice,
-            network.transport(BOB, world=World(), disk=disk) as bob,
+            network.transport(ALICE, world=VirtualWorld(), disk=disk) as alice,
+            network.transport(BOB, world=VirtualWorld(), disk=disk) as bob,
         ):
             bob.serve(BLOB_PROTOCOL, StreamServer(serving).serve)
             await alice.connect(bob.peer_id, bob.addresses())

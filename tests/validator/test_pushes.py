@@ -26,8 +26,9 @@ from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
 from swarm.world import Sink
 from swarm.world.disk import LocalDisk
-from tests.network.harness import VirtualWorld, identity, manifest, sealed_manifest
+from tests.network.harness import identity, manifest, sealed_manifest
 from tests.trainer.test_role import start_run
+from tests.worlds import VirtualWorld
 
 GOOD, OTHER = b"judged " * 1000, b"trained" * 1000
 OWNER, WORKER = identity(1), identity(2)
