@@ -35,7 +35,7 @@ from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads

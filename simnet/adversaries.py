@@ -40,9 +40,9 @@ from swarm.messages import (
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.records import peer_key, record_validators, run_key
-from swarm.shardcast.have import PROTOCOL as HAVE
-from swarm.shardcast.have import _Complete
-from swarm.shardcast.have import _encoder as _have_encoder
+from swarm.shardcast.have.messages import PROTOCOL as HAVE
+from swarm.shardcast.have.messages import Complete
+from swarm.shardcast.have.messages import encode as encode_have
 from swarm.transport import (
     BlobReference,
     Framing,
@@ -346,7 +346,7 @@ class EquivocatingRelay(RelayRole):
         for peer in transport.connected():
             try:
                 stream = await transport.open_stream(peer, HAVE)
-                await stream.send(_have_encoder.encode([_Complete(manifest)]))
+                await stream.send(encode_have([Complete(manifest)]))
             except StreamError:
                 continue
 

@@ -26,7 +26,7 @@ from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads

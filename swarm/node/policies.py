@@ -20,7 +20,7 @@ from swarm.run.records import checkpoint_key
 from swarm.run.run import Run
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.shardcast.uploads import Uploads
@@ -122,7 +122,7 @@ class Policies:
             near = sorted(
                 drawn,
                 key=lambda peer: (
-                    not self.have.speaks(peer),
+                    not self.have.claims.announces(peer),
                     peer not in connected,
                     peer not in provided,
                 ),
@@ -183,7 +183,7 @@ class Policies:
 
     async def _find_providers(self, manifest_digest: bytes) -> None:
         """Ask the DHT who holds a checkpoint, if no neighbour claims to before long."""
-        if await self.have.wait_claimed(manifest_digest, CLAIM_SECONDS):
+        if await self.have.claims.wait_claimed(manifest_digest, CLAIM_SECONDS):
             return
         try:
             providers = await self._node.dht.find_providers(checkpoint_key(manifest_digest))

@@ -47,7 +47,7 @@ def test_a_peer_whose_run_changes_its_mode_says_what_it_passes_on(tmp_path: Path
             digest = await publish(worker, 0)
 
             def is_claimed() -> bool:
-                return have.claim(WORKER.peer_id, digest) is not None
+                return have.claims.of(WORKER.peer_id, digest) is not None
 
             await trainer.until(is_claimed, "an open run's peer says what it has")
             message = run.manifest.message
@@ -85,8 +85,8 @@ def test_in_a_large_run_neighbours_and_some_of_the_others_are_sources(tmp_path: 
                 peer.node.learn_record(sealed(keys[0], RECORD, ""))
                 peer.node.learn_record(sealed(keys[1], RECORD, ""))
             first, second = [peer.run_node for peer in viewers]
-            assert first.policies.have.speaks(speaker.node.peer_id)
-            assert not first.policies.have.speaks(connected.node.peer_id)
+            assert first.policies.have.claims.announces(speaker.node.peer_id)
+            assert not first.policies.have.claims.announces(connected.node.peer_id)
             provider = Source(max(identity(number).peer_id for number in strangers))
             first.policies._providers = {b"digest": [provider]}
 
@@ -138,7 +138,7 @@ def test_neighbours_in_numbers_are_not_the_only_sources(tmp_path: Path) -> None:
             learn(viewer, range(1000, 1400))
             liars = [identity(number).peer_id for number in range(1000, 1100)]
             for liar in liars:
-                viewer.run_node.policies.have._claims[liar] = OrderedDict()
+                viewer.run_node.policies.have.claims._claims[liar] = OrderedDict()
             sources = {source.peer for source in viewer.run_node.policies.sources(b"digest")}
             assert SOURCES_NEAR_MAX <= len(sources & set(liars)) < SOURCES_MAX - 4
 

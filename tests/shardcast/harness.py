@@ -17,7 +17,7 @@ from swarm.identity import Identity
 from swarm.messages import Checkpoint
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.held import Held
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore

@@ -744,7 +744,7 @@ def test_a_peer_is_late_while_any_of_its_fetches_is() -> None:
                 assert have.late, "the other fetch still is"
                 network.cut(stuck.transport.peer_id, worker.transport.peer_id)
                 await trio.sleep(2)
-                assert have.claim(stuck.transport.peer_id, large.manifest_digest) is None
+                assert have.claims.of(stuck.transport.peer_id, large.manifest_digest) is None
                 assert not have.late, "nobody is known to have more"
                 nursery.cancel_scope.cancel()
 

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from swarm import defaults
 from swarm.events import Events
 from swarm.identity import PeerId
-from swarm.shardcast.have import PROTOCOL, Claim, HaveExchange, _decoder
+from swarm.shardcast.have import messages
+from swarm.shardcast.have.claims import Claim
+from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.messages import PROTOCOL
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream
 from swarm.transport.memory import MemoryNetwork
@@ -30,7 +33,7 @@ def files(pieces: int, seed: int = 0) -> dict[str, bytes]:
 
 def has(listener: Peer, speaker: Peer, manifest: bytes, count: int) -> list[int]:
     assert listener.have is not None
-    claim = listener.have.claim(speaker.transport.peer_id, manifest)
+    claim = listener.have.claims.of(speaker.transport.peer_id, manifest)
     return [] if claim is None else [index for index in range(count) if claim.has(index)]
 
 
@@ -74,13 +77,13 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
                 await trio.sleep(2)
-                assert not client.have.speaks(relay.transport.peer_id)
-                assert not await client.have.wait_claimed(manifest, 1.0)
+                assert not client.have.claims.announces(relay.transport.peer_id)
+                assert not await client.have.claims.wait_claimed(manifest, 1.0)
                 began = trio.current_time()
                 await client.connect(relay)
-                assert await client.have.wait_claimed(manifest, 1.0)
+                assert await client.have.claims.wait_claimed(manifest, 1.0)
                 assert trio.current_time() < began + 0.01
-                assert client.have.speaks(relay.transport.peer_id)
+                assert client.have.claims.announces(relay.transport.peer_id)
                 assert has(client, relay, manifest, 6) == [0, 1], "the first word comes at once"
                 hidden.remove(pieces[2].digest)
                 await trio.sleep(1.01 + defaults.HAVE_BATCH_SECONDS)
@@ -90,10 +93,10 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
             assert has(client, relay, manifest, 6) == list(range(6)), "complete is said at once"
             await relay.store._remove(relay.store.held((0, 0)))  # type: ignore[arg-type]
             await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
-            assert client.have.claim(relay.transport.peer_id, manifest) is None
+            assert client.have.claims.of(relay.transport.peer_id, manifest) is None
             await relay.transport.disconnect(client.transport.peer_id)
             await trio.sleep(0.1)
-            assert not client.have.speaks(relay.transport.peer_id)
+            assert not client.have.claims.announces(relay.transport.peer_id)
 
     run(main)
 
@@ -127,7 +130,7 @@ def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_
                 await show(client, 92)
                 await show(relay, 92)  # from the client
                 assert client.have is not None
-                claim = client.have.claim(relay.transport.peer_id, manifest)
+                claim = client.have.claims.of(relay.transport.peer_id, manifest)
                 assert claim is not None
                 assert claim.lacks(100) == 10
                 assert not client.have.late
@@ -145,14 +148,14 @@ def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
         network = MemoryNetwork()
         async with peer(network, 1, have=True) as relay, peer(network, 2, have=True) as client:
             assert client.have is not None and relay.have is not None
-            client.have._tells = lambda: False
+            client.have._announcer.tells = lambda: False
             await client.connect(relay)
             checkpoint = await relay.publish(0, files(3))
             await client.fetcher.fetch(checkpoint, lambda: [relay.source])
             await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
             manifest = checkpoint.manifest_digest
             assert has(client, relay, manifest, 3) == [0, 1, 2]
-            assert relay.have.speaks(client.transport.peer_id)
+            assert relay.have.claims.announces(client.transport.peer_id)
             assert has(relay, client, manifest, 3) == []
 
     run(main)
@@ -164,15 +167,15 @@ def test_a_peer_that_begins_or_ceases_to_pass_on_says_so() -> None:
         async with peer(network, 1, have=True) as turning, peer(network, 2, have=True) as other:
             have, tells = turning.have, False
             assert have is not None and other.have is not None
-            have._tells = lambda: tells
+            have._announcer.tells = lambda: tells
             made = [await turning.publish(step, files(3, seed=step)) for step in (0, 1)]
             manifests = [checkpoint.manifest_digest for checkpoint in made]
             await turning.connect(other)
             await trio.sleep(1)
             for _ in range(2):
-                assert other.have.speaks(turning.transport.peer_id)
+                assert other.have.claims.announces(turning.transport.peer_id)
                 for manifest in manifests:
-                    assert other.have.claim(turning.transport.peer_id, manifest) is None
+                    assert other.have.claims.of(turning.transport.peer_id, manifest) is None
                 tells = True
                 have.tells_changed()
                 await trio.sleep(0.1)
@@ -181,7 +184,7 @@ def test_a_peer_that_begins_or_ceases_to_pass_on_says_so() -> None:
                 tells = False
                 have.tells_changed()
                 await trio.sleep(0.1)
-            assert other.have.claim(turning.transport.peer_id, manifests[0]) is None
+            assert other.have.claims.of(turning.transport.peer_id, manifests[0]) is None
 
     run(main)
 
@@ -196,14 +199,13 @@ def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch
         ):
             await client.connect(relay)
             frames: list[bytes] = []
-            decode = _decoder.decode
+            decode = messages.decode
 
-            class Counting:
-                def decode(self, raw: bytes) -> object:
-                    frames.append(raw)
-                    return decode(raw)
+            def counting(raw: bytes) -> object:
+                frames.append(raw)
+                return decode(raw)
 
-            monkeypatch.setattr("swarm.shardcast.have._decoder", Counting())
+            monkeypatch.setattr("swarm.shardcast.have.exchange.decode", counting)
             for step in range(5):
                 checkpoint = await trainer.publish(step, files(1, seed=step))
                 await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
@@ -324,7 +326,7 @@ def test_a_hostile_frame_ends_the_stream_and_is_forgotten(frame: object, mended:
             await stream.send(msgspec.msgpack.encode(frame))
             await trio.sleep(1)
             assert listener.have is not None
-            assert not listener.have.speaks(liar.transport.peer_id)
+            assert not listener.have.claims.announces(liar.transport.peer_id)
             (event,) = listener.events.named("shardcast.neighbour_silent")
             assert event.fields["remote"] == liar.transport.peer_id
 
@@ -340,7 +342,7 @@ def test_no_msgpack_ends_the_stream_too() -> None:
             await stream.send(b"\xc1")
             await trio.sleep(1)
             assert listener.have is not None
-            assert not listener.have.speaks(liar.transport.peer_id)
+            assert not listener.have.claims.announces(liar.transport.peer_id)
             assert listener.events.named("shardcast.neighbour_silent")
 
     run(main)
@@ -399,7 +401,7 @@ def test_what_is_remembered_of_a_neighbour_is_bounded() -> None:
                 await stream.send(msgspec.msgpack.encode([entry]))
             await trio.sleep(10)
             assert listener.have is not None
-            claims = listener.have._claims[liar.transport.peer_id]
+            claims = listener.have.claims._claims[liar.transport.peer_id]
             assert len(claims) == defaults.HAVE_CHECKPOINTS_MAX
             assert next(reversed(claims)) == (199).to_bytes(32, "big")
             assert trio.current_time() - started > 1.0
@@ -434,15 +436,15 @@ def test_of_two_streams_of_one_peer_the_newer_counts() -> None:
                 await older.send(gone)
                 await trio.sleep(0.1)
                 assert has(listener, liar, ours, 8) == [1, 2]
-                assert have.claim(liar.transport.peer_id, theirs) is None
-                assert have.rarest(ours, 0b1111) == 0b1001
+                assert have.claims.of(liar.transport.peer_id, theirs) is None
+                assert have.claims.rarest(ours, 0b1111) == 0b1001
                 with trio.fail_after(5):
                     assert await older.receive() is None, "the older stream is ended"
                 await newer.end()
                 await older.end()
                 await trio.sleep(0.1)
-                assert not have.speaks(liar.transport.peer_id)
-                assert not have._rarity
+                assert not have.claims.announces(liar.transport.peer_id)
+                assert not have.claims._rarity
                 assert not have._listening
 
     run(main)

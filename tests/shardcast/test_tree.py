@@ -20,7 +20,8 @@ from swarm import defaults
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
-from swarm.shardcast.have import PROTOCOL, HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.messages import PROTOCOL
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Arrived, BlobReference, Source, Stream, Transport
 from swarm.transport.memory import MemoryNetwork

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from swarm import defaults
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.transport import Refused
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import peer, run
@@ -130,7 +130,7 @@ def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
             assert len(set(sent[:128])) == 128
             assert held.unsent == 0
             assert isinstance(first.have, HaveExchange)
-            claim = first.have.claim(trainer.transport.peer_id, checkpoint.manifest_digest)
+            claim = first.have.claims.of(trainer.transport.peer_id, checkpoint.manifest_digest)
             assert claim is not None and claim.complete
 
     run(main)

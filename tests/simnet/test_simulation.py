@@ -190,7 +190,7 @@ def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
             assert part is not None
             held = [part.store.held(key) for key in part.store.complete()]
             assert held, f"{name} has no policy"
-            claiming |= {other for other, said in part.policies.have._claims.items() if said}
+            claiming |= {other for other, said in part.policies.have.claims._claims.items() if said}
             for one in held:
                 assert one is not None
                 found = part.node.dht.providers.get(checkpoint_key(one.digest), simulation.now())

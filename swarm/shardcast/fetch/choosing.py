@@ -8,7 +8,7 @@ from typing import TypeVar
 from swarm import defaults
 from swarm.identity import PeerId
 from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.rarity import draw
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.world import World
@@ -44,7 +44,7 @@ class Chooser:
             if line is None:
                 line = job.lines[name] = Line(source)
                 if self._have is not None and source.peer is not None:
-                    line.claim = self._have.claim(source.peer, job.digest)
+                    line.claim = self._have.claims.of(source.peer, job.digest)
             line.source = source
             line.look_again(self._world.now())
             known[name] = line
@@ -104,7 +104,7 @@ class Chooser:
             offers = [entry for entry in offers if entry[0].claim is not None] or offers
             line, able = self._choose(offers)
         if self._have is not None:
-            index = draw(self._have.rarest(job.digest, able), self._world.random)
+            index = draw(self._have.claims.rarest(job.digest, able), self._world.random)
         else:
             # In order from mirrors: with no other readers, a file's hash keeps up with its pieces.
             index = (able & -able).bit_length() - 1
@@ -196,10 +196,11 @@ class Chooser:
         """Whether a source is asked for what it does not claim."""
         if self._have is None or line.source.peer is None:
             return True
-        # A neighbour that never spoke of this checkpoint will do so once it has some of it; asked
-        # all the same after a while, since it may have forgotten to.
-        waited = now - job.started
-        return not self._have.speaks(line.source.peer) or waited >= defaults.HAVE_SILENCE_SECONDS
+        # A neighbour that announced nothing of this checkpoint will do so once it has some of it;
+        # asked all the same after a while, since it may have forgotten to.
+        if now - job.started >= defaults.HAVE_SILENCE_SECONDS:
+            return True
+        return not self._have.claims.announces(line.source.peer)
 
     def _ask_for(self, job: Job, indices: list[int], line: Line, now: float) -> Request:
         sizes = [job.reference(index).size_bytes for index in indices]

@@ -16,7 +16,7 @@ from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.choosing import Chooser
 from swarm.shardcast.fetch.job import Job, Request, Sources, Width
 from swarm.shardcast.fetch.requesting import Requester
-from swarm.shardcast.have import HaveExchange
+from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.held import Held, Key, delta_key
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.rarity import bits_of
@@ -51,7 +51,7 @@ class Fetcher:
         self._requester = Requester(world, transport, store, events, self.book, self.width)
         self._jobs: dict[Key, Job] = {}
         if have is not None:
-            have.on_change(self._claims_changed)
+            have.claims.on_change(self._claims_changed)
 
     def _claims_changed(self, peer: PeerId) -> None:
         assert self._have is not None
@@ -60,7 +60,7 @@ class Fetcher:
             if line is None:
                 job.look_at = 0.0
             else:
-                claim = self._have.claim(peer, job.digest)
+                claim = self._have.claims.of(peer, job.digest)
                 if claim is not line.claim:
                     line.claim = claim
                     line.not_before = 0.0

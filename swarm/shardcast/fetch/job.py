@@ -12,7 +12,7 @@ import trio
 from swarm import defaults
 from swarm.errors import SwarmError
 from swarm.messages import Checkpoint
-from swarm.shardcast.have import Claim
+from swarm.shardcast.have.claims import Claim
 from swarm.shardcast.held import Held, Key
 from swarm.shardcast.sources import source_name
 from swarm.transport import BlobReference, Source

@@ -1,0 +1,225 @@
+"""What to announce to which neighbour, and when.
+
+News waits for a quarter of the time since the checkpoint began to arrive (at least 250 ms, at most
+a minute), or 250 ms when the neighbour lacks only few pieces: a neighbour always knows of most
+pieces, and a broadcast of hours costs some tens of frames. A neighbour is not sent pieces that it
+claims itself.
+
+The publisher of a large checkpoint shows each neighbour other pieces, a few at a time, until each
+has left it once (super-seeding, BitTorrent BEP 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import trio
+
+from swarm import defaults
+from swarm.identity import PeerId
+from swarm.shardcast.have.claims import Claim, Claims
+from swarm.shardcast.have.messages import Complete, Entry, Gone, Pieces, bitmap, indices_of
+from swarm.shardcast.held import Change, Held
+from swarm.shardcast.rarity import bits_of, draw
+from swarm.shardcast.store import CheckpointStore
+from swarm.world import World
+
+
+class Mine:
+    """What this peer holds of one checkpoint."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.bits = 0
+        self.shown = 0
+        """Unsent pieces announced to some neighbour, while the checkpoint is being seeded."""
+
+
+class Announced:
+    """What was announced of one checkpoint to one neighbour."""
+
+    def __init__(self) -> None:
+        self.at = -inf
+        self.bits = 0
+        self.complete = False
+        self.gone = False
+        self.ending = False
+        """It lacks only few pieces."""
+
+
+class Neighbour:
+    """A peer that this one announces to."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.timer = trio.CancelScope()
+        """Its deadline is the time of the next frame."""
+        self.due = inf
+        self.news: dict[bytes, None] = {}
+        """Checkpoints of which there may be news, in order."""
+        self.announced: dict[bytes, Announced] = {}
+
+    def speak_at(self, time: float) -> None:
+        if time < self.due:
+            self.due = self.timer.deadline = time
+
+
+class Announcer:
+    """The neighbours that this peer announces to, and the state of each."""
+
+    def __init__(
+        self, world: World, store: CheckpointStore, claims: Claims, tells: Callable[[], bool]
+    ) -> None:
+        """While `tells()` is false, nothing is announced."""
+        self._world = world
+        self._store = store
+        self._claims = claims
+        self.tells = tells
+        self.neighbours: dict[PeerId, Neighbour] = {}
+        self._mine: dict[bytes, Mine] = {}
+        store.watch(self._changed)
+
+    def tell_all(self, neighbour: Neighbour) -> None:
+        """Announce every checkpoint to a neighbour."""
+        for held in self._store.all()[-defaults.HAVE_CHECKPOINTS_MAX :]:
+            neighbour.news[held.digest] = None
+        if neighbour.news or neighbour.announced:
+            neighbour.speak_at(-inf)
+
+    def forget(self, neighbour: Neighbour) -> None:
+        """Forget what was announced to a neighbour: others are shown what it did not fetch."""
+        for digest, announced in neighbour.announced.items():
+            if digest in self._mine:
+                self._mine[digest].shown &= ~announced.bits
+        neighbour.announced.clear()
+
+    def take(self, peer: PeerId, neighbour: Neighbour) -> list[Entry]:
+        """Entries that bring this neighbour up to date."""
+        now = self._world.now()
+        entries: list[Entry] = []
+        if not self.tells():
+            entries += [Gone(digest) for digest in neighbour.announced]
+            self.forget(neighbour)
+            neighbour.news.clear()
+        for digest in neighbour.news:
+            announced = neighbour.announced.setdefault(digest, Announced())
+            entry = self._entry(peer, digest, announced)
+            if entry is not None:
+                entries.append(entry)
+                announced.at = now
+            if announced.gone:
+                del neighbour.announced[digest]
+        neighbour.news.clear()
+        neighbour.due = inf
+        return entries
+
+    def _entry(self, peer: PeerId, digest: bytes, announced: Announced) -> Entry | None:
+        """The news of one checkpoint for a neighbour, if any."""
+        held = self._store.named(digest)
+        if held is None:
+            announced.gone = True
+            return Gone(digest) if announced.at > -inf else None
+        if held.complete and not held.unsent:
+            if announced.complete:
+                return None
+            announced.complete = True
+            return Complete(digest)
+        mine = self.mine_of(held)
+        here = self._show(held, mine, announced) if held.unsent else mine.bits
+        claim = self._claims.of(peer, digest)
+        known = announced.bits | claim.bits if claim is not None else announced.bits
+        news = here & ~known
+        if not news and announced.at > -inf:
+            return None
+        announced.bits |= here
+        if announced.at > -inf and news.bit_count() * 24 < news.bit_length():
+            return Pieces(digest, indices_of(news), here.bit_count())
+        return bitmap(digest, announced.bits)
+
+    def _show(self, held: Held, mine: Mine, announced: Announced) -> int:
+        """Pieces of a checkpoint published here for this neighbour to fetch: pieces that were shown
+        to no other, as long as there are any."""
+        shown = announced.bits
+        room = defaults.SEEDING_SHOWN - (shown & held.unsent).bit_count()
+        while room > 0:
+            fresh = held.unsent & ~mine.shown or held.unsent & ~shown
+            if not fresh:
+                break
+            bit = 1 << draw(fresh, self._world.random)
+            mine.shown |= bit
+            shown |= bit
+            room -= 1
+        return shown
+
+    def _changed(self, change: Change, held: Held, index: int) -> None:
+        digest = held.digest
+        now = self._world.now()
+        if change is Change.REMOVED:
+            self._mine.pop(digest, None)
+        else:
+            mine = self.mine_of(held)
+            if change is Change.PIECE:
+                mine.bits |= 1 << index
+        if change is Change.LEFT:
+            self._piece_left(held, index, now)
+            return
+        for peer, neighbour in self.neighbours.items():
+            if change is Change.PIECE:
+                if digest in neighbour.news:
+                    continue
+                claim = self._claims.of(peer, digest)
+                if claim is not None and claim.has(index) and digest in neighbour.announced:
+                    continue
+                due = self._due(neighbour, digest, now)
+            else:
+                due = now if change is Change.COMPLETE else now + defaults.HAVE_BATCH_SECONDS
+            neighbour.news[digest] = None
+            neighbour.speak_at(due)
+
+    def _due(self, neighbour: Neighbour, digest: bytes, now: float) -> float:
+        """When to announce a new piece to a neighbour."""
+        announced = neighbour.announced.get(digest)
+        soonest = now + defaults.HAVE_BATCH_SECONDS
+        if announced is None or announced.ending:
+            return soonest
+        wait = defaults.HAVE_PATIENCE * (now - self._mine[digest].began)
+        return max(soonest, announced.at + min(wait, defaults.HAVE_BATCH_SECONDS_MAX))
+
+    def mine_of(self, held: Held) -> Mine:
+        """What this peer holds of a checkpoint."""
+        mine = self._mine.get(held.digest)
+        if mine is None:
+            mine = self._mine[held.digest] = Mine(self._world.now())
+            mine.bits = bits_of(held.pieces)
+        return mine
+
+    def _piece_left(self, held: Held, index: int, now: float) -> None:
+        """A piece published here leaves for the first time: show more to the neighbours that it was
+        shown to, and everything to all once every piece was shown."""
+        unsent = held.unsent
+        if unsent and unsent.bit_count() <= len(held.pieces) * defaults.SEEDING_END_SHARE:
+            # Better to send a few of the last pieces twice than to wait for the neighbours that
+            # they were shown to.
+            self._store.seeding.end(held.digest)
+            return
+        bit = 1 << index if index >= 0 else 0
+        all_shown = not unsent & ~self.mine_of(held).shown
+        for neighbour in self.neighbours.values():
+            announced = neighbour.announced.get(held.digest)
+            if all_shown or (announced is not None and announced.bits & bit):
+                neighbour.news[held.digest] = None
+                neighbour.speak_at(now)
+
+    def note_progress(self, peer: PeerId, digest: bytes, claim: Claim) -> None:
+        """Announce new pieces at once to a neighbour that lacks only few."""
+        neighbour, held = self.neighbours.get(peer), self._store.named(digest)
+        if neighbour is None or held is None or held.complete:
+            return
+        announced = neighbour.announced.get(digest)
+        lacks = claim.lacks(len(held.pieces))
+        if announced is None or lacks > len(held.pieces) * defaults.HAVE_ENDING_SHARE:
+            return
+        announced.ending = True
+        if digest in neighbour.news:
+            neighbour.speak_at(self._world.now() + defaults.HAVE_BATCH_SECONDS)

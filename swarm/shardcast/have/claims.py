@@ -1,0 +1,143 @@
+"""What the neighbours say they hold. A claim only decides which source to ask for which piece, so a
+lie costs one refused request, and the liar its standing as a source."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import trio
+
+from swarm import defaults
+from swarm.identity import PeerId
+from swarm.shardcast.have.messages import Bitmap, Complete, Entry, Gone
+from swarm.shardcast.rarity import Rarity, bits_of
+
+
+class Claim:
+    """What one peer says it holds of one checkpoint."""
+
+    __slots__ = ("bits", "complete", "count")
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.bits = 0
+        """Bit i is piece i; 0 once it is complete. Pieces that this peer claims may be left out."""
+        self.count = 0
+        """How many it says to hold, unless it is complete."""
+
+    def has(self, index: int) -> bool:
+        """Whether it claims this piece; -1, the manifest, only with the whole checkpoint."""
+        return self.complete or (index >= 0 and bool(self.bits >> index & 1))
+
+    def of(self, pieces: int) -> int:
+        """The subset of `pieces` that it claims."""
+        return pieces if self.complete else pieces & self.bits
+
+    def lacks(self, pieces: int) -> int:
+        """How many of a checkpoint's `pieces` it does not hold."""
+        return 0 if self.complete else max(0, pieces - self.count)
+
+
+class Claims:
+    """The claims of every neighbour that announces to this peer."""
+
+    def __init__(self) -> None:
+        self._claims: dict[PeerId, OrderedDict[bytes, Claim]] = {}
+        self._rarity: dict[bytes, Rarity] = {}
+        self._on_change: list[Callable[[PeerId], None]] = []
+        self._heard = trio.Event()
+        """Some neighbour has announced something since."""
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def begin(self, peer: PeerId) -> OrderedDict[bytes, Claim]:
+        """Begin to listen to a peer: forgets what it claimed before."""
+        self.forget(peer)
+        claims: OrderedDict[bytes, Claim] = OrderedDict()
+        self._claims[peer] = claims
+        return claims
+
+    def of(self, peer: PeerId, manifest: bytes) -> Claim | None:
+        """What a neighbour claims of a checkpoint; None if it announced nothing of it."""
+        claims = self._claims.get(peer)
+        return claims.get(manifest) if claims is not None else None
+
+    def announces(self, peer: PeerId) -> bool:
+        """Whether a peer announces to this one, so that its silence has a meaning."""
+        return peer in self._claims
+
+    async def wait_claimed(self, manifest: bytes, seconds: float) -> bool:
+        """Whether any neighbour claims anything of a checkpoint, now or within `seconds`."""
+        with trio.move_on_after(seconds):
+            while not self._is_claimed(manifest):
+                await self._heard.wait()
+        return self._is_claimed(manifest)
+
+    def _is_claimed(self, manifest: bytes) -> bool:
+        return any(manifest in claims for claims in self._claims.values())
+
+    def rarest(self, manifest: bytes, pieces: int) -> int:
+        """The subset of `pieces` that fewest neighbours have. A complete neighbour does not count:
+        it makes no piece rarer than another."""
+        rarity = self._rarity.get(manifest)
+        return rarity.rarest(pieces) if rarity is not None else pieces
+
+    def on_change(self, callback: Callable[[PeerId], None]) -> None:
+        """Call `callback(peer)` whenever a neighbour claims something new, or no longer."""
+        self._on_change.append(callback)
+
+    def changed(self, peer: PeerId) -> None:
+        """Notify everybody who waits for claims."""
+        self._heard.set()
+        self._heard = trio.Event()
+        for callback in self._on_change:
+            callback(peer)
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop all that a neighbour claimed."""
+        for digest, claim in self._claims.pop(peer, {}).items():
+            self._count(digest, claim.bits, 0)
+
+    def _count(self, digest: bytes, old: int, new: int) -> None:
+        """Count that one neighbour claims the pieces `new` in place of `old`."""
+        rarity = self._rarity.get(digest)
+        if rarity is None:
+            if not new:
+                return
+            rarity = self._rarity[digest] = Rarity()
+        rarity.remove(old & ~new)
+        rarity.add(new & ~old)
+        if rarity.empty():
+            del self._rarity[digest]
+
+    def apply(self, claims: OrderedDict[bytes, Claim], entry: Entry) -> Claim | None:
+        """Take in an entry of a neighbour with these claims; its claim, if it still has one."""
+        digest = entry.manifest
+        claim = claims.pop(digest, None) if isinstance(entry, Gone) else claims.get(digest)
+        if isinstance(entry, Gone):
+            if claim is not None:
+                self._count(digest, claim.bits, 0)
+            return None
+        if claim is None:
+            claim = claims[digest] = Claim()
+            while len(claims) > defaults.HAVE_CHECKPOINTS_MAX:
+                oldest, dropped = claims.popitem(last=False)
+                self._count(oldest, dropped.bits, 0)
+        old = claim.bits
+        if isinstance(entry, Complete):
+            claim.complete = True
+            claim.bits = 0
+        elif isinstance(entry, Bitmap):
+            claim.complete = False
+            claim.bits = int.from_bytes(entry.pieces, "little")
+            claim.count = claim.bits.bit_count()
+        elif not claim.complete:
+            named = bytearray(max(entry.indices, default=-1) + 1)
+            for index in entry.indices:
+                named[index] = 1
+            claim.bits |= bits_of(named)
+            claim.count = entry.count
+        self._count(digest, old, claim.bits)
+        return claim

@@ -1,0 +1,243 @@
+"""The streams of neighbours that exchange which pieces they hold, and the choice of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from swarm import defaults
+from swarm.errors import DECODE_ERRORS
+from swarm.events import Events
+from swarm.identity import PeerId
+from swarm.rates import TokenBucket
+from swarm.shardcast.have.announcing import Announcer, Neighbour
+from swarm.shardcast.have.claims import Claims
+from swarm.shardcast.have.messages import FRAME_BYTES_MAX, PROTOCOL, decode, encode
+from swarm.shardcast.held import Change, Held
+from swarm.shardcast.store import CheckpointStore
+from swarm.shardcast.uploads import Uploads
+from swarm.transport import Stream, StreamError, Transport
+from swarm.world import World
+
+Meet = Callable[[], Awaitable[PeerId | None]]
+"""Connects to one more peer that may want checkpoints; None when none is known."""
+
+
+class HaveExchange:
+    """Announces what this peer's store holds and remembers what its neighbours claim."""
+
+    def __init__(
+        self,
+        world: World,
+        transport: Transport,
+        store: CheckpointStore,
+        events: Events,
+        *,
+        uploads: Uploads | None = None,
+        meet: Meet | None = None,
+        tells: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """With `uploads`, a peer looks for as many neighbours as its uplink can feed: among the
+        connected peers, and through `meet`. While `tells()` is false it announces nothing, but
+        opens its streams, so that neighbours announce to it."""
+        self._world = world
+        self._transport = transport
+        self._store = store
+        self._events = events
+        self.claims = Claims()
+        """What the neighbours hold."""
+        self._announcer = Announcer(world, store, self.claims, tells)
+        self._neighbours = self._announcer.neighbours
+        self._unwilling: set[PeerId] = set()
+        """Peers that broke the stream or lack the protocol: tried again after reconnecting."""
+        self._listening: dict[PeerId, trio.CancelScope] = {}
+        """Cancels the listener that a peer's claims come from."""
+        self._nursery: trio.Nursery | None = None
+        self._uploads = uploads
+        self._meet = meet
+        self.late = False
+        """Whether any running fetch is behind those of the neighbours: set by the fetcher."""
+        self._stirred = trio.Event()
+        """A checkpoint has changed since growing was given up."""
+        store.watch(self._stir)
+
+    def _stir(self, change: Change, held: Held, index: int) -> None:
+        self._stirred.set()
+
+    def tells_changed(self) -> None:
+        """`tells()` has changed: announce to all neighbours what is here, or that it is gone."""
+        self._stirred.set()
+        for neighbour in self._neighbours.values():
+            self._announcer.tell_all(neighbour)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Announce and listen until cancelled."""
+        self._transport.serve(PROTOCOL, self._listen, frame_bytes_max=FRAME_BYTES_MAX)
+        events = self._transport.connection_events()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._fill()
+            if self._uploads is not None:
+                nursery.start_soon(self._grow, self._uploads)
+            task_status.started()
+            async for event in events:
+                self._unwilling.discard(event.peer)
+                if not event.connected and event.peer in self._neighbours:
+                    self._neighbours[event.peer].scope.cancel()
+                self._fill()
+
+    def _fill(self) -> None:
+        """Announce to more of the connected peers, picked at random, while there are too few."""
+        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
+            return
+        room = defaults.HAVE_NEIGHBOURS - len(self._neighbours)
+        if room <= 0:
+            return
+        others = [
+            peer
+            for peer in self._transport.connected()
+            if peer not in self._neighbours and peer not in self._unwilling
+        ]
+        for peer in self._world.random.sample(others, min(room, len(others))):
+            self._begin(peer)
+
+    def _begin(self, peer: PeerId) -> None:
+        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
+            return
+        self._neighbours[peer] = Neighbour()
+        self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
+
+    async def _grow(self, uploads: Uploads) -> None:
+        """Announce to more peers while fewer than the uplink can feed want something, or while
+        this peer is late: they will announce to it too. A peer that announces nothing has
+        neighbours as sources only."""
+        while True:
+            self._stirred = trio.Event()
+            await self._stirred.wait()
+            last: PeerId | None = None
+            fruitless = 0
+            seconds = defaults.HAVE_GROW_SECONDS
+            while fruitless < defaults.HAVE_FRUITLESS_MAX:
+                await trio.sleep(seconds)
+                held = self._newest()
+                if held is None or len(self._neighbours) >= defaults.HAVE_NEIGHBOURS_MAX:
+                    break
+                if last is not None:
+                    fruitless = 0 if self._wants(last, held) else fruitless + 1
+                    last = None
+                enough: float
+                enough = defaults.HAVE_NEIGHBOURS_LATE if self.late else defaults.HAVE_NEIGHBOURS
+                count = len(self._neighbours)
+                if self._announcer.tells():
+                    fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
+                    enough = max(fed, enough)
+                    count = sum(self._wants(peer, held) for peer in self._neighbours)
+                if count >= enough:
+                    seconds = defaults.HAVE_SATED_SECONDS
+                    continue
+                seconds = defaults.HAVE_GROW_SECONDS
+                last = await self._another()
+                if last is None:
+                    break
+                self._begin(last)
+
+    def _wants(self, peer: PeerId, held: Held) -> bool:
+        """Whether a neighbour may lack pieces of a checkpoint."""
+        claim = self.claims.of(peer, held.digest)
+        return claim is None or not claim.complete
+
+    def _newest(self) -> Held | None:
+        """The newest checkpoint, if enough of it is here to be of use to others. One of few pieces
+        is everywhere before more neighbours could help."""
+        held = next((one for one in reversed(self._store.all()) if not one.is_delta), None)
+        if held is None:
+            return None
+        there = self._announcer.mine_of(held).bits.bit_count()
+        return held if there >= defaults.HAVE_GROW_PIECES else None
+
+    async def _another(self) -> PeerId | None:
+        """A connected peer that is no neighbour yet; else one met for the purpose."""
+        others = [
+            peer
+            for peer in self._transport.connected()
+            if peer not in self._neighbours and peer not in self._unwilling
+        ]
+        if others:
+            return self._world.random.choice(others)
+        if self._meet is None:
+            return None
+        peer = await self._meet()
+        return peer if peer not in self._neighbours else None
+
+    async def _announce(self, peer: PeerId, neighbour: Neighbour) -> None:
+        self._announcer.tell_all(neighbour)
+        try:
+            with neighbour.scope:
+                with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
+                    stream = await self._transport.open_stream(peer, PROTOCOL)
+                await self._tell(stream, peer, neighbour)
+        except (StreamError, trio.TooSlowError) as error:
+            # Most often a peer without this protocol: a bootstrap peer, for instance.
+            self._unwilling.add(peer)
+            self._events.emit("shardcast.neighbour_lost", remote=peer, reason=str(error))
+        finally:
+            del self._neighbours[peer]
+            self._announcer.forget(neighbour)
+            self._fill()
+
+    async def _tell(self, stream: Stream, peer: PeerId, neighbour: Neighbour) -> None:
+        try:
+            while True:
+                with trio.CancelScope(deadline=neighbour.due) as neighbour.timer:
+                    await trio.sleep_forever()
+                entries = self._announcer.take(peer, neighbour)
+                for start in range(0, len(entries), defaults.HAVE_CHECKPOINTS_MAX):
+                    some = entries[start : start + defaults.HAVE_CHECKPOINTS_MAX]
+                    with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
+                        await stream.send(encode(some))
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.reset()
+
+    async def _listen(self, stream: Stream) -> None:
+        peer = stream.peer
+        if not self.claims.announces(peer) and len(self.claims) >= defaults.HAVE_INBOUND_MAX:
+            await stream.reset()
+            return
+        older = self._listening.get(peer)
+        if older is not None:
+            older.cancel()
+        claims = self.claims.begin(peer)
+        self._listening[peer] = scope = trio.CancelScope()
+        if (
+            peer not in self._neighbours
+            and peer not in self._unwilling
+            and len(self._neighbours) < defaults.HAVE_NEIGHBOURS_MAX
+        ):
+            self._begin(peer)
+        rate = 1 / defaults.HAVE_FRAME_SECONDS_MIN
+        frames = TokenBucket(rate, burst=rate)
+        try:
+            with scope:
+                # Entries of a replaced stream would be counted and never taken back.
+                while (raw := await stream.receive()) is not None and not scope.cancel_called:
+                    for entry in decode(raw):
+                        claim = self.claims.apply(claims, entry)
+                        if claim is not None:
+                            self._announcer.note_progress(peer, entry.manifest, claim)
+                    self.claims.changed(peer)
+                    # A burst of a second passes; a faster neighbour waits for its stream's credit.
+                    now = self._world.now()
+                    frames.borrow(1, now)
+                    seconds = frames.debt_seconds(now)
+                    if seconds:
+                        await trio.sleep(seconds)
+        except (StreamError, *DECODE_ERRORS) as error:
+            self._events.emit("shardcast.neighbour_silent", remote=peer, reason=str(error))
+            await stream.reset()
+        finally:
+            if self._listening.get(peer) is scope:
+                del self._listening[peer]
+                self.claims.forget(peer)
+                self.claims.changed(peer)
