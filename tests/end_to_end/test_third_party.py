@@ -1,0 +1,205 @@
+"""A package of somebody else with an environment, an engine and a role, as its users have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from peers.environments import Renderer, load, probe_hash
+from peers.policy.demo import EOS_ID, make_policy
+from swarm.errors import UserError
+from swarm.identity import Identity, load_or_create
+from swarm.jobs import Generate, Generated, Inspect, Inspected, Load, Loaded, Probe, Probed
+from swarm.messages import EnvironmentReference
+from swarm.roles import check_tables
+from swarm.rollouts.seeds import environment_of_group
+from swarm.run.update import sign_manifest
+from swarm.settings import PeerSettings
+from swarm.world.compute import LocalCompute
+from tests.app.harness import bootstrap_peer, demo_manifest, probe_hashes
+from tests.orders import ORDER, reference, submission_order
+
+PACKAGE = '''
+from typing import Annotated, ClassVar
+
+import msgspec
+import pydantic
+import trio
+
+from peers.environments import Task
+from peers.environments.base import draw
+from peers.policy.native import NativeEngine
+from swarm.gossip.topics import RUN
+from swarm.settings import RoleSettings
+
+
+class Repeat:
+    """Asks for a digit, repeated."""
+
+    name = "repeat"
+    version = "2"
+
+    class Options(msgspec.Struct):
+        times: Annotated[int, msgspec.Meta(ge=1, le=6)] = 2
+
+    def __init__(self, options):
+        self.options = options
+
+    def task(self, seed, split="train"):
+        return draw(seed, split, self.make)
+
+    def make(self, randomness):
+        digits = f"{int.from_bytes(randomness[:4], 'big') % 10**6:06d}"
+        return Task(prompt=digits + ">", answer=digits[0] * self.options.times)
+
+    def reward(self, task, completion_text, finished):
+        return float(finished and completion_text == task.answer)
+
+
+class Renamed(NativeEngine):
+    """The native engine under another name, which says where it was made."""
+
+    def __init__(self, folder, device, dtype):
+        super().__init__(folder, device, dtype)
+        (folder / "made-by-lab").write_text(f"{device} {dtype}")
+
+
+class Greeter:
+    """Says hello, then its work is over."""
+
+    topics: ClassVar = (RUN,)
+
+    class Settings(RoleSettings):
+        words: str = pydantic.Field(default="hello", max_length=20)
+
+    def __init__(self, peer):
+        self.events = peer.node.events
+        self.words = peer.node.settings.of("greeter", self.Settings).words
+
+    async def run(self):
+        self.events.emit("greeter.said", words=self.words)
+'''
+
+ENTRY_POINTS = """
+[swarm.environments]
+repeat = lab_package:Repeat
+[swarm.engines]
+lab-engine = lab_package:Renamed
+[swarm.roles]
+greeter = lab_package:Greeter
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the package is installed, on this process's search path."""
+    site = tmp_path / "site"
+    info = site / "lab_package-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-package\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (site / "lab_package.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "lab_package", raising=False)
+    return site
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    folder = tmp_path / "policy"
+    make_policy(folder, seed=0)
+    return folder
+
+
+def test_its_environment_takes_its_own_options(site: Path) -> None:
+    assert load("repeat", "2").task(b"a").answer == 2 * load("repeat", "2").task(b"a").answer[0]
+    assert len(load("repeat", "2", {"times": 5}).task(b"a").answer) == 5
+    for options, words in (
+        ({"times": 9}, "options: times is 9: Expected `int` <= 6"),
+        ({"often": 1}, "unknown key 'often'; there are: alpha, lengths, prompt, times"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load("repeat", "2", options)
+    longer = load("repeat", "2", {"times": 3, "lengths": [4]})
+    assert len(longer.task(b"a").answer) == 3 and longer.task(b"a").target_length == 4
+
+
+def test_its_engine_and_environment_serve_in_child_processes(
+    site: Path, policy: Path, tmp_path: Path
+) -> None:
+    theirs = EnvironmentReference(name="repeat", version="2", options={"times": 3}, weight=2.0)
+    environments = [reference(), theirs]
+    order = submission_order(environments=environments, groups=8, stop_ids=[EOS_ID])
+    arguments = {"environments": environments}
+    hardware = {"device": "cpu", "dtype": "bfloat16"}
+    made_path, canonical = tmp_path / "made", tmp_path / "canonical"
+
+    async def main() -> tuple[Probed, Generated, Inspected]:
+        compute = LocalCompute()
+        async with compute.child(
+            "peers.inference.engine_service:EngineService",
+            name="engine",
+            arguments={**arguments, "engine": "lab-engine", "hardware": hardware},
+        ) as engine:
+            await engine.request("load", Load(policy=ORDER.policy, folder=str(policy)), Loaded)
+            probed = await engine.request("probe", Probe(environment=theirs), Probed)
+            job = Generate(order=order, path=str(made_path))
+            made = await engine.request("generate", job, Generated)
+        async with compute.child(
+            "peers.validator.inspector:InspectorService", name="inspector", arguments=arguments
+        ) as inspector:
+            inspect = Inspect(
+                order=order,
+                path=str(made_path),
+                digest=made.digest,
+                canonical_path=str(canonical),
+                tokenizer_folder=str(policy),
+                bytes_max=1 << 20,
+            )
+            return probed, made, await inspector.request("inspect", inspect, Inspected)
+
+    probed, made, inspected = trio.run(main)
+    assert (policy / "made-by-lab").read_text() == "cpu torch.bfloat16"
+    assert probed.digest == probe_hash(load("repeat", "2", {"times": 3}), Renderer(policy))
+    assert made.groups == 8 and inspected.failed == ""
+    drawn = [environment_of_group(order.seed(), group, [1.0, 2.0]) for group in range(8)]
+    assert inspected.environments == drawn and 0 < sum(drawn) < 8
+
+
+def test_its_role_has_a_table_and_works_in_a_peer(site: Path, tmp_path: Path, policy: Path) -> None:
+    with pytest.raises(UserError, match=r"\[greeter\]: unknown key 'word'; there are: words"):
+        check_tables(PeerSettings(role=["greeter"], tables={"greeter": {"word": "hi"}}))
+    home = tmp_path / "greeter"
+    home.mkdir(mode=0o700)
+    me = load_or_create(home / "identity.key").peer_id
+    described = [EnvironmentReference(name="sort-digits", version="1")]
+    manifest = demo_manifest(
+        name="greeting", steps=1, hashes=probe_hashes(policy, described), trainer=me, validator=me
+    )
+    path = tmp_path / "run.manifest"
+    path.write_bytes(sign_manifest(Identity(bytes(32)), manifest, time.time()).raw)
+    (home / "peer.toml").write_text('[greeter]\nwords = "good morning"\n')
+    with bootstrap_peer(tmp_path / "bootstrap", path) as address:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "swarm.peer", "--role", "greeter", "--json-logs"),
+                *("--home", home, "--config", home / "peer.toml", "--bootstrap", address),
+                *("--listen", "/ip4/127.0.0.1/tcp/0"),
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    said = [event for event in events if event["event"] == "greeter.said"]
+    assert [event["words"] for event in said] == ["good morning"]
