@@ -421,6 +421,15 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
     reward: float = 0.0
     """Mean reward of the batch that made it."""
 
+    @property
+    def reference(self) -> CheckpointReference:
+        return CheckpointReference(
+            lineage=self.lineage,
+            step=self.step,
+            digest=self.manifest_digest,
+            size_bytes=self.manifest_bytes,
+        )
+
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step)
 

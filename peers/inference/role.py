@@ -21,7 +21,7 @@ from swarm.errors import PeerError, UserError
 from swarm.gossip.topics import RUN
 from swarm.identity import PeerId
 from swarm.jobs import Generate, InferenceClient, InferenceService, Load, Probe, SubmissionOrder
-from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
+from swarm.messages import Acknowledgement, CheckpointReference, StepOrder, Submission, Verdict
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
@@ -68,7 +68,7 @@ class InferenceRole:
         that any of them can take over any other's."""
         self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
         """When something was last said of a validator, and how often it was not said since."""
-        self._loaded: tuple[int, int] | None = None
+        self._loaded: CheckpointReference | None = None
         self._step: tuple[int, int] = (-1, -1)
         self._number = 0
         self._restarts = Restarts(self._events, "engine")
@@ -126,7 +126,7 @@ class InferenceRole:
                 self._peer.status.doing = f"waiting for version {order.run_version} of the run"
                 await self._while_wanted(order, partial(self._peer.versions.manifest_of, order))
                 continue
-            if self._loaded != (order.lineage, order.policy):
+            if self._loaded != order.checkpoint:
                 await self._load(engine, order)
                 continue  # a newer order may have come meanwhile
             await self._make_submission(engine, order, nursery)
@@ -167,13 +167,7 @@ class InferenceRole:
         self._peer.status.doing = f"fetching policy {order.policy}"
         folder = await self._while_wanted(
             order,
-            partial(
-                self._peer.policies.fetch,
-                order.lineage,
-                order.policy,
-                order.manifest_digest,
-                order.manifest_bytes,
-            ),
+            partial(self._peer.policies.get, order.checkpoint),
         )
         if folder is None:
             return
@@ -187,7 +181,7 @@ class InferenceRole:
             self._peer.store.unpin(key)
         if self._loaded is None:
             await self._check_rendering(engine)
-        self._loaded = (order.lineage, order.policy)
+        self._loaded = order.checkpoint
         self._peer.status.policy = order.policy
         self._events.emit("inference.policy_loaded", policy=order.policy, seconds=loaded.seconds)
 
@@ -210,8 +204,7 @@ class InferenceRole:
             nursery.cancel_scope.cancel()
 
         def say(seconds: float) -> None:
-            held = self._peer.store.held((order.lineage, order.policy))
-            here = f"{sum(held.pieces)} of {len(held.pieces)} pieces" if held else "nothing"
+            here = self._peer.policies.progress(order.checkpoint)
             trainers = [trainer.peer for trainer in self._run.manifest.trainers]
             reason = f"of policy {order.policy}, which step {order.step} uses, {here} is here"
             if self._run.manifest_of(order) is None:

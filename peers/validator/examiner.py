@@ -72,13 +72,8 @@ class Examiner:
         stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
         if stale is not None:
             return Outcome(**vars(stale))
-        order = case.order
-        folder = await self._peer.policies.fetch(
-            order.lineage,
-            order.policy,
-            order.manifest_digest,
-            order.manifest_bytes,
-            deadline_seconds=manifest.limits.verdict_seconds,
+        folder = await self._peer.policies.get(
+            case.order.checkpoint, deadline_seconds=manifest.limits.verdict_seconds
         )
         canonical = path_of(case.key) + ".canonical"
         ordered = self._submission_order(case, manifest)

@@ -27,7 +27,7 @@ async def from_peers(
     """Fetch the newest policy of a run into the folder `out`, as one of the run's observers.
 
     With `digest`, raises `UserError` unless that policy's manifest has this digest.
-    `deadline` is in seconds. Raises `UserError` and what `Policies.fetch` raises.
+    `deadline` is in seconds. Raises `UserError` and what `Policies.get` raises.
     """
     check_out(out)
     with writing(out) as disk:
@@ -65,13 +65,7 @@ async def _newest_policy(
                 # The fetch has its own deadline, and its error names the peers it waited for.
                 left = math.ceil(scope.deadline - trio.current_time())
                 scope.deadline = math.inf
-                await peer.policies.fetch(
-                    checkpoint.lineage,
-                    checkpoint.step,
-                    checkpoint.manifest_digest,
-                    checkpoint.manifest_bytes,
-                    deadline_seconds=max(1, left),
-                )
+                await peer.policies.get(checkpoint.reference, deadline_seconds=max(1, left))
                 held = peer.store.held((checkpoint.lineage, checkpoint.step))
     if held is None:
         raise DeadlineError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import trio
 from blake3 import blake3
 
@@ -9,9 +11,7 @@ from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
-from swarm.messages import (
-    Checkpoint,
-)
+from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.status import Status
@@ -47,8 +47,19 @@ PROVIDERS_WANTED = 64
 """About so many inference peers are named as sources of a checkpoint."""
 
 
+class _Prefetch(NamedTuple):
+    """The newest policy, on its way here before a role needs it."""
+
+    reference: CheckpointReference
+    scope: trio.CancelScope
+
+
 class Policies:
-    """Fetches policies of a run, and provides those complete here."""
+    """Decides which policy of a run is fetched, and provides those complete here.
+
+    A policy that a role needs (`get`) comes before the newest one that was announced (`follow`), so
+    that a newcomer can work as soon as its link allows.
+    """
 
     def __init__(
         self,
@@ -86,6 +97,9 @@ class Policies:
             have=self.have,
             deltas=self.deltas,
         )
+        self._needed: Observable[list[CheckpointReference]] = Observable([])
+        """Policies that roles wait for and that are not complete here."""
+        self._prefetch: _Prefetch | None = None
         self._providers: dict[bytes, list[Source]] = {}
         self._lot = b""
         """Secret, drawn when first needed: decides which of many peers are sources."""
@@ -130,36 +144,57 @@ class Policies:
             peers = sorted(list(dict.fromkeys(near[:SOURCES_NEAR_MAX] + drawn))[:SOURCES_MAX])
         return [found[peer] for peer in peers]
 
-    async def fetch(
+    # --- fetching ----------------------------------------------------------------------------
+
+    async def get(
         self,
-        lineage: int,
-        step: int,
-        manifest_digest: bytes,
-        manifest_bytes: int,
+        reference: CheckpointReference,
         *,
         deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
     ) -> str:
-        """The folder of one policy on this peer's disk, fetched if it is not there.
+        """Get a policy that is needed now: its folder on this peer's disk, fetched before any other
+        if it is not there.
 
         Raises what `Fetcher.fetch` raises, and `BadManifest` for another tokenizer than the run's.
         """
+        if self._is_here(reference):
+            return await self._fetch(reference, deadline_seconds)
+        self._needed.set([*self._needed.value, reference])
+        if self._prefetch is not None and self._prefetch.reference != reference:
+            self._prefetch.scope.cancel()
+        try:
+            return await self._fetch(reference, deadline_seconds)
+        finally:
+            needed = list(self._needed.value)
+            needed.remove(reference)
+            self._needed.set(needed)
+
+    def progress(self, reference: CheckpointReference) -> str:
+        """How much of a policy is on this peer's disk."""
+        held = self._store.held((reference.lineage, reference.step))
+        return f"{sum(held.pieces)} of {len(held.pieces)} pieces" if held else "nothing"
+
+    def _is_here(self, reference: CheckpointReference) -> bool:
+        held = self._store.held((reference.lineage, reference.step))
+        return held is not None and held.complete
+
+    async def _fetch(self, reference: CheckpointReference, deadline_seconds: float) -> str:
         checkpoint = Checkpoint(
-            lineage=lineage,
-            step=step,
-            manifest_digest=manifest_digest,
-            manifest_bytes=manifest_bytes,
+            lineage=reference.lineage,
+            step=reference.step,
+            manifest_digest=reference.digest,
+            manifest_bytes=reference.size_bytes,
             total_bytes=0,
         )
-        held = self._store.held((lineage, step))
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
-            if held is None or not held.complete:
+            if not self._is_here(reference):
                 # Beside the fetch: a lookup may have to wait for peers that are away.
-                nursery.start_soon(self._find_providers, manifest_digest)
+                nursery.start_soon(self._find_providers, reference.digest)
             try:
                 folder = await self.fetcher.fetch(
                     checkpoint,
-                    lambda: self.sources(manifest_digest),
+                    lambda: self.sources(reference.digest),
                     deadline_seconds=deadline_seconds,
                 )
             except Exception as error:  # raised again below, outside the nursery's group
@@ -167,7 +202,7 @@ class Policies:
             nursery.cancel_scope.cancel()
         if failed is not None:
             raise failed
-        await self._check_tokenizer(folder, step)
+        await self._check_tokenizer(folder, reference.step)
         return folder
 
     async def _check_tokenizer(self, folder: str, step: int) -> None:
@@ -208,7 +243,8 @@ class Policies:
         self._providers = {manifest_digest: sources}
 
     async def follow(self, kept_in_memory: int = 0) -> None:
-        """Fetch every checkpoint as it is announced (the newest first), until cancelled.
+        """Fetch every checkpoint as it is announced (the newest first), until cancelled. Pauses
+        while another policy is needed now.
 
         Raises `UserError` before anything of the first is fetched if so many policies as this
         peer's role keeps at a time do not fit into the memory of this machine.
@@ -222,20 +258,26 @@ class Policies:
             if not checked:
                 self._check_memory(checkpoint, kept_in_memory)
                 checked = True
+            if any(needed != checkpoint.reference for needed in self._needed.value):
+                await self._needed.wait_change()
+                continue
+            if await self._follow_to(checkpoint) and checkpoint == self.newest():
+                await self._checkpoint.wait_change()
+
+    async def _follow_to(self, checkpoint: Checkpoint) -> bool:
+        """Fetch one announced checkpoint; False if another policy was needed meanwhile."""
+        with trio.CancelScope() as scope:
+            self._prefetch = _Prefetch(checkpoint.reference, scope)
             try:
-                await self.fetch(
-                    checkpoint.lineage,
-                    checkpoint.step,
-                    checkpoint.manifest_digest,
-                    checkpoint.manifest_bytes,
-                )
+                await self._fetch(checkpoint.reference, defaults.CHECKPOINT_DEADLINE_SECONDS)
                 self._status.policy = max(self._status.policy, checkpoint.step)
             except (PeerError, BadManifest, CheckpointConflict) as error:
                 self._node.events.emit(
                     "shardcast.checkpoint_failed", step=checkpoint.step, reason=str(error)
                 )
-            if checkpoint == self.newest():
-                await self._checkpoint.wait_change()
+            finally:
+                self._prefetch = None
+        return not scope.cancelled_caught
 
     def _check_memory(self, checkpoint: Checkpoint, policies: int) -> None:
         needed = policies * checkpoint.total_bytes
