@@ -513,6 +513,11 @@ class SimulatedChild:
         answer = await self._answer(method, {"job": given}, job.patience_seconds)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=reply)
 
+    @asynccontextmanager
+    async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
+        raise NotImplementedError("no cost model streams")
+        yield
+
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
     ) -> dict[str, Any]:
@@ -522,15 +527,15 @@ class SimulatedChild:
         answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
         return answer
 
-    async def _answer(self, method: str, given: Mapping[str, Any], deadline_seconds: float) -> Any:
+    async def _answer(self, method: str, given: Mapping[str, Any], patience_seconds: float) -> Any:
         async with self._busy:
             if self._died:
                 raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
-            with trio.move_on_after(deadline_seconds) as self._calling:
+            with trio.CancelScope() as self._calling:
                 try:
-                    await self._machine.answering()
-                    result = await getattr(self._model, method)(**given)
-                    await self._machine.answering()
+                    await self._machine_answers(method, patience_seconds)
+                    result = await getattr(self._model, method)(**given)  # advances all the time
+                    await self._machine_answers(method, patience_seconds)
                 except PowerCut:
                     raise
                 except _Crash:
@@ -539,8 +544,14 @@ class SimulatedChild:
                 except (ValueError, OSError) as error:
                     raise ChildError(str(error), type(error).__name__) from error
                 return result
-            self._died = self._died or f"did not answer {method} in {deadline_seconds:g} s"
             raise ChildDied(f"{self.name} {self._died}", self.name)
+
+    async def _machine_answers(self, method: str, patience_seconds: float) -> None:
+        with trio.move_on_after(patience_seconds):
+            await self._machine.answering()
+            return
+        self._died = f"made no progress on {method} within {patience_seconds:g} s"
+        raise ChildDied(f"{self.name} {self._died}", self.name)
 
     def die(self) -> None:
         """End at once, in the middle of a call or between two."""
@@ -577,6 +588,7 @@ class SimulatedCompute:
         arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
+        interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
         if service not in self._models:
             raise ChildDied(f"{name}: there is no cost model of {service} in this simulation", name)

@@ -251,30 +251,6 @@ HAVE_FRAME_SECONDS_MIN = 0.02
 HAVE_SILENCE_SECONDS = 1.0
 """A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""
 
-# --- disk and compute ------------------------------------------------------------------------
-
-CHILD_FRAME_BYTES_MAX = 256 << 20
-"""One call or answer between a peer and its child process."""
-
-CHILD_LAST_LINES = 20
-"""Lines of stderr reported when a child dies."""
-
-CHILD_GRACE_SECONDS = 2.0
-"""A child has this long to end by itself before it is killed."""
-
-CHILD_KILLED_SECONDS = 30.0
-"""A killed child may take this long to give back its memory, a GPU's above all."""
-
-CHILD_DEATHS_MAX = 5
-"""Deaths in a row after which a child is not started again: the peer stops and says why."""
-
-CHILD_RESTART_SECONDS = 0.2
-"""Pause before a dead child is started again, four times as long after each death in a row: 0.2
-to 12.8 s."""
-
-CHILD_LINES_PER_SECOND_MAX = 20
-"""Lines of a child's stderr passed on as events; of more, only the last are kept."""
-
 # --- validation ------------------------------------------------------------------------------
 
 # --- ledger ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
@@ -200,7 +200,8 @@ def job_type(method: Callable[..., Any]) -> type[Job]:
 
 
 class Child(Protocol):
-    """A supervised child process that answers one call at a time, in order."""
+    """A supervised child process; calls made at the same time run at the same time, as far as its
+    service lets them."""
 
     name: str
 
@@ -208,19 +209,25 @@ class Child(Protocol):
         """Have the child's service do a job; its answer is decoded as `reply`.
 
         Raises `ChildError` if the method raised (`ChildUserError` for a `UserError`), `ChildDied`
-        if the child is gone or the job's patience passed without progress.
+        if the child is gone, answers with something else, or makes no progress for as long as the
+        job's patience (the child is then killed). Cancelling it cancels the job; a child that goes
+        on all the same is killed.
+        """
+        ...
+
+    def stream(
+        self, method: str, job: Job, item: type[T]
+    ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
+        """Have a method that is an async generator do a job; leaving the block cancels it.
+
+        The iterator raises as `request` does.
         """
         ...
 
     async def call(
         self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
     ) -> dict[str, Any]:
-        """Call `method` of the child's service; arguments and result are msgpack maps.
-
-        Raises `ChildError` if the method raised (`ChildUserError` for a `UserError`), `ChildDied`
-        if the child is gone or the deadline passed (the child is then killed: a result after its
-        deadline is worth nothing).
-        """
+        """Call an untyped method of the child's service."""
         ...
 
 
@@ -239,11 +246,13 @@ class Compute(Protocol):
         arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
+        interpreter: str | None = None,
     ) -> AbstractAsyncContextManager[Child]:
         """`async with compute.child("package.module:Class", name="engine") as child:`
 
         `Class(**arguments)` is made in the child before the block is entered; its public methods
-        take keyword arguments and return a dict. The child ends with the block.
-        Raises `ChildDied` when it does not come up.
+        are async and take one `Job`. The child ends with the block. `interpreter`: path of another
+        Python, which has Swarm and the service installed. Raises `ChildDied` when the child does
+        not come up, `UserError` when there is no such interpreter.
         """
         ...

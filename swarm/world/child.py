@@ -1,8 +1,9 @@
-"""What runs inside a child process: one service, one call at a time, over a socket.
+"""The program of a child process: one service, whose methods are called over a socket.
 
-Frames are a 4-byte big-endian length and msgpack. The owner's first frame says what to be
-(`Assignment`); every later one is `[method, arguments]`. Each is answered with `[true, result]` or
-`[false, [exception name, message]]`. The child ends when the socket does.
+Methods are async and take one job; several may run at once, and a service that cannot do that uses
+a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
+`swarm.world.progress.report` now and then. A method that is an async generator streams its items.
+The child ends when the socket does.
 """
 
 from __future__ import annotations
@@ -16,16 +17,37 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import trio
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.world import job_type
+from swarm.world.frames import (
+    PARTS_AHEAD_MAX,
+    Answer,
+    Assignment,
+    Call,
+    Cancel,
+    Failed,
+    FrameReader,
+    More,
+    Part,
+    Progress,
+    Response,
+    decode_request,
+    encode,
+    raw,
+)
+from swarm.world.progress import Reporter, current
 
 _PR_SET_PDEATHSIG = 1
+
+MESSAGE_CHARACTERS_MAX = 10_000
+"""Of an exception's text."""
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -36,42 +58,6 @@ ONE_THREAD = {
 }
 """Environment of a child unless its owner's says otherwise: peers share cores, and two OpenMP
 threads on contended cores are ten times slower than one."""
-
-
-class Assignment(msgspec.Struct, array_like=True):
-    """What a child is to be."""
-
-    service: str
-    """`package.module:Class`."""
-    arguments: dict[str, Any]
-    memory_limit_bytes: int | None
-    path: list[str]
-    """The owner's module search path."""
-    folder: str
-    """The owner's working folder."""
-    environment: dict[bytes, bytes]
-    """The owner's, which a forked child did not inherit. Libraries that the fork server preloaded
-    have read theirs already."""
-
-
-def encode(message: Any) -> bytes:
-    """A frame, length first."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(4, "big") + body
-
-
-def _receive(connection: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        block = connection.recv(min(count - len(data), 1 << 20))
-        if not block:
-            raise EOFError
-        data += block
-    return bytes(data)
-
-
-def _receive_frame(connection: socket.socket) -> bytes:
-    return _receive(connection, int.from_bytes(_receive(connection, 4), "big"))
 
 
 def die_with_parent(parent: int) -> None:
@@ -106,35 +92,110 @@ def serve(connection: socket.socket) -> None:
     """Be the service that the owner assigns until it closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
     _fresh_randomness()
+    connection.setblocking(False)
+    trio.run(_serve, connection)
+
+
+async def _serve(connection: socket.socket) -> None:
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    frames = FrameReader(stream.receive_some)
+    owner = _Owner(stream)
     try:
-        assignment = msgspec.msgpack.decode(_receive_frame(connection), type=Assignment)
+        assignment = msgspec.msgpack.decode(await frames.next(), type=Assignment)
         try:
-            sys.path[:] = assignment.path
-            os.chdir(assignment.folder)
-            os.environb.clear()
-            os.environb.update(assignment.environment)
-            for variable, value in ONE_THREAD.items():
-                os.environ.setdefault(variable, value)
             service = _make(assignment)
         except BaseException as error:
-            _answer_error(connection, error)
+            await owner.send(_failure(0, error))
             return
-        connection.sendall(encode([True, {}]))
-        while True:
-            method, arguments = msgspec.msgpack.decode(
-                _receive_frame(connection), type=tuple[str, dict[str, Any]]
-            )
+        await owner.send(Answer(0, raw({})))
+        async with trio.open_nursery() as nursery:
+            calls = _Calls(service, owner, nursery)
+            while True:
+                calls.take(decode_request(await frames.next()))
+    except* (EOFError, trio.BrokenResourceError):
+        pass  # the owner is gone; what ran was cancelled
+
+
+class _Owner:
+    """The socket's other end."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._turn = trio.Lock()
+
+    async def send(self, message: Response) -> None:
+        """Send a frame; one that is too large becomes the failure of its call."""
+        try:
+            frame = encode(message)
+        except ValueError as error:
+            frame = encode(_failure(message.number, error))
+        with trio.CancelScope(shield=True):  # half a frame would spoil all that follow
+            async with self._turn:
+                await self._stream.send_all(frame)
+
+
+class _Calls:
+    """The calls that run."""
+
+    def __init__(self, service: Any, owner: _Owner, nursery: trio.Nursery) -> None:
+        self._service = service
+        self._owner = owner
+        self._nursery = nursery
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self._credits: dict[int, trio.Semaphore] = {}
+        """Parts that each call may still send."""
+
+    def take(self, request: Call | Cancel | More) -> None:
+        """Begin a call, or do something about one that runs; it may have ended meanwhile."""
+        if isinstance(request, Call):
+            self._scopes[request.number] = trio.CancelScope()
+            self._credits[request.number] = trio.Semaphore(PARTS_AHEAD_MAX)
+            self._nursery.start_soon(self._run, request)
+        elif isinstance(request, Cancel):
+            if request.number in self._scopes:
+                self._scopes[request.number].cancel()
+        elif request.number in self._credits:
+            self._credits[request.number].release()
+
+    async def _run(self, call: Call) -> None:
+        progress = Progress(call.number)
+        current.set(Reporter(lambda: self._nursery.start_soon(self._owner.send, progress)))
+        answer: Response = Failed(call.number, "Cancelled", "cancelled")
+        with self._scopes[call.number]:
             try:
-                result = _call(service, method, arguments)
+                answer = Answer(call.number, raw(await self._reply(call)))
             except Exception as error:
-                _answer_error(connection, error)
-            else:
-                connection.sendall(result)
-    except (EOFError, ConnectionError):
-        return
+                answer = _failure(call.number, error)
+        del self._scopes[call.number], self._credits[call.number]
+        await self._owner.send(answer)
+
+    async def _reply(self, call: Call) -> Any:
+        if call.method.startswith("_"):
+            raise AttributeError(f"{call.method} is no public method")
+        function = getattr(self._service, call.method)
+        if inspect.isasyncgenfunction(function):
+            async for item in function(_job(call, function)):
+                await self._credits[call.number].acquire()
+                await self._owner.send(Part(call.number, raw(item)))
+            return {}
+        if inspect.iscoroutinefunction(function):
+            return await function(_job(call, function))
+        arguments = msgspec.msgpack.decode(call.job, type=dict[str, Any])
+        return await trio.to_thread.run_sync(partial(function, **arguments))
+
+
+def _job(call: Call, function: Callable[..., Any]) -> Any:
+    return msgspec.msgpack.decode(call.job, type=job_type(function))
 
 
 def _make(assignment: Assignment) -> Any:
+    if assignment.path is not None:
+        sys.path[:] = assignment.path
+    os.chdir(assignment.folder)
+    os.environb.clear()
+    os.environb.update(assignment.environment)
+    for variable, value in ONE_THREAD.items():
+        os.environ.setdefault(variable, value)
     module_name, _, class_name = assignment.service.partition(":")
     service_class = getattr(importlib.import_module(module_name), class_name)
     if "torch" in sys.modules:
@@ -144,28 +205,10 @@ def _make(assignment: Assignment) -> Any:
     return service_class(**assignment.arguments)
 
 
-def _call(service: Any, method: str, arguments: dict[str, Any]) -> bytes:
-    """The frame that answers a call."""
-    if method.startswith("_"):
-        raise AttributeError(f"{method} is no public method")
-    function = getattr(service, method)
-    if inspect.iscoroutinefunction(function):
-        result = trio.run(function, msgspec.convert(arguments["job"], job_type(function)))
-    else:
-        result = function(**arguments)
-    frame = encode([True, result])
-    if len(frame) > defaults.CHILD_FRAME_BYTES_MAX:
-        raise ValueError(
-            f"the answer to {method!r} has {len(frame)} bytes; at most "
-            f"{defaults.CHILD_FRAME_BYTES_MAX} are allowed"
-        )
-    return frame
-
-
-def _answer_error(connection: socket.socket, error: BaseException) -> None:
+def _failure(number: int, error: BaseException) -> Failed:
     if not isinstance(error, UserError):  # that one says it all in its sentence
         traceback.print_exception(error)
-    connection.sendall(encode([False, [type(error).__name__, str(error)[:10_000]]]))
+    return Failed(number, type(error).__name__, str(error)[:MESSAGE_CHARACTERS_MAX])
 
 
 if __name__ == "__main__":

@@ -6,9 +6,15 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm import defaults
 from swarm.events import Events
 from swarm.world import ChildDied
+
+DEATHS_MAX = 5
+"""Deaths in a row after which a child is not started again: the peer stops and says why."""
+
+PAUSE_SECONDS = 0.2
+"""Before a dead child is started again, four times as long after each death in a row: 0.2 to
+12.8 s."""
 
 
 class Restarts:
@@ -28,19 +34,19 @@ class Restarts:
     async def run(self, life: Callable[[], Awaitable[None]]) -> None:
         """Await `life`, which starts the child and uses it, and again each time the child dies.
 
-        Raises `ChildDied` after `CHILD_DEATHS_MAX` deaths in a row.
+        Raises `ChildDied` after `DEATHS_MAX` deaths in a row.
         """
         while True:
             try:
                 return await life()
             except ChildDied as error:
                 self._deaths += 1
-                if error.child != self._name or self._deaths >= defaults.CHILD_DEATHS_MAX:
+                if error.child != self._name or self._deaths >= DEATHS_MAX:
                     raise
-            await trio.sleep(defaults.CHILD_RESTART_SECONDS * 4 ** (self._deaths - 1))
+            await trio.sleep(PAUSE_SECONDS * 4 ** (self._deaths - 1))
             self._events.emit(
                 "compute.child_restarted",
                 name=self._name,
                 deaths=self._deaths,
-                of=defaults.CHILD_DEATHS_MAX,
+                of=DEATHS_MAX,
             )

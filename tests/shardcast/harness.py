@@ -55,6 +55,7 @@ class InPlace:
         arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
+        interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
         module, _, kind = service.partition(":")
         yield _ChildInPlace(

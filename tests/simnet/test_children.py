@@ -13,8 +13,8 @@ from simnet.compute import Hardware, SimulatedCompute, Workload
 from simnet.invariants import Invariants
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
-from swarm import defaults
 from swarm.events import Event
+from swarm.world import restarts
 
 STEPS = 4
 SLOW = Hardware(step_seconds=5.0)
@@ -110,12 +110,12 @@ def test_a_child_that_dies_is_started_again_and_its_work_is_done_over(
 
 def test_a_file_that_kills_its_reader_is_quarantined_and_ends_nobody() -> None:
     story = Story(Plan("inference-1", ["inference"], fabricates="poison"))
-    story.run("validator.verdict", "validator", times=defaults.CHILD_DEATHS_MAX)
+    story.run("validator.verdict", "validator", times=restarts.DEATHS_MAX)
     assert not story.simulation.violations
     assert {fields["outcome"] for fields in story.of("validator.verdict")} == {"quarantined"}
     assert "its check ended 2 children here" in story.of("validator.verdict")[0]["detail"]
     restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
-    assert len(restarted) > defaults.CHILD_DEATHS_MAX and set(restarted) == {1, 2}
+    assert len(restarted) > restarts.DEATHS_MAX and set(restarted) == {1, 2}
 
 
 def test_a_child_that_always_dies_ends_its_peer_after_so_many_deaths_in_a_row() -> None:
@@ -123,5 +123,5 @@ def test_a_child_that_always_dies_ends_its_peer_after_so_many_deaths_in_a_row() 
     story.run()
     assert len(story.of("trainer.step_trained")) == 0
     restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
-    assert restarted == list(range(1, defaults.CHILD_DEATHS_MAX))
+    assert restarted == list(range(1, restarts.DEATHS_MAX))
     assert "trainer ended: trainer was killed" in story.simulation.violations[0]

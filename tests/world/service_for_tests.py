@@ -5,83 +5,151 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
+
+import msgspec
+import trio
 
 from swarm.errors import UserError
+from swarm.world import Job, progress
+
+progress.REPORT_SECONDS = 0.01  # in the child
+
+
+class Nothing(Job, frozen=True, kw_only=True):
+    """Asks for something that needs no words."""
+
+    patience_seconds: ClassVar[float] = 30.0
+
+
+class Impatient(Nothing, frozen=True, kw_only=True):
+    patience_seconds: ClassVar[float] = 0.05
+
+
+class Named(Nothing, frozen=True, kw_only=True):
+    name: str
+
+
+class Sized(Nothing, frozen=True, kw_only=True):
+    count: int
+
+
+class Raw(Nothing, frozen=True, kw_only=True):
+    raw: bytes
+
+
+class Rounds(Job, frozen=True, kw_only=True):
+    """Work for so many rounds, until `folder` holds a file of that round's number."""
+
+    patience_seconds: ClassVar[float] = 1.0
+    folder: str
+    rounds: int
+
+
+class Surroundings(msgspec.Struct):
+    folder: str
+    for_tests: str | None
+    openmp_threads: str
+    session_leader: bool
+    threads: int
 
 
 class Service:
     def __init__(self, greeting: str = "hello") -> None:
         self.greeting = greeting
 
-    def greet(self, name: str) -> dict[str, str]:
-        return {"text": f"{self.greeting} {name}"}
+    async def greet(self, job: Named) -> str:
+        return f"{self.greeting} {job.name}"
 
-    def pid(self) -> dict[str, int]:
-        return {"pid": os.getpid()}
+    async def pid(self, job: Nothing) -> int:
+        return os.getpid()
 
-    def fail(self) -> dict[str, str]:
+    async def fail(self, job: Nothing) -> None:
         raise ValueError("on purpose")
 
-    def mistake(self) -> dict[str, str]:
+    async def mistake(self, job: Nothing) -> None:
         raise UserError("the person can put it right")
 
-    def stall(self) -> dict[str, str]:
+    async def stall(self, job: Nothing) -> None:
+        """In a thread that nothing can stop."""
         print("stalling", file=sys.stderr)
-        time.sleep(600)
-        return {}
+        await trio.to_thread.run_sync(time.sleep, 600)
 
-    def hog(self, size_bytes: int) -> dict[str, int]:
-        return {"size": len(b"x" * size_bytes)}
+    async def rest(self, job: Nothing) -> None:
+        await trio.sleep_forever()
 
-    def die(self) -> dict[str, str]:
+    async def work(self, job: Rounds) -> int:
+        """Rounds done; each reports progress and waits for its file."""
+        return await trio.to_thread.run_sync(_work, job)
+
+    async def count(self, job: Sized) -> AsyncIterator[int]:
+        for number in range(job.count):
+            yield number
+        if job.count == 13:
+            raise ValueError("thirteen")
+
+    async def hog(self, job: Sized) -> int:
+        return len(b"x" * job.count)
+
+    async def die(self, job: Nothing) -> None:
         print("these are my last words", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-        return {}
 
-    def mutter_and_die(self) -> dict[str, str]:
+    async def mutter_and_die(self, job: Nothing) -> None:
         print("said on stdout")
         print("\x1b[2Jan unfinished line", end="", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-        return {}
 
-    def say(self, lines: int) -> dict[str, str]:
-        for line in range(lines):
+    async def say(self, job: Sized) -> None:
+        for line in range(job.count):
             print(f"line {line}", file=sys.stderr)
-        return {}
 
-    def surroundings(self) -> dict[str, Any]:
-        return {
-            "folder": str(Path.cwd()),
-            "for_tests": os.environ.get("SWARM_FOR_TESTS"),
-            "openmp_threads": os.environ["OMP_NUM_THREADS"],
-            "session_leader": os.getsid(0) == os.getpid(),
-            "threads": len(list(Path("/proc/self/task").iterdir())),
-        }
+    async def surroundings(self, job: Nothing) -> Surroundings:
+        return Surroundings(
+            folder=str(Path.cwd()),
+            for_tests=os.environ.get("SWARM_FOR_TESTS"),
+            openmp_threads=os.environ["OMP_NUM_THREADS"],
+            session_leader=os.getsid(0) == os.getpid(),
+            threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208
+        )
 
-    def draw(self) -> dict[str, float]:
+    async def draw(self, job: Nothing) -> tuple[float, float]:
         import numpy
 
-        return {"random": random.random(), "numpy": float(numpy.random.random())}
+        return random.random(), float(numpy.random.random())
 
-    def outstay(self) -> dict[str, str]:
+    async def outstay(self, job: Nothing) -> None:
         threading.Thread(target=time.sleep, args=(600,)).start()
-        return {}
 
-    def answer_with(self, raw: bytes) -> dict[str, str]:
+    async def answer_with(self, job: Raw) -> None:
         """What code that has taken over a parser could write to its owner."""
-        (connection,) = [
-            int(link.name)
-            for link in Path("/proc/self/fd").iterdir()
-            if link.is_symlink() and str(link.readlink()).startswith("socket:")
-        ]
-        os.write(connection, raw)
-        time.sleep(600)
-        return {}
+        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
+                each.sendall(job.raw)  # trio's own do not mind
+        await trio.sleep_forever()
+
+    async def marker(self, job: Nothing) -> str:
+        """A module that only another interpreter has."""
+        import swarm_marker_for_tests  # type: ignore[import-not-found]
+
+        text: str = swarm_marker_for_tests.TEXT
+        return f"{text} {sys.executable}"
+
+
+def _work(job: Rounds) -> int:
+    for number in range(job.rounds):
+        while not (Path(job.folder) / str(number)).exists():
+            progress.report()
+            time.sleep(0.001)
+        Path(job.folder, f"{number}.done").touch()
+    return job.rounds
 
 
 class Unmakeable:

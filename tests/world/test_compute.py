@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
+import site
 import socket
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.world import ChildDied, ChildError
+from swarm.world import Child, ChildDied, ChildError, frames, local_child
 from swarm.world.compute import LocalCompute
+from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
+from tests.world.service_for_tests import (
+    Impatient,
+    Named,
+    Nothing,
+    Raw,
+    Rounds,
+    Sized,
+    Surroundings,
+)
 
 SERVICE = "tests.world.service_for_tests:Service"
 FORK_SERVER = [sys.executable, "-m", "swarm.world.fork_server"]
@@ -83,8 +95,8 @@ def compute(request: pytest.FixtureRequest, tmp_path: Path, heard: Heard) -> Ite
 def test_a_child_answers_with_the_arguments_it_was_made_with(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c", arguments={"greeting": "good day"}) as child:
-            answer = await child.call("greet", {"name": "Ada"}, deadline_seconds=SECONDS)
-            assert answer == {"text": "good day Ada"}
+            answer = await child.request("greet", Named(name="Ada"), str)
+            assert answer == "good day Ada"
 
     trio.run(main)
 
@@ -93,9 +105,9 @@ def test_an_exception_in_the_child_is_told_and_the_child_lives_on(compute: Local
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
             with pytest.raises(ChildError, match="on purpose") as caught:
-                await child.call("fail", deadline_seconds=SECONDS)
+                await child.request("fail", Nothing(), NoneType)
             assert caught.value.kind == "ValueError"
-            assert await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+            assert await child.request("greet", Named(name="x"), str)
 
     trio.run(main)
 
@@ -104,7 +116,7 @@ def test_a_persons_mistake_stays_one(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
             with pytest.raises(UserError, match=r"^c: the person can put it right$"):
-                await child.call("mistake", deadline_seconds=SECONDS)
+                await child.request("mistake", Nothing(), NoneType)
 
     trio.run(main)
 
@@ -122,10 +134,10 @@ def test_a_dead_child_is_reported_with_its_last_words(compute: LocalCompute) -> 
     async def main() -> None:
         async with compute.child(SERVICE, name="engine") as child:
             with pytest.raises(ChildDied, match=r"SIGKILL.*these are my last words") as caught:
-                await child.call("die", deadline_seconds=SECONDS)
+                await child.request("die", Nothing(), NoneType)
             assert "engine" in str(caught.value)
             with pytest.raises(ChildDied):
-                await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+                await child.request("greet", Named(name="x"), str)
 
     trio.run(main)
 
@@ -133,9 +145,9 @@ def test_a_dead_child_is_reported_with_its_last_words(compute: LocalCompute) -> 
 def test_a_missed_deadline_kills_the_child(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
-            pid = (await child.call("pid", deadline_seconds=SECONDS))["pid"]
-            with pytest.raises(ChildDied, match=r"'stall' within 0\.05 s"):
-                await child.call("stall", deadline_seconds=0.05)
+            pid = await child.request("pid", Nothing(), int)
+            with pytest.raises(ChildDied, match=r"no progress on 'stall' within 0\.05 s"):
+                await child.request("stall", Impatient(), NoneType)
         with pytest.raises(ProcessLookupError):  # killed and reaped
             os.kill(pid, 0)
 
@@ -147,12 +159,12 @@ def test_a_child_ends_with_its_block_and_leaves_no_zombie(
 ) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
-            pid = (await child.call("pid", deadline_seconds=SECONDS))["pid"]
+            pid = await child.request("pid", Nothing(), int)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         with pytest.raises(RuntimeError, match="the owner's own"):
             async with compute.child(SERVICE, name="c") as child:
-                pid = (await child.call("pid", deadline_seconds=SECONDS))["pid"]
+                pid = await child.request("pid", Nothing(), int)
                 raise RuntimeError("the owner's own")
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -164,12 +176,12 @@ def test_a_child_ends_with_its_block_and_leaves_no_zombie(
 def test_a_child_that_outstays_its_block_is_killed(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "CHILD_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(local_child, "GRACE_SECONDS", 0.2)
 
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
-            pid = (await child.call("pid", deadline_seconds=SECONDS))["pid"]
-            await child.call("outstay", deadline_seconds=SECONDS)
+            pid = await child.request("pid", Nothing(), int)
+            await child.request("outstay", Nothing(), NoneType)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -179,11 +191,11 @@ def test_a_child_that_outstays_its_block_is_killed(
 def test_the_death_of_an_idle_child_is_told_at_once(compute: LocalCompute, heard: Heard) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="engine") as child:
-            os.kill((await child.call("pid", deadline_seconds=SECONDS))["pid"], signal.SIGKILL)
+            os.kill(await child.request("pid", Nothing(), int), signal.SIGKILL)
             died = await heard.wait_for("compute.child_died")
             assert died.fields == {"name": "engine", "how": "was killed by SIGKILL", "last": []}
             with pytest.raises(ChildDied, match="engine was killed by SIGKILL"):
-                await child.call("pid", deadline_seconds=SECONDS)
+                await child.request("pid", Nothing(), int)
 
     trio.run(main)
     assert len(heard.named("compute.child_died")) == 1
@@ -195,7 +207,7 @@ def test_every_last_word_is_kept_and_none_can_steer_a_terminal(
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
             with pytest.raises(ChildDied) as caught:
-                await child.call("mutter_and_die", deadline_seconds=SECONDS)
+                await child.request("mutter_and_die", Nothing(), NoneType)
         assert "said on stdout |  [2Jan unfinished line" in str(caught.value)
         assert "\x1b" not in str(caught.value)
 
@@ -210,35 +222,37 @@ def test_a_talkative_child_cannot_flood_the_events(compute: LocalCompute, heard:
     async def main() -> None:
         began = trio.current_time()
         async with compute.child(SERVICE, name="c") as child:
-            await child.call("say", {"lines": 100_000}, deadline_seconds=SECONDS)
+            await child.request("say", Sized(count=100_000), NoneType)
             with pytest.raises(ChildDied, match=r"line 99999 \| these are my last words"):
-                await child.call("die", deadline_seconds=SECONDS)
+                await child.request("die", Nothing(), NoneType)
         seconds.append(trio.current_time() - began)
 
     trio.run(main)
     told = len(heard.named("compute.child_said"))
-    assert 0 < told <= (seconds[0] + 2) * defaults.CHILD_LINES_PER_SECOND_MAX
-    assert len(heard.named("compute.child_died")[0].fields["last"]) == defaults.CHILD_LAST_LINES
+    assert 0 < told <= (seconds[0] + 2) * local_child.LINES_PER_SECOND_MAX
+    assert len(heard.named("compute.child_died")[0].fields["last"]) == local_child.LAST_LINES
 
 
 @pytest.mark.parametrize(
-    "raw",
+    "said",
     [
         b"\x00\x00\x00\x03\xc1\xc1\xc1",  # no msgpack
-        b"\x00\x00\x00\x01\x01",  # no answer
-        b"\x00\x00\x00\x03\x92\xc3\x07",  # a result that is no map
-        b"\x00\x00\x00\x05\x92\xc3\x81\xa1\xff",  # text that is no UTF-8
+        b"\x00\x00\x00\x01\x01",  # no response
+        encode(Answer(1, raw("a reply of another type"))),
+        encode(Answer(2, raw(None))),  # to a call that was never made
+        b"\x00\x00\x00\x0b\x93\xa6failed\x01\xa1\xff",  # text that is no UTF-8
         b"\xff\xff\xff\xff",  # 4 GB announced
         b"\x00\x00\x27\x10" + b"\x91" * 10_000,  # nested beyond reason
+        encode(Part(1, raw(None))) * (frames.PARTS_AHEAD_MAX + 1),
     ],
 )
 def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
-    compute: LocalCompute, raw: bytes
+    compute: LocalCompute, said: bytes
 ) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="parser") as child:
             with pytest.raises(ChildDied, match="parser answered 'answer_with' with what is no"):
-                await child.call("answer_with", {"raw": raw}, deadline_seconds=SECONDS)
+                await child.request("answer_with", Raw(raw=said), NoneType)
 
     trio.run(main)
 
@@ -250,11 +264,11 @@ def test_only_public_methods_are_called_and_only_with_what_fits(
         async with compute.child(SERVICE, name="c") as child:
             for method in ("__init__", "_private", "greeting", "no_such"):
                 with pytest.raises(ChildError):
-                    await child.call(method, deadline_seconds=SECONDS)
-            monkeypatch.setattr(defaults, "CHILD_FRAME_BYTES_MAX", 1000)
+                    await child.request(method, Nothing(), NoneType)
+            monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 1000)
             with pytest.raises(ValueError, match="at most 1000"):
-                await child.call("greet", {"name": "x" * 1000}, deadline_seconds=SECONDS)
-            assert await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+                await child.request("greet", Named(name="x" * 1000), str)
+            assert await child.request("greet", Named(name="x"), str)
 
     trio.run(main)
 
@@ -269,15 +283,15 @@ def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_ctrl_c(
 
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
-            pid = (await child.call("pid", deadline_seconds=SECONDS))["pid"]
+            pid = await child.request("pid", Nothing(), int)
             os.kill(pid, signal.SIGINT)
-            assert await child.call("surroundings", deadline_seconds=SECONDS) == {
-                "folder": str(tmp_path),
-                "for_tests": "yes",
-                "openmp_threads": "1",
-                "session_leader": True,
-                "threads": 1,
-            }
+            assert await child.request("surroundings", Nothing(), Surroundings) == Surroundings(
+                folder=str(tmp_path),
+                for_tests="yes",
+                openmp_threads="1",
+                session_leader=True,
+                threads=1,
+            )
 
     trio.run(main)
 
@@ -287,9 +301,9 @@ def test_siblings_draw_different_numbers(compute: LocalCompute) -> None:
         drawn = []
         for _ in range(2):
             async with compute.child(SERVICE, name="c") as child:
-                drawn.append(await child.call("draw", deadline_seconds=SECONDS))
-        assert drawn[0]["random"] != drawn[1]["random"]
-        assert drawn[0]["numpy"] != drawn[1]["numpy"]
+                drawn.append(await child.request("draw", Nothing(), tuple[float, float]))
+        assert drawn[0][0] != drawn[1][0]
+        assert drawn[0][1] != drawn[1][1]
 
     trio.run(main)
 
@@ -308,15 +322,121 @@ assert not torch.equal(first, torch.rand(4))
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_cancelled_call_ends_the_child_so_that_no_answer_comes_out_of_step(
-    compute: LocalCompute,
+def test_a_call_cancelled_in_a_thread_ends_at_its_next_report_and_the_child_lives_on(
+    compute: LocalCompute, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
+            pid = await child.request("pid", Nothing(), int)
+            with trio.move_on_after(0.1):
+                await child.request("work", Rounds(folder=str(tmp_path), rounds=2), int)
+                raise AssertionError("it waits for its file")
+            with trio.move_on_after(0.1):
+                await child.request("rest", Nothing(), NoneType)
+            assert await child.request("pid", Nothing(), int) == pid
+            await trio.sleep(local_child.GRACE_SECONDS)  # a child that went on would be killed
+            (tmp_path / "0").touch()
+            assert await child.request("pid", Nothing(), int) == pid
+            assert not (tmp_path / "0.done").exists()
+
+    trio.run(main)
+
+
+def test_a_child_that_does_not_obey_a_cancellation_is_killed(
+    compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_child, "GRACE_SECONDS", 0.2)
+
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
             with trio.move_on_after(0.05):
-                await child.call("stall", deadline_seconds=SECONDS)
-            with pytest.raises(ChildDied, match="given up"):
-                await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+                await child.request("stall", Nothing(), NoneType)
+            with pytest.raises(ChildDied, match="given up during 'stall'"):
+                while True:
+                    await child.request("greet", Named(name="x"), str)
+
+    trio.run(main)
+
+
+def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> None:
+    finished = []
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+
+    async def work(child: Child, folder: Path, ended: trio.Event) -> None:
+        await child.request("work", Rounds(folder=str(folder), rounds=1), int)
+        finished.append(folder.name)
+        ended.set()
+
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
+            first, second = trio.Event(), trio.Event()
+            nursery.start_soon(work, child, folders[0], first)
+            nursery.start_soon(work, child, folders[1], second)
+            assert await child.request("greet", Named(name="x"), str) == "hello x"
+            (tmp_path / "second" / "0").touch()
+            await second.wait()
+            (tmp_path / "first" / "0").touch()
+
+    trio.run(main)
+    assert finished == ["second", "first"]
+
+
+def test_work_that_reports_progress_may_take_longer_than_the_callers_patience(
+    compute: LocalCompute, tmp_path: Path
+) -> None:
+    rounds = Rounds(folder=str(tmp_path), rounds=1)
+
+    async def release() -> None:
+        await trio.sleep(1.5 * Rounds.patience_seconds)
+        (tmp_path / "0").touch()
+
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
+            nursery.start_soon(release)
+            assert await child.request("work", rounds, int) == 1
+
+    trio.run(main)
+
+
+def test_a_method_may_stream_its_items(compute: LocalCompute) -> None:
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+            async with child.stream("count", Sized(count=100), int) as numbers:
+                assert [number async for number in numbers] == list(range(100))
+            async with child.stream("count", Sized(count=10**9), int) as numbers:
+                assert await anext(numbers) == 0  # and no more of it is wanted
+            with pytest.raises(ChildError, match="thirteen"):
+                async with child.stream("count", Sized(count=13), int) as numbers:
+                    assert [await anext(numbers) for _ in range(13)] == list(range(13))
+                    await anext(numbers)
+            with pytest.raises(ChildDied, match="'count' with what is no answer"):
+                async with child.stream("count", Sized(count=1), str) as texts:
+                    await anext(texts)
+
+    trio.run(main)
+
+
+def test_a_child_may_run_under_another_interpreter(tmp_path: Path) -> None:
+    """An environment of its own, with a module that this one lacks."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    interpreter = tmp_path / "env" / "bin" / "python"
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    ours = [*site.getsitepackages(), str(Path(__file__).parents[2])]
+    (packages / "ours.pth").write_text("".join(f"{path}\n" for path in ours))
+    (packages / "swarm_marker_for_tests.py").write_text("TEXT = 'only here'")
+
+    async def main() -> None:
+        async with LocalCompute().child(SERVICE, name="c", interpreter=str(interpreter)) as child:
+            answer = await child.request("marker", Nothing(), str)
+            assert answer == f"only here {interpreter}"
+        async with LocalCompute().child(SERVICE, name="c") as child:
+            with pytest.raises(ChildError, match="swarm_marker_for_tests"):
+                await child.request("marker", Nothing(), str)
+        with pytest.raises(UserError, match="c should run under the interpreter /nowhere/python"):
+            async with LocalCompute().child(SERVICE, name="c", interpreter="/nowhere/python"):
+                raise AssertionError("the block must not be entered")
 
     trio.run(main)
 
@@ -324,10 +444,10 @@ def test_a_cancelled_call_ends_the_child_so_that_no_answer_comes_out_of_step(
 def test_memory_is_limited(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c", memory_limit_bytes=100 << 20) as child:
-            small = await child.call("hog", {"size_bytes": 10 << 20}, deadline_seconds=SECONDS)
-            assert small == {"size": 10 << 20}
+            small = await child.request("hog", Sized(count=10 << 20), int)
+            assert small == 10 << 20
             with pytest.raises(ChildError) as caught:
-                await child.call("hog", {"size_bytes": 500 << 20}, deadline_seconds=SECONDS)
+                await child.request("hog", Sized(count=500 << 20), int)
             assert caught.value.kind == "MemoryError"
 
     trio.run(main)
@@ -339,6 +459,7 @@ import trio
 from swarm.events import Events
 from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine
+from tests.world.service_for_tests import Nothing
 events = Events(Machine(), "owner")
 def say(event):
     print(event.fields["pid" if event.name == "compute.child_started" else "line"], flush=True)
@@ -346,7 +467,7 @@ events.add_sink(say)
 async def main():
     compute = LocalCompute(events=events, fork_server={compute._fork_server!r})
     async with compute.child({SERVICE!r}, name="c") as c:
-        await c.call("stall", deadline_seconds=300)
+        await c.request("stall", Nothing(), type(None))
 trio.run(main)
 """
     owner = subprocess.Popen([sys.executable, "-c", owner_code], stdout=subprocess.PIPE)
@@ -378,7 +499,7 @@ def test_children_start_without_a_fork_server_that_is_gone(tmp_path: Path, heard
         for path in (tmp_path / "none.sock", stale):
             compute = LocalCompute(events=heard.events, fork_server=str(path))
             async with compute.child(SERVICE, name="c") as child:
-                await child.call("pid", deadline_seconds=SECONDS)
+                await child.request("pid", Nothing(), int)
 
     trio.run(main)
     assert len(heard.named("compute.fork_server_missing")) == 2
@@ -406,7 +527,7 @@ def test_children_die_with_their_fork_server(tmp_path: Path) -> None:
         async with LocalCompute(fork_server=str(path)).child(SERVICE, name="c") as child:
             server.kill()
             with pytest.raises(ChildDied, match="ended with its fork server"):
-                await child.call("stall", deadline_seconds=SECONDS)
+                await child.request("stall", Nothing(), NoneType)
 
     with fork_server(path) as server:
         trio.run(main, server)

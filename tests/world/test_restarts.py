@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import NoneType
 
 import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
 from swarm.events import Event, Events
-from swarm.world import ChildDied, ChildError
+from swarm.world import ChildDied, ChildError, restarts
 from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine
 from swarm.world.restarts import Restarts
+from tests.world.service_for_tests import Named, Nothing
 
 SERVICE = "tests.world.service_for_tests:Service"
-SECONDS = 30.0
 
 
 class Owner:
@@ -38,11 +37,11 @@ class Owner:
             self.lives += 1
             async with self.compute.child(SERVICE, name=name) as child:
                 if call == "greet, die":
-                    await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+                    await child.request("greet", Named(name="x"), str)
                     self.restarts.succeeded()
                     call = "die"
-                arguments: dict[str, Any] = {"name": "x"} if call == "greet" else {}
-                await child.call(call, arguments, deadline_seconds=SECONDS)
+                job = Named(name="x") if call == "greet" else Nothing()
+                await child.request(call, job, str)
 
         trio.run(self.restarts.run, live)
 
@@ -58,7 +57,7 @@ def test_a_killed_child_is_started_again_and_said_to_be() -> None:
 
 
 def test_after_so_many_deaths_in_a_row_the_last_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "CHILD_DEATHS_MAX", 3)
+    monkeypatch.setattr(restarts, "DEATHS_MAX", 3)
     owner = Owner()
     with pytest.raises(ChildDied, match="these are my last words"):
         owner.run("die")
@@ -67,7 +66,7 @@ def test_after_so_many_deaths_in_a_row_the_last_is_raised(monkeypatch: pytest.Mo
 
 
 def test_work_done_in_between_forgives_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "CHILD_DEATHS_MAX", 2)
+    monkeypatch.setattr(restarts, "DEATHS_MAX", 2)
     owner = Owner()
     owner.run("greet, die", "greet, die", "greet, die", "greet")
     assert owner.deaths() == [1, 1, 1]
@@ -78,9 +77,9 @@ def test_a_child_that_was_dead_already_does_not_blame_what_it_is_asked() -> None
         owner = Owner()
         async with owner.compute.child(SERVICE, name="c") as child:
             with pytest.raises(ChildDied) as over_it:
-                await child.call("die", deadline_seconds=SECONDS)
+                await child.request("die", Nothing(), NoneType)
             with pytest.raises(ChildDied) as before_it:
-                await child.call("greet", {"name": "x"}, deadline_seconds=SECONDS)
+                await child.request("greet", Named(name="x"), str)
             assert not over_it.value.between_calls
             assert before_it.value.between_calls
 

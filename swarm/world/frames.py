@@ -1,0 +1,141 @@
+"""Frames between a peer and its child process: a 4-byte big-endian length, then msgpack.
+
+The owner's first frame is an `Assignment`; every later one is a `Request`. The child's are
+`Response`s. The number in a frame says to which call it belongs; 0 is the assignment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+FRAME_BYTES_MAX = 256 << 20
+"""Jobs and replies are small: whatever is large lies in a file. This bounds what a child that was
+taken over can make its owner hold."""
+
+PARTS_AHEAD_MAX = 16
+"""Parts of a stream that a child may send before its owner has taken the first of them."""
+
+
+class Assignment(msgspec.Struct, array_like=True):
+    """What a child is to be."""
+
+    service: str
+    """`package.module:Class`."""
+    arguments: dict[str, Any]
+    memory_limit_bytes: int | None
+    path: list[str] | None
+    """The owner's module search path; None: another interpreter keeps its own."""
+    folder: str
+    """The owner's working folder."""
+    environment: dict[bytes, bytes]
+    """The owner's, which a forked child did not inherit. Libraries that the fork server preloaded
+    have read theirs already."""
+
+
+class Call(msgspec.Struct, array_like=True, tag="call"):
+    """Do a job."""
+
+    number: int
+    method: str
+    job: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
+    """Stop a call; it must still be answered."""
+
+    number: int
+
+
+class More(msgspec.Struct, array_like=True, tag="more"):
+    """A part of this call's stream was taken: another one may be sent."""
+
+    number: int
+
+
+Request = Call | Cancel | More
+
+
+class Answer(msgspec.Struct, array_like=True, tag="answer"):
+    """The end of a call, and its reply."""
+
+    number: int
+    reply: msgspec.Raw
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed"):
+    """The end of a call that raised."""
+
+    number: int
+    kind: str
+    """Name of the exception's class."""
+    message: str
+
+
+class Part(msgspec.Struct, array_like=True, tag="part"):
+    """One item of a call's stream."""
+
+    number: int
+    item: msgspec.Raw
+
+
+class Progress(msgspec.Struct, array_like=True, tag="progress"):
+    """Work on this call has advanced."""
+
+    number: int
+
+
+Response = Answer | Failed | Part | Progress
+
+_responses: msgspec.msgpack.Decoder[Response] = msgspec.msgpack.Decoder(Response)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+def raw(value: Any) -> msgspec.Raw:
+    """An encoded job, reply or item."""
+    return msgspec.Raw(msgspec.msgpack.encode(value))
+
+
+def encode(message: Assignment | Request | Response) -> bytes:
+    """A frame, length first. Raises `ValueError` when it is too large."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"{len(body)} bytes; at most {FRAME_BYTES_MAX} are allowed")
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode_request(body: bytes) -> Request:
+    return _requests.decode(body)
+
+
+def decode_response(body: bytes) -> Response:
+    """Raises `DECODE_ERRORS`: a child may have been taken over by a file that it parsed."""
+    return _responses.decode(body)
+
+
+class FrameReader:
+    """Cuts what arrives on a stream into frames."""
+
+    def __init__(self, receive: Any) -> None:
+        """`receive(bytes)`: an async function that gives some bytes, none at the end."""
+        self._receive = receive
+        self._buffer = bytearray()
+
+    async def next(self) -> bytes:
+        """The next frame's body. Raises `EOFError` at the end, `DecodeError` for one too large."""
+        await self._fill(4)
+        size = int.from_bytes(self._buffer[:4], "big")
+        if size > FRAME_BYTES_MAX:
+            raise msgspec.DecodeError(f"{size} bytes announced")
+        await self._fill(4 + size)
+        body = bytes(self._buffer[4 : 4 + size])
+        del self._buffer[: 4 + size]
+        return body
+
+    async def _fill(self, count: int) -> None:
+        while len(self._buffer) < count:
+            block = await self._receive(1 << 20)
+            if not block:
+                raise EOFError
+            self._buffer += block

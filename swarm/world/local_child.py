@@ -1,0 +1,356 @@
+"""A child process as its owner calls it: several calls at once, over one socket."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from swarm.errors import DECODE_ERRORS, UserError
+from swarm.events import Events
+from swarm.world import ChildDied, ChildError, ChildUserError, Job
+from swarm.world.frames import (
+    PARTS_AHEAD_MAX,
+    Answer,
+    Assignment,
+    Call,
+    Cancel,
+    Failed,
+    FrameReader,
+    More,
+    Part,
+    Progress,
+    Response,
+    decode_response,
+    encode,
+    raw,
+)
+from swarm.world.process import GRACE_SECONDS, Process
+
+T = TypeVar("T")
+
+KILLED_SECONDS = 30.0
+"""A killed child may take this long to give back its memory, a GPU's above all."""
+
+LAST_LINES = 20
+"""Lines of stderr reported when a child dies."""
+
+LINES_PER_SECOND_MAX = 20
+"""Lines of a child's stderr passed on as events; of more, only the last are kept."""
+
+
+@dataclass
+class _Pending:
+    """A call without an answer yet."""
+
+    number: int
+    what: str
+    patience_seconds: float
+    ended: trio.Event = field(default_factory=trio.Event)
+    end: Answer | Failed | None = None
+    """None after `ended`: the child died."""
+    waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Cancelled after `patience_seconds` without progress."""
+    parts: deque[msgspec.Raw] = field(default_factory=deque)
+    news: trio.Event = field(default_factory=trio.Event)
+    """A part came, or the end."""
+    sent: bool = False
+    """At least a part of the job: the child may be at it."""
+    given_up: bool = False
+
+    def advanced(self) -> None:
+        self.waiting.deadline = trio.current_time() + self.patience_seconds
+
+    def finish(self, end: Answer | Failed | None) -> None:
+        self.end = end
+        self.ended.set()
+        self.news.set()
+
+
+class LocalChild:
+    """Implements `swarm.world.Child`."""
+
+    def __init__(
+        self, name: str, process: Process, connection: trio.SocketStream, events: Events | None
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._connection = connection
+        self._events = events
+        self._sending = trio.Lock()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._said_second, self._said_count = 0, 0
+        self._frames_ended, self._stderr_ended = trio.Event(), trio.Event()
+        self._why = ""
+        """Why it was killed, if it was."""
+        self._how = "does not end though it was killed"
+        self._ended = False
+        """Its process has; what it said may still be read."""
+        self._gone = trio.Event()
+        self._supervision = trio.CancelScope(shield=True)
+        self._nursery: trio.Nursery | None = None
+        """Of the supervision."""
+        self._ending = False
+        """Its owner wants no more of it: its end is no news."""
+
+    # --- calls -------------------------------------------------------------------------------
+
+    async def request(self, method: str, job: Job, reply: type[T]) -> T:
+        """See `swarm.world.Child.request`."""
+        with self._calling(repr(method), job.patience_seconds) as call:
+            await self._send(call, encode(Call(call.number, method, raw(job))))
+            return await self._decode(call, (await self._answer(call)).reply, reply)
+
+    @asynccontextmanager
+    async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
+        """See `swarm.world.Child.stream`."""
+        with self._calling(repr(method), job.patience_seconds) as call:
+            await self._send(call, encode(Call(call.number, method, raw(job))))
+            items = self._items(call, item)
+            try:
+                yield items
+            finally:
+                with trio.CancelScope(shield=True):
+                    await items.aclose()
+
+    async def call(
+        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
+    ) -> dict[str, Any]:
+        """See `swarm.world.Child.call`."""
+        with self._calling(repr(method), deadline_seconds) as call:
+            await self._send(call, encode(Call(call.number, method, raw(dict(arguments or {})))))
+            return await self._decode(call, (await self._answer(call)).reply, dict[str, Any])
+
+    async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
+        """Tell the child what to be; raises as `request` does."""
+        with self._calling("start", deadline_seconds, number=0) as call:
+            await self._send(call, encode(assignment))
+            await self._answer(call)
+
+    @contextmanager
+    def _calling(self, what: str, patience_seconds: float, number: int = -1) -> Iterator[_Pending]:
+        """A call under way. Left without an answer, it is cancelled, and the child killed unless it
+        obeys."""
+        call = _Pending(next(self._numbers) if number < 0 else number, what, patience_seconds)
+        self._pending[call.number] = call
+        try:
+            yield call
+        finally:
+            if call.ended.is_set():
+                self._pending.pop(call.number, None)
+            elif not call.sent or self._nursery is None:
+                del self._pending[call.number]
+            else:
+                call.given_up = True
+                self._nursery.start_soon(self._give_up, call)
+
+    async def _give_up(self, call: _Pending) -> None:
+        with trio.move_on_after(GRACE_SECONDS):
+            async with self._sending:
+                await self._write(encode(Cancel(call.number)))
+            await call.ended.wait()
+        self._pending.pop(call.number, None)
+        if not call.ended.is_set():
+            self._ending = True
+            self._kill(f"was given up during {call.what}")
+
+    async def _send(self, call: _Pending, frame: bytes) -> None:
+        if self._why or self._ended:
+            call.finish(None)
+            raise await self._died(between_calls=True)
+        with call.waiting:
+            call.advanced()
+            async with self._sending:
+                call.sent = True
+                await self._write(frame)
+            return
+        raise await self._out_of_patience(call)
+
+    async def _write(self, frame: bytes) -> None:
+        """Send a frame, whole: half of one would spoil all that follow."""
+        whole = False
+        try:
+            await self._connection.send_all(frame)
+            whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            whole = True  # what reads the answers finds out
+        finally:
+            if not whole:
+                self._kill("was given up while it was called")
+
+    async def _answer(self, call: _Pending) -> Answer:
+        with trio.CancelScope() as call.waiting:
+            call.advanced()
+            await call.ended.wait()
+        if not call.ended.is_set():
+            raise await self._out_of_patience(call)
+        return await self._end_of(call)
+
+    async def _items(self, call: _Pending, item: type[T]) -> AsyncGenerator[T]:
+        while True:
+            with trio.CancelScope() as call.waiting:
+                call.advanced()
+                await call.news.wait()
+            if not call.news.is_set():
+                raise await self._out_of_patience(call)
+            if call.parts:
+                part = call.parts.popleft()
+                if not call.parts and not call.ended.is_set():
+                    call.news = trio.Event()
+                async with self._sending:
+                    await self._write(encode(More(call.number)))
+                yield await self._decode(call, part, item)
+            else:
+                await self._end_of(call)
+                return
+
+    async def _end_of(self, call: _Pending) -> Answer:
+        if call.end is None:
+            raise await self._died()
+        if isinstance(call.end, Failed):
+            raised = ChildUserError if call.end.kind == UserError.__name__ else ChildError
+            raise raised(f"{self.name}: {call.end.message}", call.end.kind)
+        return call.end
+
+    async def _out_of_patience(self, call: _Pending) -> ChildDied:
+        call.finish(None)
+        self._kill(
+            f"made no progress on {call.what} within {call.patience_seconds:g} s and was killed"
+        )
+        return await self._died()
+
+    async def _decode(self, call: _Pending, value: msgspec.Raw, kind: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(value, type=kind)
+        except DECODE_ERRORS as error:
+            self._kill(f"answered {call.what} with what is no answer ({error}) and was killed")
+            raise await self._died() from None
+
+    # --- what the child says -----------------------------------------------------------------
+
+    async def _read_frames(self) -> None:
+        frames = FrameReader(self._connection.receive_some)
+        try:
+            while True:
+                self._hear_frame(decode_response(await frames.next()))
+        except DECODE_ERRORS as error:
+            asked = ", ".join(call.what for call in self._pending.values()) or "nothing"
+            self._kill(f"answered {asked} with what is no answer ({error}) and was killed")
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+            pass
+        self._abandon_calls()
+        self._frames_ended.set()
+
+    def _abandon_calls(self) -> None:
+        for call in self._pending.values():
+            if not call.ended.is_set():
+                call.finish(None)
+
+    def _hear_frame(self, response: Response) -> None:
+        """Raises `DecodeError` for what answers no call, or more than was asked for."""
+        call = self._pending.get(response.number)
+        if call is None or call.ended.is_set():
+            raise msgspec.DecodeError(f"no call has the number {response.number}")
+        call.advanced()
+        if isinstance(response, Answer | Failed):
+            call.finish(response)
+        elif isinstance(response, Part) and not call.given_up:
+            if len(call.parts) >= PARTS_AHEAD_MAX:
+                raise msgspec.DecodeError(f"more than {PARTS_AHEAD_MAX} parts ahead")
+            call.parts.append(response.item)
+            call.news.set()
+        else:
+            assert isinstance(response, Part | Progress)
+
+    async def _read_stderr(self, stderr: int) -> None:
+        rest = b""
+        async with trio.lowlevel.FdStream(stderr) as stream:
+            async for block in stream:
+                *lines, rest = (rest + block).split(b"\n")
+                rest = rest[-4096:]
+                for line in lines:
+                    self._hear(line)
+        if rest:
+            self._hear(rest)
+        self._stderr_ended.set()
+
+    def _hear(self, raw_line: bytes) -> None:
+        """Keep a line, and pass it on unless there are too many."""
+        text = raw_line[:400].decode("utf-8", "replace")
+        # A hostile file may speak through an error message: nothing that steers a terminal.
+        line = "".join(c if c.isprintable() else " " for c in text).rstrip()
+        self._last_lines.append(line)
+        second = int(trio.current_time())
+        if second != self._said_second:
+            self._said_second, self._said_count = second, 0
+        self._said_count += 1
+        if self._events is not None and self._said_count <= LINES_PER_SECOND_MAX:
+            self._events.emit("compute.child_said", name=self.name, line=line)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _kill(self, why: str) -> None:
+        self._why = self._why or why
+        self._process.kill()
+
+    async def _died(self, *, between_calls: bool = False) -> ChildDied:
+        """The error that says how this child ended, once it has."""
+        with trio.CancelScope(shield=True):
+            await self._wait_gone()
+        words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
+        message = f"child {self.name} {self._how}{words}"
+        return ChildDied(message, self.name, between_calls=between_calls)
+
+    async def _wait_gone(self) -> None:
+        """Until the process has ended: by itself within the grace, else killed."""
+        with trio.move_on_after(GRACE_SECONDS):
+            await self._gone.wait()
+        self._process.kill()
+        with trio.move_on_after(KILLED_SECONDS):
+            await self._gone.wait()
+
+    async def end(self) -> None:
+        """Close the socket, which ends the child; kill it if it does not, or is in the middle of
+        something."""
+        self._ending = True
+        if self._pending:
+            self._process.kill()
+        with trio.CancelScope(shield=True):
+            await self._connection.aclose()
+            await self._wait_gone()
+            self._supervision.cancel()
+            self._process.close()
+
+    async def supervise(
+        self, stderr: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Hear what the child says, and how it ends: emitted as an event at once."""
+        with self._supervision:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._read_stderr, stderr)
+                nursery.start_soon(self._read_frames)
+                task_status.started()
+                await self._process.wait()
+                self._ended = True
+                with trio.move_on_after(GRACE_SECONDS):  # its own child may hold them
+                    await self._frames_ended.wait()
+                    await self._stderr_ended.wait()
+                nursery.cancel_scope.cancel()
+            self._nursery = None
+            self._abandon_calls()
+            ended = await self._process.how_it_ended()
+            self._how = self._why or ended
+            self._gone.set()
+            if self._events is not None and not self._ending:
+                self._events.emit(
+                    "compute.child_died", name=self.name, how=self._how, last=[*self._last_lines]
+                )
