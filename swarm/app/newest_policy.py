@@ -12,7 +12,8 @@ from swarm.app.visit import visit
 from swarm.errors import DeadlineError, UserError
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
-from swarm.shardcast.mirror import Progress, check_out, move_out, partial_of, watcher, writing
+from swarm.shardcast.mirror.folder import check_out, move_out, partial_of, watcher, writing
+from swarm.shardcast.mirror.index import Progress
 
 
 async def from_peers(

@@ -15,7 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from swarm.shardcast.mirror import Progress as Report
+from swarm.shardcast.mirror.index import Progress as Report
 
 
 @contextmanager

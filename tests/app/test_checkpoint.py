@@ -20,7 +20,10 @@ from typer.testing import CliRunner, Result
 from swarm import defaults
 from swarm.app.main import app
 from swarm.shardcast.held import delta_key
-from swarm.shardcast.mirror import describe, export, fetch, serve
+from swarm.shardcast.mirror.describe import describe
+from swarm.shardcast.mirror.export import export
+from swarm.shardcast.mirror.fetch import fetch
+from swarm.shardcast.mirror.serve import serve
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer, real_peer
 from tests.shardcast.test_chain import fetch as fetch_from

@@ -20,7 +20,7 @@ from swarm.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.shardcast.held import Held
-    from swarm.shardcast.mirror import Progress
+    from swarm.shardcast.mirror.index import Progress
 
 app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", no_args_is_help=True)
 
@@ -58,11 +58,11 @@ def export_command(
         import msgspec
 
         from swarm.app.progress import progress_bar
-        from swarm.shardcast import mirror as mirrors
+        from swarm.shardcast.mirror.export import export as write_mirror
 
         async def export() -> None:
             with progress_bar("exporting") as progress:
-                index = await mirrors.export(
+                index = await write_mirror(
                     folder,
                     out,
                     run=run,
@@ -101,7 +101,8 @@ def publish_command(
 
     def work() -> None:
         from swarm.app.progress import progress_bar
-        from swarm.shardcast.mirror import Index, serve
+        from swarm.shardcast.mirror.index import Index
+        from swarm.shardcast.mirror.serve import serve
 
         bar = ExitStack()
 
@@ -235,7 +236,7 @@ async def _from_mirrors(
     deadline: float,
     progress: Progress,
 ) -> Held:
-    from swarm.shardcast.mirror import fetch
+    from swarm.shardcast.mirror.fetch import fetch
 
     is_address = "://" in source
     return await fetch(
@@ -261,7 +262,8 @@ def verify_command(
     def work() -> int:
         from swarm.app.progress import progress_bar
         from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
-        from swarm.shardcast.mirror import read_bounded, verify
+        from swarm.shardcast.mirror.describe import read_bounded
+        from swarm.shardcast.mirror.verify import verify
 
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder; give the folder of a checkpoint")

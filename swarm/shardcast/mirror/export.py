@@ -1,0 +1,113 @@
+"""Writes a checkpoint as plain files that any web server serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import trio
+
+from swarm.errors import UserError
+from swarm.shardcast.manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    ManifestPiece,
+    digest_of,
+    parse,
+)
+from swarm.shardcast.mirror.describe import describe, differs, read_bounded
+from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
+from swarm.shardcast.mirror.verify import verify
+
+
+async def export(
+    folder: Path,
+    out: Path,
+    *,
+    run: str | None = None,
+    lineage: int | None = None,
+    step: int | None = None,
+    mirrors: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
+) -> Index:
+    """Write a checkpoint as plain files below `out`.
+
+    Keeps existing blobs, so that an interrupted export resumes and checkpoints share equal pieces.
+    Checks every blob as it writes it; `checkpoint.json` comes last. Raises `UserError`.
+    """
+    if _is_within(out, folder):
+        raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
+    manifest, blob = await describe(folder, run=run, lineage=lineage, step=step, mirrors=mirrors)
+    parts = [(folder, manifest, blob), *await _named_deltas(folder, manifest)]
+    total = sum(part.total_bytes for _, part, _ in parts)
+    index = index_of(manifest, blob)
+    blobs = out / "blob"
+    done = 0
+    try:
+        blobs.mkdir(parents=True, exist_ok=True)
+        for source, part, raw in parts:
+            _put(blobs / digest_of(raw).hex(), raw)
+            for piece in part.pieces:
+                path = source / part.files[piece.file].name
+                # One thread per piece, so that Ctrl-C waits for one piece at most.
+                await trio.to_thread.run_sync(_export_piece, path, piece, blobs)
+                done += piece.size_bytes
+                progress(done, total)
+        _put(out / INDEX, msgspec.json.encode(index) + b"\n")
+    except OSError as error:
+        raise UserError(
+            f"--out {out} cannot be written ({error.strerror}); choose another folder"
+        ) from error
+    return index
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+async def _named_deltas(
+    folder: Path, manifest: CheckpointManifest
+) -> list[tuple[Path, CheckpointManifest, bytes]]:
+    """The complete deltas that a manifest names; others are still arriving."""
+    named = {link.manifest for link in manifest.deltas}
+    found = []
+    for path in _deltas(folder) if named else []:
+        try:
+            blob = read_bounded(path / MANIFEST_NAME)
+        except OSError:
+            continue
+        if digest_of(blob) in named and not await verify(path, blob):
+            found.append((path, parse(blob), blob))
+    return found
+
+
+def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
+    """Write one piece of a file, unless it exists. Raises `UserError`, and `OSError` if it
+    cannot be written."""
+    target = blobs / piece.digest.hex()
+    exists = target.is_file() and target.stat().st_size == piece.size_bytes
+    # Read as well: after a power cut a file may have its size and not its bytes.
+    if exists and digest_of(target.read_bytes()) == piece.digest:
+        return
+    try:
+        with path.open("rb") as file:
+            file.seek(piece.offset)
+            data = file.read(piece.size_bytes)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    if digest_of(data) != piece.digest:
+        raise differs(path)
+    _put(target, data)
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file atomically."""
+    aside = path.with_name(path.name + ".aside")
+    aside.write_bytes(data)
+    aside.rename(path)
+
+
+def _deltas(folder: Path) -> list[Path]:
+    """Folders of the deltas that a peer keeps beside a checkpoint's folder."""
+    return sorted(path for path in folder.absolute().parent.glob("*.delta") if path.is_dir())

@@ -1,0 +1,95 @@
+"""Fetches a checkpoint from mirrors into a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm import defaults
+from swarm.errors import UserError
+from swarm.events import Events
+from swarm.messages import Checkpoint
+from swarm.shardcast.fetch.fetcher import Fetcher
+from swarm.shardcast.held import Held
+from swarm.shardcast.manifest import BadManifest, is_mirror, parse
+from swarm.shardcast.mirror.describe import read_bounded
+from swarm.shardcast.mirror.folder import check_out, move_out, watcher, writing
+from swarm.shardcast.mirror.index import Progress, index_of
+from swarm.shardcast.mirror.transport import MirrorTransport
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import Source
+from swarm.world.machine import Machine
+
+
+async def fetch(
+    out: Path,
+    *,
+    mirrors: Sequence[str] = (),
+    manifest_file: Path | None = None,
+    manifest_digest: bytes | None = None,
+    deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
+    progress: Progress = lambda done, total: None,
+) -> Held:
+    """Fetch a checkpoint from mirrors into the folder `out`; resumes an interrupted fetch.
+
+    Fetches what `manifest_file` lists, else what the index of the first mirror that answers names,
+    which must be the manifest `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
+    `BadManifest`, `FetchError`.
+    """
+    check_out(out)
+    for mirror in mirrors:
+        if not is_mirror(mirror):
+            raise UserError(f"{mirror!r} is no http:// or https:// address")
+    blob = _read_manifest(manifest_file) if manifest_file is not None else None
+    with writing(out) as disk:
+        transport = MirrorTransport(disk)
+        try:
+            if blob is not None:
+                said_by, index = str(manifest_file), index_of(parse(blob), blob)
+            else:
+                said_by, index = await transport.first_index(mirrors)
+            checkpoint = index.checkpoint()
+            if manifest_digest is not None and checkpoint.manifest_digest != manifest_digest:
+                raise UserError(
+                    f"{said_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
+                    f"--manifest {manifest_digest.hex()[:12]}…; give another address or file, or "
+                    "the digest of what is to be fetched"
+                )
+            world = Machine()
+            events = Events(world, "fetch")
+            store = CheckpointStore(disk, index.run, events)
+            store.watch(watcher(progress))
+            await store.recover()
+            if blob is not None and store.held((checkpoint.lineage, checkpoint.step)) is None:
+                await _begin(store, checkpoint, blob)
+            sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
+            fetcher = Fetcher(world, transport, store, events)
+            await fetcher.fetch(checkpoint, lambda: sources, deadline_seconds=deadline_seconds)
+            held = store.held((checkpoint.lineage, checkpoint.step))
+            assert held is not None
+            await move_out(disk, held, out)
+            return held
+        finally:
+            transport.close()
+
+
+def _read_manifest(path: Path) -> bytes:
+    try:
+        blob = read_bounded(path)
+        parse(blob)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); give a file with a manifest, or a "
+            "mirror's address, which begins with http:// or https://"
+        ) from error
+    except BadManifest as error:
+        raise UserError(f"{path}: {error}") from error
+    return blob
+
+
+async def _begin(store: CheckpointStore, checkpoint: Checkpoint, blob: bytes) -> None:
+    key = (checkpoint.lineage, checkpoint.step)
+    sink = await store.manifest_sink(key, len(blob))
+    sink.write(blob)
+    await sink.commit(sink.finish())
+    await store.begin(key, checkpoint.manifest_digest)
