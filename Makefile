@@ -27,7 +27,7 @@ test-slow: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy -p swarm -p peers -p simnet -p benchmarks
+	$(BIN)/mypy -p swarm -p peers -p simnet -p benchmarks -p tests
 	$(BIN)/lint-imports
 
 clean:

@@ -16,7 +16,7 @@ from peers.environments.length import PROMPT, LengthOptions, LengthTargets
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
 
-OPTIONS = {"lengths": [8, 12], "alpha": 0.01, "prompt": "{length}:{prompt}"}
+OPTIONS: dict[str, Any] = {"lengths": [8, 12], "alpha": 0.01, "prompt": "{length}:{prompt}"}
 ENVIRONMENT, SAME = (load("sort-digits", "1", OPTIONS) for _ in range(2))
 
 

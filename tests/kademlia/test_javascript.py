@@ -220,7 +220,7 @@ def test_a_javascript_node_takes_part(mode: str, program: Path, tmp_path: Path) 
             # Its validators and its selector judge as Swarm's do.
             text, other = name.decode(), peer_key(second.id).decode()
             future, past = first.record(3, age_seconds=-90), first.record(3, age_seconds=601)
-            for key, value, verdict in (
+            for asked, value, verdict in (
                 (text, newer, True),
                 (manifest_name, manifest.raw, True),
                 (other, newer, "under another key"),
@@ -229,7 +229,7 @@ def test_a_javascript_node_takes_part(mode: str, program: Path, tmp_path: Path) 
                 (text, future, "issued in the future"),
                 (text, past, "expired"),
             ):
-                assert await node.ask("valid", key, value.hex()) == verdict
+                assert await node.ask("valid", asked, value.hex()) == verdict
             twin = first.record(sequence=2, age_seconds=1)
             values = [older, twin, newer]
             best = max(values, key=lambda value: (open_envelope(value).body.sequence, value))

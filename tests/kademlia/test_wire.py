@@ -48,7 +48,7 @@ messages = st.builds(
 
 
 def to_oracle(message: Message) -> oracle.Message:
-    result = oracle.Message(type=int(message.type), key=message.key)
+    result = oracle.Message(type=int(message.type), key=message.key)  # type: ignore[arg-type]
     if message.record is not None:
         result.record.SetInParent()
         result.record.key = message.record.key
@@ -92,9 +92,9 @@ def test_golden_vectors():
 
 
 def test_unknown_fields_are_skipped():
-    reference = oracle.Message(type=4, key=b"a", clusterLevelRaw=7, senderRecord=b"x" * 100)
+    reference = oracle.Message(type=4, key=b"a", clusterLevelRaw=7, senderRecord=b"x" * 100)  # type: ignore[arg-type]
     peer = reference.closerPeers.add(id=b"b", signedRecord=b"y")
-    peer.connection = 1
+    peer.connection = 1  # type: ignore[assignment]
     fixed_width = b"\x69" + bytes(8) + b"\x6d" + bytes(4)  # fields 13, 64 and 32 bits wide
     assert wire.decode(reference.SerializeToString() + fixed_width) == Message(
         MessageType.FIND_NODE, b"a", closer_peers=(Peer(b"b", (), Connection.CONNECTED),)
@@ -148,7 +148,7 @@ def test_malformed_messages_are_refused(data):
 
 
 def test_surplus_peers_and_addresses_are_left_out():
-    many = oracle.Message(type=4)
+    many = oracle.Message(type=4)  # type: ignore[arg-type]
     for number in range(30):
         many.closerPeers.add(id=b"%d" % number, addrs=[bytes(4)] * 40 + [bytes(500)])
     decoded = wire.decode(many.SerializeToString())

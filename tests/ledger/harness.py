@@ -114,7 +114,7 @@ class Swarm:
                 identity=key,
                 world=world,
                 disk=disk,
-                compute=None,
+                compute=None,  # type: ignore[arg-type]
                 transport=transport,
                 dht=dht,
                 events=events,
@@ -124,7 +124,7 @@ class Swarm:
             )
             node.serve_manifests()
             for peer in sorted(self._addresses):
-                await transport.connect(peer, self._addresses[peer])
+                await transport.connect(peer, self._addresses[peer])  # type: ignore[arg-type]
             self._addresses[key.peer_id] = transport.addresses()
             try:
                 yield Peer(node, RunNode(node, Run(self.manifest), (RUN, WORK)), seen)

@@ -143,7 +143,7 @@ def test_consistency_equals_the_literal_algorithm_and_verifies(new: int, data) -
     proof = merkle.consistency_proof(old, new, tree.node)
     if 0 < old < new:
         assert proof == literal_subproof(old, leaves, True)
-    assert merkle.verify_consistency(old, new, *roots, proof)
+    assert merkle.verify_consistency(old, new, roots[0], roots[1], proof)
     assert not merkle.verify_consistency(old, new, roots[0], roots[1], [*proof, bytes(32)])
     forked = numbered(new)
     if old:

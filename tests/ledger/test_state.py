@@ -81,7 +81,7 @@ def test_a_proven_fault_beats_an_acceptance() -> None:
 
 
 def test_what_was_trained_on_stays_accepted_and_credited() -> None:
-    logs = {
+    logs: dict[str, list[Entry]] = {
         ALICE.peer_id: [FAULT],
         BOB.peer_id: [judged(1)],
         TRAINER.peer_id: [consumed(1, "consumed", "zero-advantage")],
@@ -106,7 +106,7 @@ def test_a_fault_still_counts_until_a_step_takes_a_group() -> None:
 def test_every_outcome_and_quarantine_are_credited() -> None:
     outcomes = ["consumed", "zero-advantage", "stale", "carried", "unreadable"]
     logs: dict[str, list[Entry]] = {
-        ALICE.peer_id: [judged(number) for number in range(5)] + [judged(5, "quarantined")],
+        ALICE.peer_id: [*(judged(number) for number in range(5)), judged(5, "quarantined")],
         TRAINER.peer_id: [consumed(n, outcome, outcome) for n, outcome in enumerate(outcomes)],
     }
     total = state(logs).totals[WORKER.peer_id]
@@ -119,7 +119,7 @@ def test_a_submission_is_credited_once() -> None:
 
 
 def test_a_carried_group_is_consumed_in_the_end() -> None:
-    logs = {
+    logs: dict[str, list[Entry]] = {
         ALICE.peer_id: [judged(1)],
         TRAINER.peer_id: [consumed(1, "carried", "consumed"), consumed(1, "consumed", "consumed")],
     }

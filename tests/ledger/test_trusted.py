@@ -70,15 +70,15 @@ def test_verdicts_in_parallel_stand_at_the_index_they_name(tmp_path: Path) -> No
             for number in range(20):
                 nursery.start_soon(alice.trusted.append_verdict, verdict_at(number))
                 nursery.start_soon(
-                    alice.trusted.append,
+                    alice.trusted.append,  # type: ignore[arg-type]
                     [CheckpointPublished(lineage=0, step=number, manifest=bytes(32))],
                 )
             await alice.until(lambda: len(alice.trusted.verdicts(100)) == 20, "20 verdicts")
             entries = entries_of(alice, ALICE.peer_id)
             for envelope in alice.trusted.verdicts(100):
-                entry = entries[envelope.message.log_index]
+                entry = entries[envelope.message.log_index]  # type: ignore[attr-defined]
                 assert isinstance(entry, Judged)
-                assert entry.submission == envelope.message.submission
+                assert entry.submission == envelope.message.submission  # type: ignore[attr-defined]
 
     in_virtual_time(main)
 
@@ -145,10 +145,10 @@ def test_a_restarted_validator_goes_on_with_its_log(tmp_path: Path) -> None:
                 )
             async with swarm.peer(ALICE) as alice:
                 assert alice.run_node.run.evicted(WORKER.peer_id) is not None
-                assert [e.message.number for e in alice.trusted.verdicts(100)] == [0]
+                assert [e.message.number for e in alice.trusted.verdicts(100)] == [0]  # type: ignore[attr-defined]
                 envelope = await alice.trusted.append_verdict(verdict_at(1, outcome="refused"))
-                assert envelope.message.log_index == 2
-                assert [e.message.number for e in alice.trusted.verdicts(1)] == [1]
+                assert envelope.message.log_index == 2  # type: ignore[attr-defined]
+                assert [e.message.number for e in alice.trusted.verdicts(1)] == [1]  # type: ignore[attr-defined]
                 await bob.until(lambda: len(entries_of(bob, ALICE.peer_id)) == 3, "bob mirrors on")
                 assert not bob.events("ledger.forked")
 
@@ -168,7 +168,7 @@ def test_a_validator_that_lost_its_disk_takes_its_log_back(tmp_path: Path) -> No
             shutil.rmtree(tmp_path / ALICE.peer_id)
             async with swarm.peer(ALICE) as alice:
                 envelope = await alice.trusted.append_verdict(verdict_at(600))
-                assert envelope.message.log_index == 600
+                assert envelope.message.log_index == 600  # type: ignore[attr-defined]
                 assert alice.events("ledger.restored") == [{"entries": 600}]
                 await bob.until(
                     lambda: len(entries_of(bob, ALICE.peer_id)) == 601, "bob mirrors on"

@@ -33,7 +33,7 @@ def emitted() -> Iterator[tuple[str, frozenset[str]]]:
                     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                     first = node.args[0]
                     if name.endswith("emit") and isinstance(first, ast.Constant):
-                        yield first.value, frozenset(key.arg or "**" for key in node.keywords)
+                        yield first.value, frozenset(key.arg or "**" for key in node.keywords)  # type: ignore[misc]
 
 
 class Anything(str):

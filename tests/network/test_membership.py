@@ -81,7 +81,7 @@ def test_admitted_heartbeats_suspected_gone_and_back() -> None:
             asked = rendezvous(TRUSTED, worker.id.encode())[0]
             assert lease.admission.sender == asked
             registrars = {trainer.id: trainer.granted, validator.id: validator.granted}
-            home = registrars.pop(asked)  # type: ignore[arg-type]
+            home = registrars.pop(asked)  # type: ignore[arg-type, call-overload]
             (other,) = registrars.values()
             await trio.sleep(60)
             assert home.live_workers() == [worker.id]  # type: ignore[attr-defined]
@@ -519,7 +519,10 @@ def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() -> Non
             await trio.sleep(SUSPECTED_SECONDS)
             assert all(len(e.raw) <= PRESENCE_BYTES_MAX + 1024 for e in digests)
             told = {
-                p.peer for e in digests[began:] if e.sender == validator.id for p in e.message.peers
+                p.peer
+                for e in digests[began:]
+                if e.sender == validator.id
+                for p in e.message.peers  # type: ignore[attr-defined]
             }  # type: ignore[attr-defined]
             assert told == {validator.id, *(member.id for member in crowd)}
             others = trainer.granted.present()  # type: ignore[attr-defined]

@@ -91,7 +91,7 @@ def test_in_a_large_run_neighbours_and_some_of_the_others_are_sources(tmp_path: 
             first.policies._providers = {b"digest": [provider]}
 
             def found(part: RunNode, digest: bytes = b"digest") -> set[PeerId]:
-                sources = [source.peer for source in part.policies.sources(digest)]
+                sources = [PeerId(str(source.peer)) for source in part.policies.sources(digest)]
                 assert sources == sorted(set(sources))
                 assert len(sources) == SOURCES_MAX
                 return set(sources)

@@ -296,7 +296,7 @@ def test_a_relay_serves_pieces_before_it_has_them_all() -> None:
                     return trainer.service.open(peer, b"unknown")
                 return open_blob(peer, digest)
 
-            trainer.service.open = open_most  # type: ignore[method-assign]
+            trainer.service.open = open_most  # type: ignore[assignment, method-assign]
             await client.connect(relay)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(relay.fetcher.fetch, checkpoint, lambda: [trainer.source])
@@ -769,7 +769,7 @@ def test_a_peer_that_claims_what_it_lacks_is_lowered() -> None:
                 served += 1
                 return trainer.service.open(peer, b"unknown")
 
-            liar.service.open = refuse  # type: ignore[method-assign]
+            liar.service.open = refuse  # type: ignore[assignment, method-assign]
             await worker.connect(liar, trainer)
             await trio.sleep(1)
             await worker.fetcher.fetch(checkpoint, lambda: [liar.source, trainer.source])

@@ -52,8 +52,9 @@ async def trainer_relay_client() -> AsyncIterator[tuple[Peer, Peer, Peer]]:
 def hide(server: Peer, hidden: Callable[[PeerId], Container[bytes]]) -> None:
     """From now on a peer knows nothing of the pieces with these digests when another asks."""
     serve = server.service.open
-    server.service.open = lambda who, digest: serve(  # type: ignore[method-assign]
-        who, b"unknown" if digest in hidden(who) else digest
+    server.service.open = lambda who, digest: serve(  # type: ignore[assignment, method-assign]
+        who,
+        b"unknown" if digest in hidden(who) else digest,  # type: ignore[arg-type]
     )
 
 

@@ -43,7 +43,7 @@ def test_a_piece_still_missing_is_answered_with_not_yet() -> None:
             held = trainer.store.held((0, 0))
             assert held is not None
             wanted = held.manifest.pieces[0].digest
-            trainer.service.open = lambda who, digest: BlobService.open(  # type: ignore[method-assign]
+            trainer.service.open = lambda who, digest: BlobService.open(  # type: ignore[assignment, method-assign]
                 trainer.service, who, b"unknown" if digest == wanted else digest
             )
             with trio.move_on_after(3):

@@ -60,10 +60,10 @@ def run_with(
         return figures
 
     scenario = Scenario(
-        "one liar", "", PEERS, PEERS, run, simulating.scenarios.load("mixed").weather,
+        "one liar", "", PEERS, PEERS, run, simulating.scenarios.load("mixed").weather,  # type: ignore[attr-defined]
         mixed.WORKLOAD,
     )  # fmt: skip
-    monkeypatch.setattr(simulating.scenarios, "load", lambda _: scenario)
+    monkeypatch.setattr(simulating.scenarios, "load", lambda _: scenario)  # type: ignore[attr-defined]
     return simulate("one liar", seed=seed), (said, failed)
 
 

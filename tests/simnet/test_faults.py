@@ -66,7 +66,7 @@ def test_a_schedule_for_other_peers_is_one_sentence() -> None:
 
 def test_newcomers_find_the_network_through_a_bootstrap_peer_that_was_away() -> None:
     """It comes back knowing nobody, and all others have given it up."""
-    schedule = [
+    schedule: Schedule = [
         Kill(at=20.0, seconds=40.0, peers=["bootstrap"]),
         Kill(at=64.0, seconds=20.0, peers=["bootstrap"]),
         Replace(at=85.0, peers=["worker-0"]),

@@ -140,12 +140,12 @@ def test_a_paused_transfer_goes_on_where_it_was_and_a_failed_one_ends() -> None:
         assert flows.left_bytes(flow) == pytest.approx(600)
         flows.resume(flow)
         await trio.sleep(10)
-        assert ended == [(pytest.approx(60), None)]
+        assert ended == [(pytest.approx(60), None)]  # type: ignore[comparison-overlap]
         other = flows.start(flow.up, flow.down, 1000, note)
         await trio.sleep(1)
         flows.fail(other, "the line was cut")
         flows.fail(other, "again")
-        assert ended[1:] == [(pytest.approx(65), "the line was cut")]
+        assert ended[1:] == [(pytest.approx(65), "the line was cut")]  # type: ignore[comparison-overlap]
         # Nobody is left on the line: the next one has it all.
         await transfer(flows, flow.up, flow.down, 1000)
         assert trio.current_time() == pytest.approx(75)

@@ -108,7 +108,7 @@ def seconds_to_the_end(acts: type[Crowd] | None) -> float:
                 assert len(part.registrar._members) <= 2 * 24 + 3
                 logged = [decode(raw) for raw in part._log.entries(0, 10_000)]
                 strangers = [entry.peer for entry in logged if isinstance(entry, Admitted)]
-                assert not acts.admitted.intersection(strangers), "they leave no trace"
+                assert not acts.admitted.intersection(strangers), "they leave no trace"  # type: ignore[union-attr]
 
     run_virtual(main, seed=7, limit_seconds=3600)
     assert simulation.violations == []

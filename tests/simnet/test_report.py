@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from simnet.cli import command, simulate
+from simnet.cli import command
 from simnet.clock import Deadlock, run_virtual
 from simnet.observations import BUCKETS_MAX, Broadcast, Buckets
 from simnet.plot import depths, feeding_tree
 from simnet.report import figure, print_report
+from simnet.simulate import simulate
 from simnet.simulation import Simulation
 from simnet.watch import Watch, progress_line
 

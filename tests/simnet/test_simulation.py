@@ -18,11 +18,12 @@ import trio
 from typer.testing import CliRunner
 
 from simnet import scenarios
-from simnet.cli import command, simulate
+from simnet.cli import command
 from simnet.clock import run_virtual
 from simnet.compute import MODELS, Hardware, Workload
 from simnet.network import Line
 from simnet.scenarios.parts import start_bootstrap
+from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.run.records import checkpoint_key
@@ -203,11 +204,11 @@ def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
             assert peers["r0"].id in who
         r0, w0 = peers["r0"].node, peers["w0"].node
         assert r0 is not None and w0 is not None and w0.part is not None
-        manifest = w0.part.store.held(max(w0.part.store.complete()))
+        manifest = w0.part.store.held(max(w0.part.store.complete()))  # type: ignore[attr-defined]
         assert manifest is not None
         await r0.disk.allocate("copy", manifest.manifest_bytes)
         asked = r0.transport.fetch(
-            Source(w0.peer_id, w0.transport.bulk_addresses()),
+            Source(w0.peer_id, tuple(w0.transport.bulk_addresses())),
             BlobReference(manifest.digest, manifest.manifest_bytes),
             r0.disk.sink("copy", 0, manifest.manifest_bytes),
         )
@@ -267,7 +268,7 @@ def test_a_cheat_is_evicted() -> None:
         assert not cheat.alive
         for peer in simulation.peers.values():
             if peer.part is not None:  # not the bootstrap peer
-                assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"
+                assert peer.node.transport._is_banned(cheat.id), f"{peer.name} serves it still"  # type: ignore[union-attr]
                 looked_at.append(peer.name)
 
     simulation = run(main)
@@ -322,7 +323,7 @@ def test_whoever_is_evicted_while_his_work_is_judged_is_refused() -> None:
         for name in set(simulation.peers) - {"w0"}:
             simulation.network.cut(simulation.peers[name].id, peers["w0"].id)
         for name in ("v0", "v1"):
-            await peers[name].roles[0]._trusted.evict(peers["w0"].id, "for a test", b"", 1.0, 0.0)
+            await peers[name].roles[0]._trusted.evict(peers["w0"].id, "for a test", b"", 1.0, 0.0)  # type: ignore[attr-defined]
         await trio.sleep(60)
 
     run(main)

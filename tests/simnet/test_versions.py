@@ -17,10 +17,10 @@ from simnet.simulation import Peer, Plan, Simulation
 from simnet.world import EPOCH
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
+from swarm.jobs import InferenceService
 from swarm.messages import RunManifest, StepOrder
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
-from swarm.world import Child
 
 STEPS = 8
 
@@ -240,7 +240,7 @@ class Headstrong(InferenceRole):
     """Works by the newest manifest, whatever its step follows, as an older Swarm does."""
 
     async def _make_submission(
-        self, engine: Child, order: StepOrder, nursery: trio.Nursery
+        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
     ) -> None:
         newest = content_digest(self._run.manifest_envelope)
         by_newest = msgspec.structs.replace(order, run_digest=newest)

@@ -80,7 +80,7 @@ def test_with_refill_only_kept_groups_count() -> None:
 
 
 def test_two_files_for_the_same_work_have_one_key() -> None:
-    first, second = (accepted(1, labels, refill=False) for labels in (["kept"], []))
+    first, second = (accepted(1, labels, refill=False) for labels in (["kept"], []))  # type: ignore[arg-type]
     assert SubmissionKey.of(first.verdict) == SubmissionKey.of(second.verdict)
     assert SubmissionKey.of(accepted(2, [], refill=False).verdict).number == 2
 

@@ -129,11 +129,12 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
     (tmp_path / "missing").unlink()
     (tmp_path / "other").write_bytes((tmp_path / "good").read_bytes() + b"!")
     (tmp_path / "garbage").write_bytes(b"garbage")
-    for name, change in {
+    changes: dict[str, dict[str, Any]] = {
         "garbage": {"digest": blake3(b"garbage").digest()},
         "policy": {"policy": 7},
         "rewards": {"rewards": [*REWARDS, [0.0]]},
-    }.items():
+    }
+    for name, change in changes.items():
         made[name] = msgspec.structs.replace(made[name], **change)
     found = train(service, 0, *made.values())
     reasons = {names[each.index]: each.reason for each in found.unreadable}

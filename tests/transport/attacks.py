@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -147,7 +148,7 @@ STREAMS: dict[str, Callable[[Hostile, str], Awaitable[None]]] = {
 }
 """What is done with streams of a protocol that the peer serves."""
 
-CATALOGUE = {
+CATALOGUE: dict[str, Any] = {
     "before noise": BEFORE_NOISE,
     "negotiation": NEGOTIATIONS,
     "frames": FRAMES,
@@ -173,7 +174,7 @@ async def attack(
                 await trio.sleep(HOLD_SECONDS)
         elif stage == "streams":
             for protocol in protocols:
-                await on_yamux(lambda mallory, p=protocol: STREAMS[which](mallory, p))
+                await on_yamux(lambda mallory, p=protocol: STREAMS[which](mallory, p))  # type: ignore[misc]
         else:
             raw = FRAMES[which] if stage == "frames" else data(1, NEGOTIATIONS[which], SYN)
             await on_yamux(lambda mallory: mallory.send(raw))

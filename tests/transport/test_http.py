@@ -29,6 +29,7 @@ from swarm.transport.http.messages import Proof, proof_message
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
+from swarm.world import Disk
 from swarm.world.disk import LocalDisk
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, Service, Sink
@@ -52,7 +53,7 @@ def disk(tmp_path) -> FolderDisk:
 @asynccontextmanager
 async def serving(
     service: Service | None,
-    disk: FolderDisk,
+    disk: Disk,
     identity: Identity = BOB,
     uplink: Uplink | None = None,
 ) -> AsyncIterator[str]:
@@ -85,7 +86,7 @@ async def scripted(script: Callable) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def client_of(
-    disk: FolderDisk, identity: Identity = ALICE, credential: bytes = b"lease"
+    disk: Disk, identity: Identity = ALICE, credential: bytes = b"lease"
 ) -> AsyncIterator[BulkClient]:
     client = BulkClient(identity, disk, lambda: credential, Traffic())
     try:
@@ -608,7 +609,7 @@ def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> 
         listeners = await trio.open_ssl_over_tcp_listeners(
             0, there, host="127.0.0.1", https_compatible=True
         )
-        port = listeners[0].transport_listener.socket.getsockname()[1]
+        port = listeners[0].transport_listener.socket.getsockname()[1]  # type: ignore[attr-defined]
         root = f"https://localhost:{port}/bucket"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, static, listeners)

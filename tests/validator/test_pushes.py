@@ -299,11 +299,11 @@ def test_the_number_before_was_judged_by_a_validator_that_is_never_heard(
         worker, validator = _part(peers["relay-worker"]), peers["validator"]
         order, lease = worker.step_order(), worker.lease
         assert order is not None and lease is not None and lease.admission is not None
-        place = {"lineage": 0, "step": order.step, "policy": order.policy}
         receipt = seal(
             simulation.identity(by),
             Verdict(
-                **place, number=0, submission=bytes(32), size_bytes=1, worker=worker.peer_id,
+                lineage=0, step=order.step, policy=order.policy, number=0,
+                submission=bytes(32), size_bytes=1, worker=worker.peer_id,
                 outcome="refused", log_index=log_index,
             ),
             run=worker.run.id, sequence=1, wall_time=worker.node.world.wall_time(),
@@ -313,7 +313,8 @@ def test_the_number_before_was_judged_by_a_validator_that_is_never_heard(
         await pusher.end(pusher.open(), GOOD)
         announced = await worker.seal(
             Submission(
-                **place, number=1, digest=REFERENCE.digest, size_bytes=len(GOOD), groups=1,
+                lineage=0, step=order.step, policy=order.policy, number=1,
+                digest=REFERENCE.digest, size_bytes=len(GOOD), groups=1,
                 run_digest=order.run_digest,
             ),
             600.0,
