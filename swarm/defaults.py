@@ -250,11 +250,3 @@ HAVE_FRAME_SECONDS_MIN = 0.02
 
 HAVE_SILENCE_SECONDS = 1.0
 """A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""
-
-# --- validation ------------------------------------------------------------------------------
-
-# --- ledger ----------------------------------------------------------------------------------
-
-UNGRADED_MAX = 5
-"""Honest submissions in a row that an environment could not grade until its validator turns work
-away, and until the trainer pauses a run in which no validator can grade."""

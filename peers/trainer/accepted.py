@@ -73,7 +73,7 @@ class AcceptedSubmissions:
 
     async def take_in(self, envelope: Envelope, verdict: Verdict) -> None:
         """Add a submission whose file lies here; durable on return."""
-        if self.is_second(verdict):  # the other one was quicker
+        if self.is_second(verdict):  # the other file came first
             await self._disk.remove(path_of(verdict.submission))
             await self._outcomes.stale([verdict])
             return

@@ -32,7 +32,7 @@ class Batches:
         *,
         starved_seconds: float,
     ) -> None:
-        """`starved_seconds`: without a new rollout for so long, workers are asked for more."""
+        """`starved_seconds`: time without a new rollout after which workers are asked for more."""
         self._run = peer.run
         self._world = peer.node.world
         self._events = peer.node.events

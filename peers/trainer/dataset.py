@@ -7,6 +7,7 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import blake3
 
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
+from peers.environments.base import Task
 from peers.environments.episodes import grade_segments
 from peers.policy.episodes import play
 from peers.policy.model import weight_files
@@ -65,24 +67,6 @@ class DatasetService:
     ) -> dict[str, Any]:
         """`rows`: for each of `count` tasks from number `first`, its `index`, `seed` (hex),
         `prompt`, `answer` and `passes`, how many of `attempts` completions have full reward."""
-        places = range(first, first + count)
-        seeds = [
-            digest("swarm/1/dataset", seed.to_bytes(8, "big"), place.to_bytes(8, "big"))
-            for place in places
-        ]
-        tasks = [task_of(self._environment, each) for each in seeds]
-        prompts = [self._renderer.encode_prompt(task.prompt) for task in tasks]
-        for task, prompt in zip(tasks, prompts, strict=True):
-            if not prompt:
-                raise UserError(f"the tokenizer makes no token of the prompt {task.prompt!r}")
-            if len(prompt) + max_new_tokens > self._engine.length_max:
-                raise UserError(
-                    f"a prompt of {len(prompt)} tokens and --max-new-tokens {max_new_tokens} "
-                    f"exceed the {self._engine.length_max} positions of the policy; give a "
-                    "smaller --max-new-tokens"
-                )
-        wanted = [(place, attempt) for place in range(count) for attempt in range(attempts)]
-        passes = [0] * count
         sampling = Sampling(
             temperature=temperature,
             max_new_tokens=max_new_tokens,
@@ -90,32 +74,68 @@ class DatasetService:
             group_size=attempts,
             groups_per_submission=1,
         )
+        indices = range(first, first + count)
+        seeds = [
+            digest("swarm/1/dataset", seed.to_bytes(8, "big"), index.to_bytes(8, "big"))
+            for index in indices
+        ]
+        tasks = [task_of(self._environment, each) for each in seeds]
+        for task in tasks:
+            self._check_length(task, max_new_tokens)
+        passes = self._count_passes(tasks, first, seed, sampling)
+        return {
+            "rows": [
+                {
+                    "index": index,
+                    "seed": each.hex(),
+                    "prompt": task.prompt,
+                    "answer": task.answer,
+                    "passes": passed,
+                }
+                for index, each, task, passed in zip(indices, seeds, tasks, passes, strict=True)
+            ]
+        }
+
+    def _check_length(self, task: Task, max_new_tokens: int) -> None:
+        """Raise `UserError` unless the policy can hold a task's prompt and a completion."""
+        prompt = self._renderer.encode_prompt(task.prompt)
+        if not prompt:
+            raise UserError(f"the tokenizer makes no token of the prompt {task.prompt!r}")
+        if len(prompt) + max_new_tokens > self._engine.length_max:
+            raise UserError(
+                f"a prompt of {len(prompt)} tokens and --max-new-tokens {max_new_tokens} "
+                f"exceed the {self._engine.length_max} positions of the policy; give a "
+                "smaller --max-new-tokens"
+            )
+
+    def _count_passes(
+        self, tasks: Sequence[Task], first: int, seed: int, sampling: Sampling
+    ) -> list[int]:
+        """How many of `sampling.group_size` attempts at each task have full reward.
+
+        The noise of an attempt follows from the seed and the task's index, `first` and on.
+        """
+        attempts = sampling.group_size
+        wanted = [(task, attempt) for task in range(len(tasks)) for attempt in range(attempts)]
+        key = noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big")))
+        passes = [0] * len(tasks)
         for start in range(0, len(wanted), BATCH):
             some = wanted[start : start + BATCH]
             played = play(
                 self._engine,
                 self._renderer,
-                [(self._environment, tasks[place]) for place, _ in some],
-                [(first + place) * attempts + attempt for place, attempt in some],
-                noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big"))),
+                [(self._environment, tasks[task]) for task, _ in some],
+                [(first + task) * attempts + attempt for task, attempt in some],
+                key,
                 sampling,
             )
-            for (place, _), rollout in zip(some, played.rollouts, strict=True):
+            for (task, _), rollout in zip(some, played.rollouts, strict=True):
                 reward = grade_segments(
-                    self._environment, tasks[place], self._renderer, rollout.segments, stop_ids
+                    self._environment,
+                    tasks[task],
+                    self._renderer,
+                    rollout.segments,
+                    sampling.stop_ids,
                 )
-                passes[place] += reward >= 1.0
-        return {
-            "rows": [
-                {
-                    "index": place,
-                    "seed": each.hex(),
-                    "prompt": task.prompt,
-                    "answer": task.answer,
-                    "passes": count_passed,
-                }
-                for place, each, task, count_passed in zip(
-                    places, seeds, tasks, passes, strict=True
-                )
-            ]
-        }
+                passes[task] += reward >= 1.0
+        return passes

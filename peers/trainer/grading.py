@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.messages import Verdict
 from swarm.run.run import Run
+from swarm.run.trusted import UNGRADED_MAX
 
 
 class GradingWatch:
@@ -29,6 +29,6 @@ class GradingWatch:
             self._ungraded[envelope.sender] = 0
         validators = self._run.manifest.validator_ids()
         heard = [self._ungraded[each] for each in validators if each in self._ungraded]
-        if not heard or min(heard) < defaults.UNGRADED_MAX:
+        if not heard or min(heard) < UNGRADED_MAX:
             return ""
         return f"no validator can grade: {verdict.detail}"

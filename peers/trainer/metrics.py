@@ -1,7 +1,7 @@
 """Where a trainer's figures go: TensorBoard's event files, and Weights & Biases if asked.
 
 The child process writes them: it has the figures of learning anyway, and neither library belongs
-into the network process, which imports no torch and starts no threads of others.
+into the network process, which imports no torch and starts no foreign threads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from swarm.errors import UserError
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bf16, from the makers' data sheets, by a part of the device's name."""
 
-_PLACES = {
+_SECTIONS = {
     "reward": ("reward", "length_penalty", "task_reward"),
     "policy": ("entropy", "ratio", "kl_", "clipped_", "weight", "effective", "outside", "loss"),
     "optimiser": ("gradient_norm", "learning_rate", "skipped"),
     "data": ("groups", "completion", "tokens", "age", "staleness", "submissions", "engine_"),
     "time": ("idle_", "seconds", "step_seconds", "train_seconds", "model_flops", "share_of"),
 }
-"""Where a figure is shown, by the beginning of its name."""
+"""Sections of the dashboards, with the beginnings of the figures' names in them."""
 
 
 class Metrics:
@@ -51,7 +51,7 @@ class Metrics:
         if wandb:
             library = _library("wandb", "trainer.wandb", "wandb")
             name = run.rpartition("/")[2]
-            try:  # a trainer that starts again goes on with the same curves
+            try:  # a restarted trainer continues the same curves
                 self._wandb = library.init(
                     project=wandb, name=name, id=name, resume="allow", config=dict(config or {})
                 )
@@ -62,9 +62,9 @@ class Metrics:
                 ) from error
 
     def record(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Write one step's figures; those that are no finite numbers are left out."""
+        """Write one step's figures, without those that are no finite numbers."""
         named = {
-            f"{_place(name)}/{name}": float(value)
+            f"{_section(name)}/{name}": float(value)
             for name, value in figures.items()
             if isinstance(value, (int, float)) and math.isfinite(value)
         }
@@ -73,7 +73,7 @@ class Metrics:
         for name, share in idle_shares(figures).items():
             named[f"time/{name}"] = share
         if self._folder:
-            if self._writer is None:  # what a life before wrote from this step on is void
+            if self._writer is None:  # overwrites what an earlier life wrote from this step on
                 self._writer = self._writer_class(self._folder, purge_step=step)
             for name, value in sorted(named.items()):
                 self._writer.add_scalar(name, value, step)
@@ -131,10 +131,10 @@ def peak_flops(device: torch.device) -> float:
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), 0.0)
 
 
-def _place(name: str) -> str:
-    for place, beginnings in _PLACES.items():
+def _section(name: str) -> str:
+    for section, beginnings in _SECTIONS.items():
         if name.startswith(beginnings):
-            return place
+            return section
     return "other"
 
 

@@ -182,7 +182,7 @@ class Orders:
         await self._peer.versions.store()  # before one is named
         submissions = -(-missing // manifest.sampling.groups_per_submission)
         if revised and manifest.filters.fill == "refill":
-            submissions = min(1, submissions)  # more of everybody, rather than much of the fastest
+            submissions = min(1, submissions)  # one more per worker, not many of the fastest
         self._forecast.order_issued()
         order = StepOrder(
             lineage=self._progress.lineage,

@@ -14,7 +14,7 @@ REMINDER_SECONDS = 600.0
 
 
 class Pause:
-    """Why no step is opened any more; false while the run goes on."""
+    """Closes the open step and stops training; false until then."""
 
     def __init__(self, peer: RunNode, progress: Progress) -> None:
         self._peer = peer

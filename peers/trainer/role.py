@@ -129,8 +129,10 @@ class TrainerRole:
             nursery.cancel_scope.cancel()
 
     async def _live(self, nursery: trio.Nursery) -> None:
-        """Train for as long as the child lives, from its newest durable state; all else goes on
-        in `nursery`."""
+        """Train while the child lives, from the newest durable state.
+
+        Collecting and ordering run in `nursery`, which outlives the child.
+        """
         try:
             async with self._node.compute.child(
                 SERVICE,

@@ -132,7 +132,7 @@ class TrainerService:
         return await self._alone(self._prepare_base, job)
 
     async def end(self, job: EndTraining) -> Done:
-        """See `swarm.jobs.EndTraining`: one process alone has nobody to let go."""
+        """See `swarm.jobs.EndTraining`: a single process has no other ranks to end."""
         return Done()
 
     async def _alone(self, work: Callable[[J], R], job: J) -> R:

@@ -6,8 +6,8 @@ import trio
 
 from peers.validator.cases import Outcome
 from peers.validator.inbox import Inbox
-from swarm import defaults
 from swarm.node.run_node import RunNode
+from swarm.run.trusted import UNGRADED_MAX
 
 UNGRADED_PAUSE_SECONDS = 60.0
 """A validator whose environment fails takes no work for this long, then tries once more."""
@@ -33,7 +33,7 @@ class Intake:
         """Take note of an outcome. `nursery`: reopens the intake after a pause."""
         if outcome.failed == "environment":
             self._ungraded += 1
-            if self._ungraded >= defaults.UNGRADED_MAX:
+            if self._ungraded >= UNGRADED_MAX:
                 self._pause(outcome.detail, nursery)
         elif outcome.word == "accepted":
             self._ungraded = 0

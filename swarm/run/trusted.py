@@ -53,6 +53,10 @@ EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
 VERDICT_LIFETIME_SECONDS = 600.0
 """A trainer that was down that long still hears of a verdict when it is back."""
 
+UNGRADED_MAX = 5
+"""Honest submissions in a row that a validator's environment could not grade until the validator
+turns work away, and until the trainer pauses a run in which no validator can grade."""
+
 LOG_HEAD_SECONDS = 2.0
 """A trusted peer announces its log's head this often while it grows: others mirror it about as
 often, so this is what a lost disk can lose."""

@@ -14,11 +14,11 @@ from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
-from swarm import defaults
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
 from swarm.messages import Verdict
+from swarm.run.trusted import UNGRADED_MAX
 
 
 def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
@@ -246,7 +246,7 @@ def test_work_that_serves_no_batch_is_asked_for_again_at_once(wasted: Verdict) -
 def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_before() -> None:
     ungraded = [
         verdict(n, outcome="quarantined", failed="environment", detail="env fails", rewards=[])
-        for n in range(defaults.UNGRADED_MAX)
+        for n in range(UNGRADED_MAX)
     ]
 
     async def main(simulation: Simulation) -> None:

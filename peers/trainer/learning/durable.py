@@ -1,4 +1,4 @@
-"""Folders that are either wholly there or not there at all, also after a power cut."""
+"""Folders that appear complete or not at all, even after a power cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def whole_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder beside `folder`; on success make it durable and give it that name.
 
-    A folder already there is replaced. If the block raises, nothing of it is left. With several
+    An existing folder is replaced. If the block raises, nothing of it is left. With several
     ranks all write into the same folder, and it fails for all when it fails for one (`saving` as
     in `Ranks.agree`).
     """

@@ -44,8 +44,8 @@ class Learner:
         """The next rollout step, which is also the number of the policy held."""
         self.lineage = lineage
         self.consumed: dict[int, list[str]] = {}
-        """Submissions trained on, by step. Steps further back than `max_staleness` are left out:
-        what they consumed is too old to be offered again."""
+        """Submissions trained on, by step. Steps older than `max_staleness` are left out: what they
+        consumed is too old to be offered again."""
         self.counters = {
             "optimiser_steps": 0,
             "skipped_steps": 0,

@@ -59,7 +59,7 @@ class Rows:
     packed: bool
     """A row may hold several sequences."""
     predictor: Tensor
-    """int64 [m]: places in the flattened rows whose logits predict `target`."""
+    """int64 [m]: positions in the flattened rows whose logits predict `target`."""
     target: Tensor
     """int64 [m]: completion tokens, each distinct sequence once."""
     source: Tensor
@@ -139,24 +139,26 @@ def lay_out_flat(batch: Batch, tokens_max: int | None = None) -> list[Rows]:
     passes = []
     for sequences in _by_temperature(_distinct(batch)):
         bins = first_fit([sequence.inputs for sequence in sequences], tokens_max or PASS_TOKENS_MAX)
-        passes += [_rows([[sequences[place] for place in some]], packed=True) for some in bins]
+        passes += [_rows([[sequences[index] for index in some]], packed=True) for some in bins]
     return passes
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of places in `lengths`, first-fit decreasing; no bin's sum exceeds `capacity`, but for
-    those of a single longer length. At most 11/9 of the fewest bins possible, + 1.
+    """Bins of indices into `lengths`, first-fit decreasing.
+
+    No bin's sum exceeds `capacity`, but for those of a single longer length. At most 11/9 of the
+    fewest bins possible, + 1.
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     free = np.full(len(lengths), capacity)
     bins: list[list[int]] = []
-    for place in order:
-        fitting = free[: len(bins)] >= lengths[place]
+    for index in order:
+        fitting = free[: len(bins)] >= lengths[index]
         chosen = int(fitting.argmax()) if fitting.any() else len(bins)
         if chosen == len(bins):
             bins.append([])
-        bins[chosen].append(place)
-        free[chosen] -= lengths[place]
+        bins[chosen].append(index)
+        free[chosen] -= lengths[index]
     return bins
 
 
@@ -208,7 +210,7 @@ def _pack(sequences: list[_Sequence], tokens_max: int) -> list[_Pass]:
     """Rows as wide as the longest sequence, filled first-fit decreasing."""
     width = max(sequence.inputs for sequence in sequences)
     bins = first_fit([sequence.inputs for sequence in sequences], width)
-    rows = [[sequences[place] for place in some] for some in bins]
+    rows = [[sequences[index] for index in some] for some in bins]
     count = max(1, tokens_max // max(1, width))
     return [rows[start : start + count] for start in range(0, len(rows), count)]
 

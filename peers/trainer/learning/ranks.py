@@ -19,7 +19,7 @@ COLLECTIVE_SECONDS = 600.0
 """Longest wait of one rank for another within a step; their work is the same, so seconds do."""
 
 SAVE_SECONDS = 3600.0
-"""Likewise while a state is written: one rank's disk may be much slower."""
+"""Longest such wait while a state is written: one rank's disk may be much slower."""
 
 ERROR_BYTES = 1000
 """Of an error's text, as one rank sends it to the others."""
@@ -103,7 +103,7 @@ class Ranks:
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        """Likewise, the largest."""
+        """The largest over all ranks, element by element."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Sequence[float], how: Any) -> list[float]:

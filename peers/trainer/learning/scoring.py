@@ -26,10 +26,10 @@ ENGINE_DIFFERENCE_MAX = 0.1
 class GeneratorScores:
     """log μ: each token's log-probability under the policy that generated it.
 
-    The trainer computes it with its own copies of those policies, since a worker's word is worth
-    nothing. Tokens of *on-policy* rollouts need no pass of their own: where the generating policy
-    is the learner, bit for bit, the training pass computes the same numbers, and `at` takes them
-    from there, which saves a forward pass.
+    The trainer computes it with its own copies of those policies, since a worker may lie. Tokens
+    of *on-policy* rollouts need no pass of their own: where the generating policy is the learner,
+    bit for bit, the training pass computes the same numbers, and `at` takes them from there,
+    which saves a forward pass.
     """
 
     log_mu: Tensor

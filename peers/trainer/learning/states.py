@@ -35,7 +35,7 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def stage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in main memory, so that learning can go on while they are written."""
+    """Copies in main memory, so that learning can continue while they are written."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 

@@ -77,7 +77,7 @@ class Watch:
                 if not self._left:
                     self.end(f"the rendezvous store is gone ({str(error).splitlines()[0]})")
             if self._culprit:
-                # A call that a broken collective ended says so in its own words first.
+                # First let a call that a broken collective ended report its own error.
                 self._found.set()
                 time.sleep(5 * ALIVE_SECONDS)
                 self.end(self._culprit)
