@@ -241,6 +241,7 @@ class InspectorModel:
                 for group in range(job.order.groups)
             ],
             canonical_digest=blake3(canonical).digest(),
+            canonical_bytes=len(canonical),
             tokens=sum(map(sum, found.lengths)),
         )
 
@@ -340,7 +341,7 @@ class TrainerModel:
         unreadable: list[jobs.Unreadable] = []
         for index, each in enumerate(job.submissions):
             try:
-                read.append(await read_rollouts(self._setting, each.path, each.digest))
+                read.append(await read_rollouts(self._setting, each.path, each.rollouts_digest))
             except PowerCut:
                 raise
             except OSError as error:

@@ -212,6 +212,7 @@ class Inspected(Report, frozen=True, kw_only=True):
     """[groups] BLAKE3-256 of each group's prompt and completions."""
     canonical_digest: bytes = b""
     """BLAKE3-256 of the rollouts in canonical form."""
+    canonical_bytes: int = 0
     tokens: int = 0
     """Completion tokens."""
 
@@ -405,7 +406,11 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """A submission to train on."""
 
     digest: Digest
+    """Names the submission."""
     path: str
+    """Of its rollouts in canonical form."""
+    rollouts_digest: Digest
+    """BLAKE3-256 of the file at `path`."""
     policy: int
     """Step of the policy that generated it."""
     rewards: Rewards

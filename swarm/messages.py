@@ -540,6 +540,10 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Likewise largest less smallest."""
     environments: Annotated[list[EnvironmentIndex], Meta(max_length=4096)] = []
     """Of each group, the index among the run's environments; empty: all are the first's."""
+    rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """BLAKE3-256 of the rollouts in canonical form, which the validator serves and the trainer
+    trains on; empty unless accepted."""
+    rollouts_bytes: Count = 0
 
 
 class Eviction(Message, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ ACCEPTED = "accepted"
 
 
 def path_of(digest: bytes) -> str:
-    """The file of an accepted submission."""
-    return f"{ACCEPTED}/{digest.hex()}.parquet"
+    """An accepted submission's rollouts in canonical form."""
+    return f"{ACCEPTED}/{digest.hex()}.rollouts"
 
 
 class AcceptedSubmissions:

@@ -95,6 +95,7 @@ class TrainerChild:
             AcceptedSubmission(
                 digest=accepted.digest,
                 path=self._local(accepted.path),
+                rollouts_digest=accepted.verdict.rollouts_digest,
                 policy=accepted.verdict.policy,
                 rewards=accepted.verdict.rewards,
                 sampling=versions.manifest_of(accepted.verdict.step).sampling,

@@ -149,15 +149,15 @@ class Collector:
 
     async def _fetch_once(self, validator: PeerId, verdict: Verdict) -> None:
         path = path_of(verdict.submission)
-        reference = BlobReference(verdict.submission, verdict.size_bytes)
+        reference = BlobReference(verdict.rollouts_digest, verdict.rollouts_bytes)
         await self._node.reach(validator)
         record = self._node.record(validator)
         source = Source(validator, tuple(record.bulk_addresses) if record else ())
-        sink = self._node.disk.sink(path, 0, verdict.size_bytes)
+        sink = self._node.disk.sink(path, 0, verdict.rollouts_bytes)
         piece = await self._node.transport.fetch(source, reference, sink)
-        if not piece.verify(verdict.submission):
+        if not piece.verify(verdict.rollouts_digest):
             sink.abandon()
-            raise FetchError(f"{validator} sent other bytes than it judged")
+            raise FetchError(f"{validator} sent other rollouts than it judged")
         await sink.commit(piece)
         await self._node.disk.sync(path)
 

@@ -55,14 +55,11 @@ from swarm.jobs import (
     Unreadable,
 )
 from swarm.messages import Sampling
-from swarm.rollouts.rollouts import Rollouts
-from swarm.rollouts.submission_file import BadSubmission, ReadLimits, read
+from swarm.rollouts.rollouts import Rollouts, check_digest
 
 J = TypeVar("J")
 R = TypeVar("R")
 
-CONTEXT_TOKENS_MAX = 1 << 20
-"""Of one rollout's prompt, and of its environment's turns."""
 EVALUATION_PROMPTS = 512
 
 
@@ -297,8 +294,8 @@ class TrainerService:
         return self._learner
 
     def _groups(self, submission: AcceptedSubmission) -> list[Group] | str:
-        """The groups of an accepted file, or why they cannot be trained on: a validator has checked
-        it whole, but this is another machine, and its disk another disk."""
+        """The groups of an accepted submission, or why they cannot be trained on: a validator wrote
+        these rollouts, but this is another machine, and its disk another disk."""
         path = Path(submission.path)
         if submission.policy not in self._held().policies:
             return (
@@ -306,16 +303,9 @@ class TrainerService:
                 f"{self._held().policies}"
             )
         try:
-            limits = ReadLimits(
-                bytes_max=path.stat().st_size,
-                rows_max=sum(map(len, submission.rewards)),
-                prompt_tokens_max=CONTEXT_TOKENS_MAX,
-                model_tokens_max=submission.sampling.max_new_tokens,
-                environment_tokens_max=CONTEXT_TOKENS_MAX,
-            )
-            return list(_cut(read(path, limits, submission.digest).rollouts, submission))
-        except BadSubmission as error:
-            return error.detail
+            raw = path.read_bytes()
+            check_digest(raw, submission.rollouts_digest)
+            return _cut(Rollouts.from_bytes(raw), submission)
         except (OSError, ValueError) as error:
             return str(error)
 

@@ -62,6 +62,9 @@ class Outcome(Report):
     task_spreads: list[float] = field(default_factory=list)
     environments: list[int] = field(default_factory=list)
     """Index of each group's environment."""
+    rollouts_digest: bytes = b""
+    """BLAKE3-256 of the rollouts in canonical form, which lie beside the submission's file."""
+    rollouts_bytes: int = 0
 
     @property
     def word(self) -> Literal["accepted", "refused", "quarantined"]:
@@ -97,4 +100,6 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         task_means=[] if refused else outcome.task_means,
         task_spreads=[] if refused else outcome.task_spreads,
         environments=[] if refused else outcome.environments,
+        rollouts_digest=b"" if outcome.failed else outcome.rollouts_digest,
+        rollouts_bytes=0 if outcome.failed else outcome.rollouts_bytes,
     )

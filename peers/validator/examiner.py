@@ -12,7 +12,7 @@ from peers.validator.checks.base import first_failure
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, Age
-from peers.validator.inbox import path_of
+from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
 from swarm import jobs
 from swarm.errors import PeerError
@@ -75,53 +75,64 @@ class Examiner:
         folder = await self._peer.policies.get(
             case.order.checkpoint, deadline_seconds=manifest.limits.verdict_seconds
         )
-        canonical = path_of(case.key) + ".canonical"
-        ordered = self._submission_order(case, manifest)
+        canonical, accepted = canonical_path_of(case.key), False
+        inspect = Inspect(
+            order=self._submission_order(case, manifest),
+            path=self._local(path_of(case.key)),
+            digest=case.submission.digest,
+            canonical_path=self._local(canonical),
+            tokenizer_folder=self._local(folder),
+            bytes_max=manifest.limits.submission_bytes_max,
+        )
         try:
-            inspected = await children.inspector.inspect(
-                Inspect(
-                    order=ordered,
-                    path=self._local(path_of(case.key)),
-                    digest=case.submission.digest,
-                    canonical_path=self._local(canonical),
-                    tokenizer_folder=self._local(folder),
-                    bytes_max=manifest.limits.submission_bytes_max,
-                )
-            )
-            self._inspector_restarts.succeeded()
-            outcome = Outcome(
-                **_report(inspected),
-                rewards=inspected.rewards,
-                task_means=inspected.task_means,
-                task_spreads=inspected.task_spreads,
-                environments=inspected.environments,
-            )
-            history = History(
-                worker=case.worker,
-                group_digests=inspected.group_digests,
-                tokens=inspected.tokens,
-                duplicates=self._duplicates,
-                pace=self._paces[case.worker],
-                now=self._peer.node.world.now(),
-            )
-            outcome.run(HISTORY, history)
-            if outcome.failed:
-                return outcome
-            ungraded = inspected.ungraded
-            if ungraded or self._is_drawn(case, manifest.thresholds):
-                job = Judge(
-                    order=ordered,
-                    path=self._local(canonical),
-                    digest=inspected.canonical_digest,
-                    thresholds=manifest.thresholds,
-                )
-                await self._recompute(job, self._local(folder), children.prefill, outcome)
-            if ungraded and not outcome.failed:
-                # The seed gave these very tokens: no worker can choose text that is not graded.
-                outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
+            outcome = await self._check(case, inspect, manifest.thresholds, children)
+            if not outcome.failed:
+                await self._disk.sync(canonical)  # durable before the verdict that names it
+                accepted = True
             return outcome
         finally:
-            await self._disk.remove(canonical)
+            if not accepted:
+                await self._disk.remove(canonical)
+
+    async def _check(
+        self, case: Case, inspect: Inspect, thresholds: Thresholds, children: Children
+    ) -> Outcome:
+        """Inspect a case's file, and recompute what it holds if the case is drawn for that."""
+        inspected = await children.inspector.inspect(inspect)
+        self._inspector_restarts.succeeded()
+        outcome = Outcome(
+            **_report(inspected),
+            rewards=inspected.rewards,
+            task_means=inspected.task_means,
+            task_spreads=inspected.task_spreads,
+            environments=inspected.environments,
+            rollouts_digest=inspected.canonical_digest,
+            rollouts_bytes=inspected.canonical_bytes,
+        )
+        history = History(
+            worker=case.worker,
+            group_digests=inspected.group_digests,
+            tokens=inspected.tokens,
+            duplicates=self._duplicates,
+            pace=self._paces[case.worker],
+            now=self._peer.node.world.now(),
+        )
+        outcome.run(HISTORY, history)
+        if outcome.failed:
+            return outcome
+        ungraded = inspected.ungraded
+        if ungraded or self._is_drawn(case, thresholds):
+            job = Judge(
+                order=inspect.order,
+                path=inspect.canonical_path,
+                digest=inspected.canonical_digest,
+                thresholds=thresholds,
+            )
+            await self._recompute(job, inspect.tokenizer_folder, children.prefill, outcome)
+        if ungraded and not outcome.failed:
+            # The seed gave these very tokens: no worker can choose text that is not graded.
+            outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
+        return outcome
 
     async def _manifest(self, case: Case) -> RunManifest:
         """The manifest that the case's step follows."""

@@ -28,6 +28,11 @@ Key = tuple[str, bytes]
 """(worker, digest): a file is its maker's, so that nobody else's word on it, or copy, counts."""
 
 
+def canonical_path_of(key: Key) -> str:
+    """The file's rollouts in canonical form, once it was inspected."""
+    return path_of(key) + ".canonical"
+
+
 def path_of(key: Key) -> str:
     """Where a file is once it is whole."""
     worker, digest = key
@@ -166,10 +171,11 @@ class Inbox:
         """A file is not needed any more; silent when there is none."""
         self._whole.pop(key, None)
         await self._disk.remove(path_of(key))
+        await self._disk.remove(canonical_path_of(key))
 
     async def remove_others(self, wanted: set[Key]) -> None:
         """Of what a life before has left, keep only these files."""
-        kept = {path_of(key) for key in wanted}
+        kept = {path for key in wanted for path in (path_of(key), canonical_path_of(key))}
         for name in self._disk.list(FOLDER):
             if f"{FOLDER}/{name}" not in kept:
                 await self._disk.remove(f"{FOLDER}/{name}")

@@ -80,6 +80,7 @@ class InspectorService:
             environments=[each.index for each in drawn],
             group_digests=_group_digests(rollouts, order.sampling.group_size),
             canonical_digest=inspection.contents.canonical_digest,
+            canonical_bytes=inspection.contents.canonical_bytes,
             tokens=len(rollouts.log_probabilities),
         )
 

@@ -38,6 +38,8 @@ class Contents:
     rollouts: Rollouts
     canonical_digest: bytes
     """BLAKE3 of the rollouts' canonical bytes."""
+    canonical_bytes: int
+    """How many these are."""
 
 
 class _Request(msgspec.Struct):
@@ -109,7 +111,12 @@ class Reader:
             )
         assert answer.header is not None
         canonical = out_path.read_bytes()
-        return Contents(answer.header, Rollouts.from_bytes(canonical), blake3(canonical).digest())
+        return Contents(
+            answer.header,
+            Rollouts.from_bytes(canonical),
+            blake3(canonical).digest(),
+            len(canonical),
+        )
 
     def _exchange(self, request: bytes) -> bytes:
         """The reader's answer; less than a line when it died.

@@ -27,9 +27,8 @@ from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, S
 from swarm import jobs
 from swarm.jobs import Hardware, Judge, Judged, Load, PoliciesLoaded
 from swarm.messages import CheckpointReference, Thresholds
-from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
-from swarm.rollouts.submission_file import check_digest
 
 CERTAIN = 0.99
 """Where the likeliest token has at least this probability, the right token shows nothing."""

@@ -10,7 +10,7 @@ from peers.validator.cases import Case, Outcome, slot_of, verdict_on
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
 from peers.validator.docket import Docket, verdict_in
-from peers.validator.inbox import Inbox, Key, path_of
+from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import WorkerRecord
 from swarm.envelope import Envelope
@@ -55,7 +55,7 @@ class Verdicts:
             if verdict.outcome == "accepted":
                 self._records[verdict.worker].accepted += 1
                 if self._inbox.exists(key):
-                    self._serve(key, verdict.size_bytes)
+                    self._serve(key, verdict)
                     await self._announce_again(envelope, verdict)
 
     async def _announce_again(self, envelope: Envelope, verdict: Verdict) -> None:
@@ -86,8 +86,7 @@ class Verdicts:
         self._inbox.let_go(key)
         await self._queue.remove(key)
         if outcome.word == "accepted":
-            # With this hash it is the only one: the file's header names its worker.
-            self._serve(key, submission.size_bytes)
+            self._serve(key, verdict_in(envelope))
             self._records[worker].accepted += 1
         else:
             self._records[worker].accepted = 0  # looked at closely again
@@ -127,14 +126,21 @@ class Verdicts:
         for key in self._docket.too_old(newest, oldest):
             envelope = self._docket.verdict_on(key)
             assert envelope is not None
-            if verdict_in(envelope).outcome == "accepted":
-                self._peer.blobs.unregister(key[1])
+            verdict = verdict_in(envelope)
+            if verdict.outcome == "accepted":
+                self._peer.blobs.unregister(verdict.submission)
+                self._peer.blobs.unregister(verdict.rollouts_digest)
             await self._inbox.remove(key)
             self._docket.forget(key)
         self._docket.forget_older(newest, oldest)
 
-    def _serve(self, key: Key, size_bytes: int) -> None:
-        self._peer.blobs.register(key[1], path_of(key), 0, size_bytes)
+    def _serve(self, key: Key, verdict: Verdict) -> None:
+        """Serve an accepted file, and its rollouts in canonical form to the trainer."""
+        # With this hash it is the only one: the file's header names its worker.
+        blobs = self._peer.blobs
+        blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
+        canonical = canonical_path_of(key)
+        blobs.register(verdict.rollouts_digest, canonical, 0, verdict.rollouts_bytes)
 
     def _report(self, case: Case, outcome: Outcome, seconds: float, decided: float) -> None:
         failed = next((check for check in outcome.checks if not check.passed), None)

@@ -51,6 +51,8 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     rewards_digest: Digest
     """BLAKE3-256 of the msgpack of the verdict's rewards."""
     size_bytes: Count
+    rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """The verdict's: of what the trainer may train on."""
 
 
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
@@ -134,4 +136,5 @@ def judged(verdict: Verdict) -> Judged:
         samples=sum(len(group) for group in verdict.rewards),
         rewards_digest=rewards_digest(verdict.rewards),
         size_bytes=verdict.size_bytes,
+        rollouts_digest=verdict.rollouts_digest,
     )

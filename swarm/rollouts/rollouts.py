@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import blake3
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -283,6 +284,13 @@ _ARRAYS: dict[str, np.dtype[Any]] = {
     "proofs": np.dtype(np.uint8),
     "proof_offsets": np.dtype(np.int64),
 }
+
+
+def check_digest(raw: bytes, digest: bytes | None) -> None:
+    """Raise `OSError` when these are not the bytes that were hashed as they arrived (None: they
+    never were)."""
+    if digest is not None and blake3.blake3(raw).digest() != digest:
+        raise OSError("the file on this machine is not the one that arrived: its hash differs")
 
 
 def _joined(rollout: Rollout) -> list[Span]:

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from swarm.errors import DECODE_ERRORS, PeerError
 from swarm.messages import ENVIRONMENTS_MAX, Count, Key, Line, Name
-from swarm.rollouts.rollouts import ENVIRONMENT, KINDS, MODEL, PROMPT, Offsets, Rollouts
+from swarm.rollouts.rollouts import (
+    ENVIRONMENT,
+    KINDS,
+    MODEL,
+    PROMPT,
+    Offsets,
+    Rollouts,
+    check_digest,
+)
 
 HEADER_KEY = b"swarm"
 """Key of the header, as JSON, in the file's metadata."""
@@ -184,13 +192,6 @@ def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submiss
         raw = file.read(limits.bytes_max + 1)
     check_digest(raw, digest)
     return decode(raw, limits)
-
-
-def check_digest(raw: bytes, digest: bytes | None) -> None:
-    """Raise `OSError` when these are not the bytes that were hashed as they arrived (None: they
-    never were)."""
-    if digest is not None and blake3.blake3(raw).digest() != digest:
-        raise OSError("the file on this machine is not the one that arrived: its hash differs")
 
 
 def decode(raw: bytes, limits: ReadLimits) -> Submission:

@@ -41,7 +41,6 @@ from swarm.jobs import (
     TrainStep,
 )
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
-from swarm.rollouts.submission_file import Header, write
 from tests.rollouts.harness import single_turns
 
 REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
@@ -75,7 +74,7 @@ def train(service: TrainerService, step: int, *submissions: AcceptedSubmission) 
 def submission(
     base: Path, path: Path, policy: int, sampling: Sampling = SAMPLING
 ) -> AcceptedSubmission:
-    """A file of 2 groups × 3, sampled by the engine, as a worker writes it."""
+    """2 groups × 3, sampled by the engine, in the form that a validator serves."""
     prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
     rows = [prompt for prompt in prompts for _ in range(3)]
     made = NativeEngine(base).generate(
@@ -96,23 +95,12 @@ def submission(
         log_probabilities=[row.tolist() for row in made.log_probabilities],
         proofs=[bytes(258)] * 6,
     )
-    header = Header(
-        run="owner/demo",
-        lineage=0,
-        step=policy,
-        policy=policy,
-        worker="Q" * 46,
-        number=0,
-        environments=[("sort-digits", "1")],
-        temperature=sampling.temperature,
-        max_new_tokens=sampling.max_new_tokens,
-        stop_ids=sampling.stop_ids,
-        engine="native",
-    )
-    digest, _ = write(path, rollouts, header)
+    raw = rollouts.to_bytes()
+    path.write_bytes(raw)
     return AcceptedSubmission(
-        digest=digest,
+        digest=blake3(b"the worker's file of " + raw).digest(),
         path=str(path),
+        rollouts_digest=blake3(raw).digest(),
         policy=policy,
         rewards=REWARDS,
         sampling=sampling,
@@ -130,7 +118,7 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
     (tmp_path / "other").write_bytes((tmp_path / "good").read_bytes() + b"!")
     (tmp_path / "garbage").write_bytes(b"garbage")
     changes: dict[str, dict[str, Any]] = {
-        "garbage": {"digest": blake3(b"garbage").digest()},
+        "garbage": {"rollouts_digest": blake3(b"garbage").digest()},
         "policy": {"policy": 7},
         "rewards": {"rewards": [*REWARDS, [0.0]]},
     }
@@ -142,7 +130,7 @@ def test_files_that_cannot_be_read_are_named_and_nothing_is_trained_on(
     for name, words in {
         "missing": "No such file",
         "other": "its hash differs",
-        "garbage": "no sound Parquet",
+        "garbage": "no rollouts",
         "policy": "policy 7 is not held",
         "rewards": "7 rewards for 6 rollouts",
     }.items():

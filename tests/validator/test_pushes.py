@@ -11,11 +11,11 @@ import trio
 from blake3 import blake3
 from msgspec.structs import replace
 
-from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, path_of
+from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, canonical_path_of, path_of
 from simnet.clock import run_virtual
 from simnet.compute import Hardware
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.envelope import seal
+from swarm.envelope import Envelope, seal
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdict
@@ -366,6 +366,40 @@ def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
     verdict = next(event.fields for event in _simulate(main) if event.name == "validator.verdict")
     assert verdict["outcome"] == "quarantined"
     assert "not the one that arrived" in verdict["detail"]
+
+
+def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> None:
+    """The trainer fetches what the verdict names, and never the worker's file."""
+    heard: list[Verdict] = []
+
+    def hear(envelope: Envelope) -> None:
+        assert isinstance(envelope.message, Verdict)
+        heard.append(envelope.message)
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer")
+        validator = peers["validator"]
+        await trio.sleep(5)
+        _part(validator).gossip.listen(Verdict, hear)
+        judged = simulation.expect("validator.verdict", ["validator"])
+        await simulation.add(Plan("inference-worker", ["inference"])).start()
+        assert await simulation.meet(judged, 300)
+        verdict = heard[0]
+        assert (verdict.outcome, verdict.rollouts_bytes > 0) == ("accepted", True)
+        path = canonical_path_of((verdict.worker, verdict.submission))
+
+        async def served() -> None:
+            blob = _part(validator).blobs.open(None, verdict.rollouts_digest)
+            assert (blob.path, blob.size_bytes) == (path, verdict.rollouts_bytes)
+            assert blake3(await validator.disk.read(path)).digest() == verdict.rollouts_digest
+
+        await served()
+        await validator.crash()
+        await validator.start(resume=True)
+        await trio.sleep(5)
+        await served()
+
+    _simulate(main)
 
 
 def _part(peer: Peer) -> RunNode:
