@@ -17,7 +17,8 @@ from blake3 import blake3
 from peers.inference.role import InferenceRole
 from peers.relay import RelayRole
 from simnet.compute import TOKENIZER, WEIGHTS, SimulatedRollouts
-from simnet.disk import SimulatedDisk, Symbol
+from simnet.disk import SimulatedDisk
+from simnet.extents import Symbol
 from simnet.flows import Link
 from simnet.simulation import Plan
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import outcome
 import trio
 
-from simnet.disk import SimulatedDisk, SimulatedSink
-from simnet.flows import Flow, Link
+from simnet.disk import SimulatedDisk
+from simnet.flows import Flow, Flows, Link
+from simnet.landing import SimulatedSink
+from simnet.lines import Line
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
@@ -33,8 +35,27 @@ from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 
-if TYPE_CHECKING:
-    from simnet.network import Line, SimulatedNetwork
+
+class Network(Protocol):
+    """The network, as far as the bulk plane uses it (`simnet.network.SimulatedNetwork`)."""
+
+    flows: Flows
+
+    def at(self, time: float, name: str, action: Callable[[], None]) -> None: ...
+
+    def at_host(self, host: str) -> BulkPlane | None: ...
+
+    def neighbour(
+        self, owner: PeerId, peer: PeerId
+    ) -> tuple[BulkPlane, BulkPlane | None] | None: ...
+
+    def is_dark(self, host: str) -> bool: ...
+
+    def is_silent(self, a: BulkPlane, b: BulkPlane) -> bool: ...
+
+    def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float: ...
+
+    def stall(self, flow: Flow) -> None: ...
 
 
 class BulkPlane(BaseTransport):
@@ -42,7 +63,7 @@ class BulkPlane(BaseTransport):
 
     def __init__(
         self,
-        network: SimulatedNetwork,
+        network: Network,
         identity: Identity,
         host: str,
         line: Line,

@@ -17,15 +17,12 @@ import os
 from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from simnet.seeded import source
 from swarm.errors import SwarmError
-
-if TYPE_CHECKING:
-    from simnet.timeline import Timeline
 
 T = TypeVar("T")
 
@@ -45,13 +42,21 @@ class TrioChanged(SwarmError):
     """This version of trio lacks a private name that simulations need."""
 
 
+class Agenda(Protocol):
+    """What is to happen and when (`simnet.timeline.Timeline`)."""
+
+    def next_time(self) -> float: ...
+
+    def do_due(self, now: float) -> None: ...
+
+
 class VirtualClock(trio.abc.Clock):
     """Virtual seconds from 0, and the timeline whose actions happen between trio's turns."""
 
     def __init__(self, give_up: Callable[[], None]) -> None:
         """`give_up` is called, once, when nothing can ever happen or an action failed."""
         self.now = 0.0
-        self.timeline: Timeline | None = None
+        self.timeline: Agenda | None = None
         self.paused = False
         """Whether time stands still: set by a signal handler that wants a turn first."""
         self.failure: BaseException | None = None

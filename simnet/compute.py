@@ -19,7 +19,8 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from simnet.disk import PowerCut, SimulatedDisk, Symbol
+from simnet.disk import PowerCut, SimulatedDisk
+from simnet.extents import Symbol
 from swarm import jobs
 from swarm.jobs import SubmissionOrder
 from swarm.messages import Check, CheckpointReference

@@ -12,25 +12,23 @@ since a file's last sync, each survives or not, by seed.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from random import Random
-from typing import Any, TypeVar
 
 import trio
 from blake3 import blake3
 
+from simnet.database import SimulatedDatabase
+from simnet.extents import Content, Extents, Symbol, size_of
+from simnet.landing import SimulatedSink
 from swarm.errors import DiskFullError
 from swarm.rollouts.seeds import digest as digest_of
-from swarm.world import Database, Piece, Sink
-
-T = TypeVar("T")
+from swarm.world import Database, Sink
 
 CAPACITY_BYTES = 1 << 40
+
 READ_BYTES_MAX = 1 << 30
 """Zeros of a sparse file that one read may make up: more would be a mistake of a scenario."""
 
@@ -39,111 +37,10 @@ class PowerCut(OSError):
     """The machine lost power: nothing it had under way goes on."""
 
 
-@dataclass(frozen=True)
-class Symbol:
-    """`size_bytes` of the content called `name`, from `start` on."""
-
-    name: str
-    start: int
-    size_bytes: int
-
-    def part(self, start: int, end: int) -> Symbol:
-        return Symbol(self.name, self.start + start, end - start)
-
-    def digest(self) -> bytes:
-        """What stands for the BLAKE3-256 of these bytes."""
-        return digest_of(
-            "simnet/1/symbol",
-            self.name.encode(),
-            self.start.to_bytes(8, "big"),
-            self.size_bytes.to_bytes(8, "big"),
-        )
-
-
-Content = bytes | Symbol
 Names = list[str]
 
 
-def _size(content: Content) -> int:
-    return len(content) if isinstance(content, bytes) else content.size_bytes
-
-
-def _part(content: Content, start: int, end: int) -> Content:
-    return content[start:end] if isinstance(content, bytes) else content.part(start, end)
-
-
-class Extents:
-    """The content of a file by offset; what was never written reads as zeros."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._contents: list[Content] = []
-
-    def copy(self) -> Extents:
-        other = Extents()
-        other._starts, other._contents = self._starts.copy(), self._contents.copy()
-        return other
-
-    def put(self, start: int, content: Content) -> None:
-        """Write over whatever is at `start`."""
-        end = start + _size(content)
-        if end == start:
-            return
-        first = bisect.bisect_right(self._starts, start) - 1
-        if first < 0 or self._starts[first] + _size(self._contents[first]) <= start:
-            first += 1
-        last = bisect.bisect_left(self._starts, end)
-        pieces: list[tuple[int, Content]] = [(start, content)]
-        if first < last:
-            left, right = self._starts[first], self._starts[last - 1]
-            if left < start:
-                pieces.insert(0, (left, _part(self._contents[first], 0, start - left)))
-            rest = self._contents[last - 1]
-            if right + _size(rest) > end:
-                pieces.append((end, _part(rest, end - right, _size(rest))))
-        # Neighbouring ranges of one symbol become one: a whole checkpoint is a single extent.
-        if first > 0:
-            first -= 1
-            pieces.insert(0, (self._starts[first], self._contents[first]))
-        if last < len(self._starts):
-            pieces.append((self._starts[last], self._contents[last]))
-            last += 1
-        merged = [pieces[0]]
-        for place, piece in pieces[1:]:
-            before, held = merged[-1]
-            if (
-                isinstance(held, Symbol)
-                and isinstance(piece, Symbol)
-                and held.name == piece.name
-                and before + held.size_bytes == place
-                and held.start + held.size_bytes == piece.start
-            ):
-                merged[-1] = (before, Symbol(held.name, held.start, held.size_bytes + _size(piece)))
-            else:
-                merged.append((place, piece))
-        self._starts[first:last] = [place for place, _ in merged]
-        self._contents[first:last] = [piece for _, piece in merged]
-
-    def get(self, start: int, end: int) -> list[tuple[int, Content]]:
-        """(offset, content) of what was written in a range, cut to it."""
-        found = []
-        index = max(0, bisect.bisect_right(self._starts, start) - 1)
-        while index < len(self._starts) and self._starts[index] < end:
-            place, content = self._starts[index], self._contents[index]
-            from_, to = max(start, place), min(end, place + _size(content))
-            if from_ < to:
-                found.append((from_, _part(content, from_ - place, to - place)))
-            index += 1
-        return found
-
-    def cut(self, size_bytes: int) -> None:
-        """Forget what is beyond a size."""
-        kept = self.get(0, size_bytes)
-        self._starts = [place for place, _ in kept]
-        self._contents = [content for _, content in kept]
-
-
-class _File:
+class File:
     """Content and size, and both as of the last sync."""
 
     def __init__(self, size_bytes: int = 0) -> None:
@@ -155,8 +52,8 @@ class _File:
 
     def put(self, start: int, content: Content) -> None:
         self.extents.put(start, content)
-        self.written.append((start, start + _size(content)))
-        self.size_bytes = max(self.size_bytes, start + _size(content))
+        self.written.append((start, start + size_of(content)))
+        self.size_bytes = max(self.size_bytes, start + size_of(content))
 
     def sync(self) -> None:
         self.synced = self.extents.copy()
@@ -170,101 +67,6 @@ class _File:
                 for place, content in now.get(start, end):
                     self.extents.put(place, content)
         self.sync()
-
-
-class SimulatedPiece:
-    """Content that arrived."""
-
-    def __init__(self, size_bytes: int, digest: bytes) -> None:
-        self.size_bytes = size_bytes
-        self._digest = digest
-
-    def verify(self, digest: bytes) -> bool:
-        return self._digest == digest
-
-
-class SimulatedSink:
-    """A range of a file. What is written lands in place, as on the real disk."""
-
-    def __init__(self, disk: SimulatedDisk, path: str, offset: int, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._disk = disk
-        self._path = path
-        self._offset = offset
-        self._written = 0
-        self._hasher = blake3()
-        self._symbol: Symbol | None = None
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._hasher.update(data)
-        self._land(bytes(data))
-
-    def land(self, symbol: Symbol) -> None:
-        """Take the whole of a piece that has no bytes."""
-        self._land(symbol)
-        self._symbol = symbol
-
-    def _land(self, content: Content) -> None:
-        if self._symbol is not None or self._written + _size(content) > self.size_bytes:
-            raise ValueError(
-                f"{self._path}: more than the {self.size_bytes} bytes announced arrived"
-            )
-        self._disk.put(self._path, self._offset + self._written, content)
-        self._written += _size(content)
-
-    def finish(self) -> Piece:
-        digest = self._hasher.digest() if self._symbol is None else self._symbol.digest()
-        return SimulatedPiece(self._written, digest)
-
-    async def commit(self, piece: Piece) -> None:
-        if piece.size_bytes != self.size_bytes:
-            raise ValueError(
-                f"{self._path}: {piece.size_bytes} bytes arrived of {self.size_bytes} announced"
-            )
-        await trio.lowlevel.checkpoint_if_cancelled()
-
-    def abandon(self) -> None:
-        """Nothing is held."""
-
-
-class SimulatedDatabase:
-    """SQLite in memory, kept by the disk when it is closed. A transaction that returned is
-    durable; one that was under way when power was lost never was."""
-
-    def __init__(self, disk: SimulatedDisk, connection: sqlite3.Connection) -> None:
-        self._disk = disk
-        self._connection = connection
-        self._writing = trio.Lock()
-        self._closed = False
-
-    def _check_open(self) -> None:
-        self._disk.check_power()
-        if self._closed:
-            raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
-
-    def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        self._check_open()
-        return self._connection.execute(sql, parameters).fetchall()
-
-    async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        async with self._writing:
-            # Shielded as on the real disk; the wait comes first, so that an effect is never seen
-            # that a power cut could still take back.
-            with trio.CancelScope(shield=True):
-                await self._disk.answering()
-                await trio.sleep(self._disk.sync_seconds)
-            self._check_open()
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = function(self._connection)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            return result
-
-    def close(self) -> None:
-        self._closed = True
 
 
 class SimulatedDisk:
@@ -286,10 +88,10 @@ class SimulatedDisk:
         self.capacity_bytes = capacity_bytes
         self.bytes_per_second = bytes_per_second
         self.sync_seconds = sync_seconds
-        self._files: dict[str, _File] = {}
-        self._durable: dict[str, _File] = {}
+        self._files: dict[str, File] = {}
+        self._durable: dict[str, File] = {}
         """Names as of the last sync."""
-        self._journal: list[dict[str, _File | None]] = []
+        self._journal: list[dict[str, File | None]] = []
         """Changes of names since: each one all or nothing."""
         self._used_bytes = 0
         self._databases: dict[str, sqlite3.Connection] = {}
@@ -345,13 +147,13 @@ class SimulatedDisk:
         self.sync_seconds *= factor
 
     def fill(self) -> None:
-        """Somebody else takes all the space that is free."""
+        """Take all the space that is free, as another program would."""
         free = self.free_bytes()
         self._filled_bytes += free
         self.capacity_bytes -= free
 
     def make_room(self) -> None:
-        """He gives it back."""
+        """Undo `fill`."""
         self.capacity_bytes += self._filled_bytes
         self._filled_bytes = 0
 
@@ -359,10 +161,10 @@ class SimulatedDisk:
         """Write at once, unsynced; makes the file, raises `DiskFullError`."""
         self._check(path)
         file = self._files.get(path)
-        size = offset + _size(content)
+        size = offset + size_of(content)
         self._make_room(path, size - (file.size_bytes if file is not None else 0))
         if file is None:
-            file = _File()
+            file = File()
             self._change({path: file})
         self._used_bytes += max(0, size - file.size_bytes)
         file.put(offset, content)
@@ -370,7 +172,11 @@ class SimulatedDisk:
     def symbol(self, path: str, offset: int, size_bytes: int) -> Symbol | None:
         """The symbol that fills a range whole, if one does."""
         found = self._file(path).extents.get(offset, offset + size_bytes)
-        if len(found) == 1 and isinstance(found[0][1], Symbol) and _size(found[0][1]) == size_bytes:
+        if (
+            len(found) == 1
+            and isinstance(found[0][1], Symbol)
+            and size_of(found[0][1]) == size_bytes
+        ):
             return found[0][1]
         return None
 
@@ -381,7 +187,7 @@ class SimulatedDisk:
         for place, content in file.extents.get(0, file.size_bytes):
             whole = isinstance(content, Symbol) and place == done and content.start == place
             names.append(content.name if whole and isinstance(content, Symbol) else "?")
-            done = place + _size(content)
+            done = place + size_of(content)
         return names if done == file.size_bytes else [*names, "?"]
 
     def path_of(self, local: str) -> str:
@@ -415,7 +221,7 @@ class SimulatedDisk:
         # Written aside first, so for a moment there are two.
         self._make_room(path, len(data))
         await self._take_seconds(len(data), syncs=True)
-        file = _File()
+        file = File()
         file.put(0, bytes(data))
         file.sync()
         held = self._files.get(path)
@@ -430,7 +236,7 @@ class SimulatedDisk:
         held_bytes = held.size_bytes if held is not None else 0
         self._make_room(path, size_bytes - held_bytes)
         if held is None:
-            self._change({path: _File(size_bytes)})
+            self._change({path: File(size_bytes)})
         else:
             held.size_bytes = size_bytes
             held.extents.cut(size_bytes)
@@ -438,7 +244,7 @@ class SimulatedDisk:
 
     def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
         self._check(path)
-        return SimulatedSink(self, path, offset, size_bytes)
+        return SimulatedSink(self.put, path, offset, size_bytes)
 
     async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
         symbol = self.symbol(path, offset, size_bytes)
@@ -454,7 +260,7 @@ class SimulatedDisk:
         return self.digest_now(path, offset, size_bytes)
 
     def digest_now(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """`digest`, for whoever looks on: takes no time."""
+        """`digest`, for onlookers: takes no time."""
         symbol = self.symbol(path, offset, size_bytes)
         if symbol is not None:
             return symbol.digest()
@@ -507,7 +313,7 @@ class SimulatedDisk:
             raise OSError(f"{new} is a folder that is not empty")
         if replaced is not None:
             self._used_bytes -= replaced.size_bytes
-        change: dict[str, _File | None] = dict.fromkeys(names)
+        change: dict[str, File | None] = dict.fromkeys(names)
         change |= {new + name[len(old) :]: self._files[name] for name in names}
         self._change(change)
 
@@ -561,7 +367,7 @@ class SimulatedDisk:
         if path.startswith("/") or "" in parts or ".." in parts or "." in parts or "\0" in path:
             raise ValueError(f"{path!r} is not a path within a peer's home")
 
-    def _file(self, path: str) -> _File:
+    def _file(self, path: str) -> File:
         self._check(path)
         if path not in self._files:
             raise FileNotFoundError(path)
@@ -579,7 +385,7 @@ class SimulatedDisk:
                 "free; free some space, or choose a --home on a larger disk"
             )
 
-    def _change(self, change: dict[str, _File | None]) -> None:
+    def _change(self, change: dict[str, File | None]) -> None:
         _apply(self._files, change)
         self._journal.append(change)
 
@@ -595,7 +401,7 @@ class SimulatedDisk:
         self.check_power()
 
 
-def _apply(names: dict[str, _File], change: dict[str, _File | None]) -> None:
+def _apply(names: dict[str, File], change: dict[str, File | None]) -> None:
     for name, file in change.items():
         if file is None:
             names.pop(name, None)

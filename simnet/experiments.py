@@ -15,9 +15,11 @@ import trio
 
 from simnet.clock import run_virtual
 from simnet.disk import SimulatedDisk
-from simnet.network import SimulatedNetwork, SimulatedTransport, Weather
+from simnet.lines import Weather
+from simnet.network import SimulatedNetwork
 from simnet.scenarios.parts import draw_line, summary
 from simnet.seeded import derive, source
+from simnet.transport import SimulatedTransport
 from simnet.world import EPOCH, SimulatedWorld
 from swarm.envelope import STATE_LIFETIME_SECONDS, Gate, seal
 from swarm.errors import PeerError

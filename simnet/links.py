@@ -12,18 +12,21 @@ is a hash of (seed, link, time of connecting, n), so a thousand peers' links cos
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import trio
 
+from simnet import bulk
+from simnet.bulk import BulkPlane
+from simnet.lines import Line, Weather
 from simnet.seeded import derive
-from swarm.identity import PeerId
+from simnet.timeline import Timeline
+from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
+from swarm.transport.base import Handler
 from swarm.transport.room import Origin, origin_of
-
-if TYPE_CHECKING:
-    from simnet.network import SimulatedNetwork, SimulatedTransport
+from swarm.world import Disk, World
 
 RETRANSMISSION_SECONDS = 0.2
 """Least delay of a lost packet: Linux's smallest retransmission timeout."""
@@ -57,6 +60,82 @@ def travel_seconds(base: float, jitter: float, loss: float, draw: int) -> float:
     return seconds
 
 
+class Network(bulk.Network, Protocol):
+    """The network, as far as connections use it (`simnet.network.SimulatedNetwork`)."""
+
+    link_seed: int
+    weather: Weather
+    timeline: Timeline
+    messages: int
+    bytes_sent: int
+
+    def link(self, sender: BulkPlane, receiver: BulkPlane) -> int: ...
+
+    def path_latency(self, a: BulkPlane, via: BulkPlane | None, b: BulkPlane) -> float: ...
+
+    def count_message(self, sender: PeerId) -> None: ...
+
+    def loss(self, sender: PeerId, receiver: PeerId) -> float: ...
+
+    def is_cut(self, sender: BulkPlane, receiver: BulkPlane) -> bool: ...
+
+    def duplicates(self, peer: PeerId, protocol: str) -> int: ...
+
+
+class Endpoint(BulkPlane):
+    """A peer's end of its connections."""
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        host: str,
+        line: Line,
+        *,
+        world: World,
+        disk: Disk,
+        nursery: trio.Nursery,
+        relay: bool = False,
+    ) -> None:
+        super().__init__(network, identity, host, line, world=world, disk=disk, nursery=nursery)
+        self.relay = relay
+        self.carried: dict[Connection, None] = {}
+        """As a relay: connections of others, each by the end that dialled."""
+        self.reserved_by: dict[PeerId, None] = {}
+        """As a relay: peers that may be reached through this one."""
+        self.connections: dict[PeerId, Connection] = {}
+        self._connected_sorted: list[PeerId] | None = None
+
+    def connected(self) -> Sequence[PeerId]:
+        if self._connected_sorted is None:
+            self._connected_sorted = sorted(self.connections)
+        return self._connected_sorted
+
+    def remember(self, connection: Connection) -> None:
+        """A connection of this peer's has begun."""
+        self.connections[connection.peer.peer_id] = connection
+        self._connected_sorted = None
+
+    def forget(self, connection: Connection) -> None:
+        """It has ended."""
+        del self.connections[connection.peer.peer_id]
+        self._connected_sorted = None
+        self.reserved_by.pop(connection.peer.peer_id, None)
+        if connection.via is not None:
+            connection.via.carried.pop(connection, None)
+
+    def network_of(self, peer: PeerId) -> str:
+        held = self.connections.get(peer)
+        return held.origin.public_range if held is not None and held.via is None else ""
+
+    async def serve_stream(self, stream: SimulatedStream, handler: Handler) -> None:
+        """Run a handler admitted by `_admit_stream` to its end. Raises nothing but cancellation."""
+        try:
+            await self._handle_stream(stream, handler)
+        finally:
+            self._release_stream(stream.peer)
+
+
 class Connection:
     """What one side knows of a connection, and its way to the other; `twin` is the other side."""
 
@@ -82,10 +161,10 @@ class Connection:
 
     def __init__(
         self,
-        network: SimulatedNetwork,
-        owner: SimulatedTransport,
-        peer: SimulatedTransport,
-        via: SimulatedTransport | None = None,
+        network: Network,
+        owner: Endpoint,
+        peer: Endpoint,
+        via: Endpoint | None = None,
     ) -> None:
         self.owner = owner
         self.peer = peer

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from simnet.network import REGIONS, Line
+from simnet.lines import REGIONS, Line
 from simnet.report import DIM, new_table
 from simnet.swarmcast import Case, bound, broadcast
 from simnet.watch import readable_virtual

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import trio
@@ -22,7 +22,8 @@ from blake3 import blake3
 
 from simnet.compute import PROBE_HASH, TOKENIZER_HASH, Hardware, Setting, SimulatedCompute, Workload
 from simnet.disk import PowerCut, SimulatedDisk
-from simnet.network import Line, SimulatedNetwork, Weather
+from simnet.lines import Line, Weather
+from simnet.network import SimulatedNetwork
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
 from swarm.envelope import Envelope, remembering_envelopes, seal
@@ -51,8 +52,6 @@ ENVELOPES_REMEMBERED = 16_384
 """Signatures that the peers of a simulation check once, all together: by the envelope's bytes, so
 that a forged one is refused as ever."""
 
-if TYPE_CHECKING:
-    from simnet.faults import Schedule as FaultSchedule
 
 SUPERVISOR_SECONDS = 5.0
 """After which a peer that ended by itself is started again."""
@@ -316,7 +315,7 @@ class Simulation:
         self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
         """The last events of the peers that the first violation names, or of all if it names
         none: (time, event, peer, fields)."""
-        self.faults: FaultSchedule | None = None
+        self.faults: list[Any] | None = None
         """What is to go wrong, where the scenario does not draw it."""
         self.disturbed = 0
         """Faults that last now."""

@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 import trio
 
 from simnet.clock import run_virtual
-from simnet.disk import SimulatedDisk, Symbol
-from simnet.network import REGIONS, Line, SimulatedNetwork, SimulatedTransport, Weather
+from simnet.disk import SimulatedDisk
+from simnet.extents import Symbol
+from simnet.lines import REGIONS, Line, Weather
+from simnet.network import SimulatedNetwork
 from simnet.seeded import derive, source
 from simnet.simulation import Trace
+from simnet.transport import SimulatedTransport
 from simnet.world import SimulatedWorld
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId

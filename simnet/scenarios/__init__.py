@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simnet.compute import Workload
-from simnet.network import Weather
+from simnet.lines import Weather
 from simnet.scenarios.written import Written
 from simnet.simulation import Simulation
 from swarm.errors import UserError

@@ -43,7 +43,7 @@ from statistics import mean, median
 from typing import Any
 
 from simnet.compute import Hardware, Workload
-from simnet.network import REGIONS, Line
+from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap, start_over_time
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event

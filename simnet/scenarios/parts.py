@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from simnet.network import REGIONS, Line
+from simnet.lines import REGIONS, Line
 from simnet.simulation import Peer, Plan, Simulation
 
 LINES = ((12.5e6, 12.5e6, 3), (31.25e6, 125e6, 3), (125e6, 125e6, 3), (1.25e9, 1.25e9, 1))

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simnet.clock import run_virtual
-from simnet.disk import Extents, PowerCut, SimulatedDisk, SimulatedSink, Symbol
+from simnet.disk import PowerCut, SimulatedDisk
+from simnet.extents import Extents, Symbol
+from simnet.landing import SimulatedSink
 from swarm.errors import DiskFullError
 from swarm.world.disk import LocalDisk
 

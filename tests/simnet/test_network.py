@@ -12,9 +12,12 @@ import pytest
 import trio
 
 from simnet.clock import run_virtual
-from simnet.disk import SimulatedDisk, Symbol
+from simnet.disk import SimulatedDisk
+from simnet.extents import Symbol
+from simnet.lines import Line, Weather
 from simnet.links import SILENCE_SECONDS
-from simnet.network import CONNECT_SECONDS, Line, SimulatedNetwork, Weather
+from simnet.network import SimulatedNetwork
+from simnet.transport import CONNECT_SECONDS
 from simnet.world import SimulatedWorld
 from swarm.identity import Identity
 from swarm.transport import (

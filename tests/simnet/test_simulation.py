@@ -21,7 +21,7 @@ from simnet import scenarios
 from simnet.cli import command
 from simnet.clock import run_virtual
 from simnet.compute import MODELS, Hardware, Workload
-from simnet.network import Line
+from simnet.lines import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation

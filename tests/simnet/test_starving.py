@@ -11,7 +11,7 @@ import trio
 
 from simnet.clock import run_virtual
 from simnet.compute import Workload
-from simnet.network import Line
+from simnet.lines import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.events import Event, Lines

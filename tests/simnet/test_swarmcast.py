@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simnet.network import REGIONS, Line
+from simnet.lines import REGIONS, Line
 from simnet.swarmcast import GIGABIT, Case, bound, bound_of, broadcast, headline
 
 SIZE = 8_000_000

@@ -1,0 +1,62 @@
+"""SQLite on a simulated disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+class Machine(Protocol):
+    """What a database needs of the disk that it is on (`SimulatedDisk`)."""
+
+    @property
+    def sync_seconds(self) -> float: ...
+
+    def check_power(self) -> None: ...
+
+    async def answering(self) -> None: ...
+
+
+class SimulatedDatabase:
+    """SQLite in memory, kept by the disk when it is closed. A transaction that returned is
+    durable; one that was under way when power was lost never was."""
+
+    def __init__(self, disk: Machine, connection: sqlite3.Connection) -> None:
+        self._disk = disk
+        self._connection = connection
+        self._writing = trio.Lock()
+        self._closed = False
+
+    def _check_open(self) -> None:
+        self._disk.check_power()
+        if self._closed:
+            raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
+
+    def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        self._check_open()
+        return self._connection.execute(sql, parameters).fetchall()
+
+    async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        async with self._writing:
+            # Shielded as on the real disk; the wait comes first, so that an effect is never seen
+            # that a power cut could still take back.
+            with trio.CancelScope(shield=True):
+                await self._disk.answering()
+                await trio.sleep(self._disk.sync_seconds)
+            self._check_open()
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = function(self._connection)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            return result
+
+    def close(self) -> None:
+        self._closed = True

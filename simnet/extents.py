@@ -1,0 +1,114 @@
+"""Content of simulated files: real bytes, and symbols, which exist in name only."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from swarm.rollouts.seeds import digest as digest_of
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """`size_bytes` of the content called `name`, from `start` on."""
+
+    name: str
+    start: int
+    size_bytes: int
+
+    def part(self, start: int, end: int) -> Symbol:
+        return Symbol(self.name, self.start + start, end - start)
+
+    def digest(self) -> bytes:
+        """What stands for the BLAKE3-256 of these bytes."""
+        return digest_of(
+            "simnet/1/symbol",
+            self.name.encode(),
+            self.start.to_bytes(8, "big"),
+            self.size_bytes.to_bytes(8, "big"),
+        )
+
+
+Content = bytes | Symbol
+
+
+def size_of(content: Content) -> int:
+    return len(content) if isinstance(content, bytes) else content.size_bytes
+
+
+def part_of(content: Content, start: int, end: int) -> Content:
+    return content[start:end] if isinstance(content, bytes) else content.part(start, end)
+
+
+class Extents:
+    """The content of a file by offset; what was never written reads as zeros."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._contents: list[Content] = []
+
+    def copy(self) -> Extents:
+        other = Extents()
+        other._starts, other._contents = self._starts.copy(), self._contents.copy()
+        return other
+
+    def put(self, start: int, content: Content) -> None:
+        """Write over whatever is at `start`."""
+        end = start + size_of(content)
+        if end == start:
+            return
+        first = bisect.bisect_right(self._starts, start) - 1
+        if first < 0 or self._starts[first] + size_of(self._contents[first]) <= start:
+            first += 1
+        last = bisect.bisect_left(self._starts, end)
+        pieces: list[tuple[int, Content]] = [(start, content)]
+        if first < last:
+            left, right = self._starts[first], self._starts[last - 1]
+            if left < start:
+                pieces.insert(0, (left, part_of(self._contents[first], 0, start - left)))
+            rest = self._contents[last - 1]
+            if right + size_of(rest) > end:
+                pieces.append((end, part_of(rest, end - right, size_of(rest))))
+        # Neighbouring ranges of one symbol become one: a whole checkpoint is a single extent.
+        if first > 0:
+            first -= 1
+            pieces.insert(0, (self._starts[first], self._contents[first]))
+        if last < len(self._starts):
+            pieces.append((self._starts[last], self._contents[last]))
+            last += 1
+        merged = [pieces[0]]
+        for place, piece in pieces[1:]:
+            before, held = merged[-1]
+            if (
+                isinstance(held, Symbol)
+                and isinstance(piece, Symbol)
+                and held.name == piece.name
+                and before + held.size_bytes == place
+                and held.start + held.size_bytes == piece.start
+            ):
+                merged[-1] = (
+                    before,
+                    Symbol(held.name, held.start, held.size_bytes + size_of(piece)),
+                )
+            else:
+                merged.append((place, piece))
+        self._starts[first:last] = [place for place, _ in merged]
+        self._contents[first:last] = [piece for _, piece in merged]
+
+    def get(self, start: int, end: int) -> list[tuple[int, Content]]:
+        """(offset, content) of what was written in a range, cut to it."""
+        found = []
+        index = max(0, bisect.bisect_right(self._starts, start) - 1)
+        while index < len(self._starts) and self._starts[index] < end:
+            place, content = self._starts[index], self._contents[index]
+            from_, to = max(start, place), min(end, place + size_of(content))
+            if from_ < to:
+                found.append((from_, part_of(content, from_ - place, to - place)))
+            index += 1
+        return found
+
+    def cut(self, size_bytes: int) -> None:
+        """Forget what is beyond a size."""
+        kept = self.get(0, size_bytes)
+        self._starts = [place for place, _ in kept]
+        self._contents = [content for _, content in kept]
