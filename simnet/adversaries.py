@@ -14,6 +14,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from peers.inference.delivery import Deliveries, Parcel
 from peers.inference.role import InferenceRole
 from peers.relay import RelayRole
 from simnet.compute import TOKENIZER, WEIGHTS, SimulatedRollouts
@@ -401,7 +402,15 @@ class DoubleDeliverer(InferenceRole):
     so that it hashes differently and passes every check. *Harmless*: a trainer takes one file of
     each number, and only that one is credited."""
 
-    async def _see_through(
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        self._deliveries = DoubleDeliveries(peer)
+
+
+class DoubleDeliveries(Deliveries):
+    """Those of a `DoubleDeliverer`."""
+
+    async def see_through(
         self,
         submission: Submission,
         nonce: bytes,
@@ -424,8 +433,8 @@ class DoubleDeliverer(InferenceRole):
         last = rendezvous(manifest.validator_ids(), nonce, worker, number)[-1]
         announced = await self._peer.seal(second, STATE_LIFETIME_SECONDS)
         reference = BlobReference(digest, len(raw))
-        await self._deliver(PeerId(last), announced, reference, f"{path}.second", ordered)
-        await super()._see_through(submission, nonce, path, ordered, task_status=task_status)
+        await self.deliver(PeerId(last), Parcel(announced, reference, f"{path}.second", ordered))
+        await super().see_through(submission, nonce, path, ordered, task_status=task_status)
 
 
 class Copier(InferenceRole):

@@ -7,36 +7,27 @@ so a peer that restarts makes the very same files again, and a repeated delivery
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import pydantic
 import trio
 
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
-from swarm.errors import PeerError, UserError
+from peers.inference.delivery import Deliveries
+from swarm.errors import UserError
 from swarm.gossip.topics import RUN
-from swarm.identity import PeerId
 from swarm.jobs import Generate, InferenceClient, InferenceService, Load, Probe, SubmissionOrder
-from swarm.messages import Acknowledgement, CheckpointReference, StepOrder, Submission, Verdict
-from swarm.messenger import first
+from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
-from swarm.rollouts.seeds import rendezvous
 from swarm.settings import ComputeSettings
-from swarm.transport import BlobReference, Source
 from swarm.world.restarts import Restarts
 
-COMPLAINT_SECONDS = 30.0
-"""How often the same complaint about a validator is repeated."""
 POLICIES_IN_MEMORY = 2
 """While one takes the place of the other."""
 
 Fetched = TypeVar("Fetched")
-RECEIPTS_KEPT = 64
 OUTBOX = "outbox"
 """Folder of submissions without a verdict yet."""
 
@@ -60,14 +51,7 @@ class InferenceRole:
         self._run = peer.run
         self._events = peer.node.events
         self._settings = peer.node.settings.of("inference", InferenceSettings)
-        self._verdicts: dict[bytes, trio.Event] = {}
-        self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
-        """The last ones, by lineage, step and number: shown with the submission that follows."""
-        self._under_way = 0
-        """Submissions made and not yet judged: no more than a validator takes of one worker, so
-        that any of them can take over any other's."""
-        self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
-        """When something was last said of a validator, and how often it was not said since."""
+        self._deliveries = Deliveries(peer)
         self._loaded: CheckpointReference | None = None
         self._step: tuple[int, int] = (-1, -1)
         self._number = 0
@@ -86,7 +70,7 @@ class InferenceRole:
         }
         async with (
             trio.open_nursery() as nursery,
-            self._peer.messenger.answering({Verdict: self._on_verdict}),
+            self._peer.messenger.answering({Verdict: self._deliveries.on_verdict}),
         ):
             nursery.start_soon(self._follow_checkpoints)
 
@@ -111,7 +95,9 @@ class InferenceRole:
 
     async def _generate_until_over(self, engine: InferenceService, nursery: trio.Nursery) -> None:
         while True:
-            self._peer.status.doing = f"waiting for {'verdicts' if self._is_full() else 'work'}"
+            self._peer.status.doing = (
+                f"waiting for {'verdicts' if self._deliveries.is_full else 'work'}"
+            )
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(complain, self._say_without_work)
                 await self._peer.order.wait_until(lambda _: self._wanted())
@@ -138,24 +124,27 @@ class InferenceRole:
         if order.final:
             return True
         number = self._number if self._step == (order.lineage, order.step) else 0
-        return order.groups_wanted > 0 and number < order.submissions_max and not self._is_full()
+        return (
+            order.groups_wanted > 0
+            and number < order.submissions_max
+            and not self._deliveries.is_full
+        )
 
     def _say_without_work(self, seconds: float) -> None:
         order, manifest = self._peer.step_order(), self._run.manifest
         trainers = [trainer.peer for trainer in manifest.trainers]
         if order is None:
             reason = "no step order has come"
-        elif self._is_full():
-            reason = f"{self._under_way} submissions have no verdict yet, the most this run allows"
+        elif self._deliveries.is_full:
+            waiting = self._deliveries.under_way
+            reason = f"{waiting} submissions have no verdict yet, the most this run allows"
         elif order.groups_wanted == 0:
             reason = f"step {order.step} wants no more work, and no other is open"
         else:
             reason = f"step {order.step} lets each peer make {order.submissions_max} submissions"
-        waits = manifest.validator_ids() if order is not None and self._is_full() else trainers
+        for_verdicts = order is not None and self._deliveries.is_full
+        waits = manifest.validator_ids() if for_verdicts else trainers
         self._peer.say_starved("inference", seconds, reason, waits)
-
-    def _is_full(self) -> bool:
-        return self._under_way >= self._run.manifest.limits.submissions_unjudged_max
 
     def _start_step(self, order: StepOrder) -> None:
         if self._step != (order.lineage, order.step):
@@ -280,175 +269,4 @@ class InferenceRole:
             run_digest=order.run_digest,
         )
         self._peer.status.doing = f"delivering {number} of step {order.step}"
-        await nursery.start(self._see_through, submission, order.nonce, path, ordered)
-
-    # --- delivering --------------------------------------------------------------------------
-
-    async def _see_through(
-        self,
-        submission: Submission,
-        nonce: bytes,
-        path: str,
-        ordered: Envelope | None,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Deliver to the validators in rank until one has judged; `started` once one has the file
-        (or none could be found at first, so that generation does not stand still). `ordered` is
-        shown to a validator that may not have heard of the step."""
-        judged = self._verdicts.setdefault(submission.digest, trio.Event())
-        limits = self._run.manifest.limits
-        ranked = rendezvous(
-            self._run.manifest.validator_ids(),
-            nonce,
-            self._peer.peer_id.encode(),
-            submission.number.to_bytes(8, "big"),
-        )
-        reference = BlobReference(submission.digest, submission.size_bytes)
-        announced = await self._peer.seal(submission, STATE_LIFETIME_SECONDS)
-        deadline = self._node.world.now() + STATE_LIFETIME_SECONDS
-        shortest = pause = limits.acknowledgement_seconds / 5
-        self._under_way += 1
-        try:
-            while not judged.is_set() and self._node.world.now() < deadline:
-                for validator in ranked:
-                    if not await self._deliver(
-                        PeerId(validator), announced, reference, path, ordered
-                    ):
-                        continue
-                    task_status.started()
-                    task_status = trio.TASK_STATUS_IGNORED
-                    with trio.move_on_after(limits.verdict_seconds):
-                        await judged.wait()
-                    if judged.is_set():
-                        break
-                    self._events.emit("inference.verdict_late", validator=validator)
-                else:
-                    self._complain("inference.no_validator", "", step=submission.step)
-                    returned = await self._rest(ranked, judged, pause)
-                    pause = shortest if returned else min(2 * pause, limits.verdict_seconds)
-        finally:
-            self._under_way -= 1
-            self._peer.order.touch()  # what it wants may be made now
-            task_status.started()
-            self._verdicts.pop(submission.digest, None)
-            await self._node.disk.remove(path)
-
-    async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
-        """Wait so long at most, less when the verdict comes: one of the validators may have had the
-        file all along. Whether one of them came back meanwhile, which ends the wait too."""
-        returned = False
-
-        async def look_out(nursery: trio.Nursery) -> None:
-            nonlocal returned
-            with self._node.transport.connection_events() as events:
-                async for event in events:
-                    if event.connected and event.peer in validators:
-                        returned = True
-                        nursery.cancel_scope.cancel()
-
-        with trio.move_on_after(seconds):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(look_out, nursery)
-                await judged.wait()
-                nursery.cancel_scope.cancel()
-        return returned
-
-    async def _deliver(
-        self,
-        validator: PeerId,
-        announced: Envelope,
-        reference: BlobReference,
-        path: str,
-        ordered: Envelope | None,
-    ) -> bool:
-        """Push the file and announce it; whether the validator now owes (or gave) a verdict."""
-        limits = self._run.manifest.limits
-        admission = self._peer.lease.admission if self._peer.lease else None
-        offered = announced.message
-        assert isinstance(offered, Submission)
-        before = self._receipts.get((offered.lineage, offered.step, offered.number - 1))
-        supporting = [shown for shown in (admission, ordered, before) if shown is not None]
-        try:
-            await self._node.reach(validator)
-            record = self._node.record(validator)
-            source = Source(validator, tuple(record.bulk_addresses) if record else ())
-            await self._node.transport.push(source, reference, path)
-            reply = await self._peer.messenger.request(
-                validator, announced, *supporting, deadline_seconds=limits.acknowledgement_seconds
-            )
-        except PeerError as error:
-            self._complain("inference.delivery_failed", validator, reason=str(error))
-            return False
-        verdict = first(reply, Verdict)
-        if verdict is not None and self._is_receipt(verdict, reference.digest):
-            await self._on_verdict(verdict, ())
-            return True
-        acknowledgement = first(reply, Acknowledgement)
-        acknowledged = (
-            acknowledgement is not None
-            and acknowledgement.sender == validator
-            and isinstance(acknowledgement.message, Acknowledgement)
-            and acknowledgement.message.submission == reference.digest
-        )
-        if acknowledged:
-            self._events.emit(
-                "inference.submission_delivered",
-                step=offered.step,
-                number=offered.number,
-                validator=validator,
-            )
-        return acknowledged
-
-    def _complain(self, name: str, validator: str, **fields: Any) -> None:
-        """Say that a delivery failed, but not over and over: how many `times` since it was said."""
-        now = self._node.world.now()
-        said, times = self._complaints.get((name, validator), (-math.inf, 0))
-        if now - said < COMPLAINT_SECONDS:
-            self._complaints[name, validator] = (said, times + 1)
-            return
-        self._complaints[name, validator] = (now, 0)
-        self._events.emit(name, validator=validator, times=times + 1, **fields)
-
-    def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
-        """Whether this is a verdict on one's submission by any validator: who is asked passes on
-        the word of one that was quicker."""
-        verdict = envelope.message
-        return (
-            isinstance(verdict, Verdict)
-            and verdict.submission == digest
-            and envelope.body.run == self._run.id
-            and self._run.permits(envelope.sender, verdict) is None
-        )
-
-    async def _on_verdict(
-        self, envelope: Envelope, _supporting: Sequence[Envelope]
-    ) -> Sequence[Envelope]:
-        verdict = envelope.message
-        assert isinstance(verdict, Verdict)
-        if verdict.worker != self._peer.peer_id or verdict.submission not in self._verdicts:
-            return []
-        event = self._verdicts[verdict.submission]
-        if not event.is_set():
-            event.set()
-            self._receipts[verdict.lineage, verdict.step, verdict.number] = envelope
-            if len(self._receipts) > RECEIPTS_KEPT:
-                self._receipts.popitem(last=False)
-            failed = next((check for check in verdict.checks if not check.passed), None)
-            credited = verdict.rewards if verdict.outcome != "refused" else []
-            self._events.emit(
-                "inference.receipt",
-                submission=verdict.submission,
-                outcome=verdict.outcome,
-                groups=len(credited),
-                completions=sum(len(group) for group in credited),
-                failed=verdict.failed,
-                figure=failed.figure if failed else 0.0,
-                threshold=failed.threshold if failed else 0.0,
-                detail=verdict.detail,
-                step=verdict.step,
-                number=verdict.number,
-                by=envelope.sender,
-                log_index=verdict.log_index,
-            )
-        return []
+        await nursery.start(self._deliveries.see_through, submission, order.nonce, path, ordered)

@@ -1,0 +1,234 @@
+"""Delivery: each submission is seen through to its verdict.
+
+It is pushed and announced to the validators in rank until one has judged it. A repeated delivery
+does nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.messages import Acknowledgement, Submission, Verdict
+from swarm.messenger import first
+from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import rendezvous
+from swarm.transport import BlobReference, Source
+
+COMPLAINT_SECONDS = 30.0
+"""How often the same complaint about a validator is repeated."""
+
+RECEIPTS_KEPT = 64
+"""Verdicts that may be shown with the submission that follows: a few steps' worth."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A submission as it is delivered."""
+
+    announced: Envelope
+    reference: BlobReference
+    path: str
+    """Of the file on this peer's disk."""
+    order: Envelope | None
+    """The step order it follows, shown to a validator that may not have heard of the step."""
+
+
+class Deliveries:
+    """Submissions of this worker that have no verdict yet."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._node = peer.node
+        self._run = peer.run
+        self._events = peer.node.events
+        self._verdicts: dict[bytes, trio.Event] = {}
+        """By digest of the submission: set once it is judged."""
+        self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
+        """The last ones, by lineage, step and number: shown with the submission that follows."""
+        self.under_way = 0
+        """Submissions made and not yet judged: no more than a validator takes of one worker, so
+        that any of them can take over any other's."""
+        self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
+        """When something was last said of a validator, and how often it was not said since."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further submission may be made until one has its verdict."""
+        return self.under_way >= self._run.manifest.limits.submissions_unjudged_max
+
+    async def see_through(
+        self,
+        submission: Submission,
+        nonce: bytes,
+        path: str,
+        ordered: Envelope | None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Deliver to the validators in rank until one has judged; `started` once one has the file
+        (or none could be found at first, so that generation does not stand still). `ordered`: the
+        step order with that `nonce`."""
+        judged = self._verdicts.setdefault(submission.digest, trio.Event())
+        limits = self._run.manifest.limits
+        ranked = rendezvous(
+            self._run.manifest.validator_ids(),
+            nonce,
+            self._peer.peer_id.encode(),
+            submission.number.to_bytes(8, "big"),
+        )
+        parcel = Parcel(
+            announced=await self._peer.seal(submission, STATE_LIFETIME_SECONDS),
+            reference=BlobReference(submission.digest, submission.size_bytes),
+            path=path,
+            order=ordered,
+        )
+        deadline = self._node.world.now() + STATE_LIFETIME_SECONDS
+        shortest = pause = limits.acknowledgement_seconds / 5
+        self.under_way += 1
+        try:
+            while not judged.is_set() and self._node.world.now() < deadline:
+                for validator in ranked:
+                    if not await self.deliver(PeerId(validator), parcel):
+                        continue
+                    task_status.started()
+                    task_status = trio.TASK_STATUS_IGNORED
+                    with trio.move_on_after(limits.verdict_seconds):
+                        await judged.wait()
+                    if judged.is_set():
+                        break
+                    self._events.emit("inference.verdict_late", validator=validator)
+                else:
+                    self._complain("inference.no_validator", "", step=submission.step)
+                    returned = await self._rest(ranked, judged, pause)
+                    pause = shortest if returned else min(2 * pause, limits.verdict_seconds)
+        finally:
+            self.under_way -= 1
+            self._peer.order.touch()  # what it wants may be made now
+            task_status.started()
+            self._verdicts.pop(submission.digest, None)
+            await self._node.disk.remove(path)
+
+    async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
+        """Wait at most `seconds`, less when the verdict comes: one of the validators may have had
+        the file all along. Whether one of them came back meanwhile, which ends the wait too."""
+        returned = False
+
+        async def look_out(nursery: trio.Nursery) -> None:
+            nonlocal returned
+            with self._node.transport.connection_events() as events:
+                async for event in events:
+                    if event.connected and event.peer in validators:
+                        returned = True
+                        nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look_out, nursery)
+                await judged.wait()
+                nursery.cancel_scope.cancel()
+        return returned
+
+    async def deliver(self, validator: PeerId, parcel: Parcel) -> bool:
+        """Push a file and announce it; whether the validator now owes (or gave) a verdict."""
+        limits = self._run.manifest.limits
+        admission = self._peer.lease.admission if self._peer.lease else None
+        offered = parcel.announced.message
+        assert isinstance(offered, Submission)
+        before = self._receipts.get((offered.lineage, offered.step, offered.number - 1))
+        supporting = [shown for shown in (admission, parcel.order, before) if shown is not None]
+        try:
+            await self._node.reach(validator)
+            record = self._node.record(validator)
+            source = Source(validator, tuple(record.bulk_addresses) if record else ())
+            await self._node.transport.push(source, parcel.reference, parcel.path)
+            reply = await self._peer.messenger.request(
+                validator,
+                parcel.announced,
+                *supporting,
+                deadline_seconds=limits.acknowledgement_seconds,
+            )
+        except PeerError as error:
+            self._complain("inference.delivery_failed", validator, reason=str(error))
+            return False
+        verdict = first(reply, Verdict)
+        if verdict is not None and self._is_receipt(verdict, parcel.reference.digest):
+            await self.on_verdict(verdict, ())
+            return True
+        acknowledgement = first(reply, Acknowledgement)
+        acknowledged = (
+            acknowledgement is not None
+            and acknowledgement.sender == validator
+            and isinstance(acknowledgement.message, Acknowledgement)
+            and acknowledgement.message.submission == parcel.reference.digest
+        )
+        if acknowledged:
+            self._events.emit(
+                "inference.submission_delivered",
+                step=offered.step,
+                number=offered.number,
+                validator=validator,
+            )
+        return acknowledged
+
+    def _complain(self, name: str, validator: str, **fields: Any) -> None:
+        """Say that a delivery failed, but not over and over: how many `times` since it was said."""
+        now = self._node.world.now()
+        said, times = self._complaints.get((name, validator), (-math.inf, 0))
+        if now - said < COMPLAINT_SECONDS:
+            self._complaints[name, validator] = (said, times + 1)
+            return
+        self._complaints[name, validator] = (now, 0)
+        self._events.emit(name, validator=validator, times=times + 1, **fields)
+
+    def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
+        """Whether this is any validator's verdict on a submission: the one that is asked hands on
+        the verdict of another that was quicker."""
+        verdict = envelope.message
+        return (
+            isinstance(verdict, Verdict)
+            and verdict.submission == digest
+            and envelope.body.run == self._run.id
+            and self._run.permits(envelope.sender, verdict) is None
+        )
+
+    async def on_verdict(
+        self, envelope: Envelope, _supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        """Take a verdict that a validator sends; others' submissions are ignored."""
+        verdict = envelope.message
+        assert isinstance(verdict, Verdict)
+        if verdict.worker != self._peer.peer_id or verdict.submission not in self._verdicts:
+            return []
+        event = self._verdicts[verdict.submission]
+        if not event.is_set():
+            event.set()
+            self._receipts[verdict.lineage, verdict.step, verdict.number] = envelope
+            if len(self._receipts) > RECEIPTS_KEPT:
+                self._receipts.popitem(last=False)
+            failed = next((check for check in verdict.checks if not check.passed), None)
+            credited = verdict.rewards if verdict.outcome != "refused" else []
+            self._events.emit(
+                "inference.receipt",
+                submission=verdict.submission,
+                outcome=verdict.outcome,
+                groups=len(credited),
+                completions=sum(len(group) for group in credited),
+                failed=verdict.failed,
+                figure=failed.figure if failed else 0.0,
+                threshold=failed.threshold if failed else 0.0,
+                detail=verdict.detail,
+                step=verdict.step,
+                number=verdict.number,
+                by=envelope.sender,
+                log_index=verdict.log_index,
+            )
+        return []
