@@ -7,7 +7,7 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from peers.policy.episodes import play
 from peers.policy.model import weight_files
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
-from swarm.messages import Sampling
+from swarm.messages import OptionValue, Sampling
 from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128
@@ -31,10 +31,16 @@ BATCH = 128
 class DatasetService:
     """Samples tasks of an environment with one policy. Methods are called by the command."""
 
-    def __init__(self, policy: str, environment: str, version: str) -> None:
+    def __init__(
+        self,
+        policy: str,
+        environment: str,
+        version: str,
+        options: Mapping[str, OptionValue] | None = None,
+    ) -> None:
         """Load the HF folder `policy`; raises `UserError`."""
         self._folder = Path(policy)
-        self._environment = load_environment(environment, version)
+        self._environment = load_environment(environment, version, options)
         self._renderer = Renderer(self._folder)
         self._engine = NativeEngine(self._folder)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from peers.environments import Renderer, task_of
+from peers.environments import Environment, Renderer, task_of
 from peers.environments import load as load_environment
 from peers.policy import model as policy_model
 from peers.policy.config import read_config
@@ -30,7 +30,7 @@ from peers.trainer.learning.schedule import learning_rate
 from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
 from swarm.jobs import Sharding
-from swarm.messages import Optimiser
+from swarm.messages import Optimiser, OptionValue
 from swarm.rollouts.seeds import digest
 
 LINE_BYTES_MAX = 16 << 20
@@ -85,6 +85,7 @@ class SftService:
         data: str = "",
         environment: str = "",
         environment_version: str = "",
+        environment_options: Mapping[str, OptionValue] | None = None,
     ) -> dict[str, Any]:
         """Load the Hugging Face folder `model` and the examples. Raises `UserError`."""
         self._settings = SftSettings(**settings)
@@ -110,7 +111,8 @@ class SftService:
         if data:
             rows = _from_file(Path(data))
         else:
-            rows = _from_environment(environment, environment_version, self._settings)
+            drawn = load_environment(environment, environment_version, environment_options)
+            rows = _from_environment(drawn, self._settings)
         limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
         found, long = [], 0
         for prompt, answer in rows:
@@ -259,9 +261,8 @@ def _example(line: bytes, where: str) -> tuple[str, str]:
     return row["prompt"], row["answer"]
 
 
-def _from_environment(name: str, version: str, settings: SftSettings) -> Iterator[tuple[str, str]]:
+def _from_environment(environment: Environment, settings: SftSettings) -> Iterator[tuple[str, str]]:
     """Training tasks with their answers; only distinct prompts."""
-    environment = load_environment(name, version)
     wanted = min(ENVIRONMENT_EXAMPLES, 2 * settings.steps * settings.batch)
     seen = set()
     for index in range(2 * wanted):

@@ -21,7 +21,7 @@ TASKS_AT_ONCE = 32
 CALL_SECONDS_MAX = 24 * 3600.0
 """A call generates TASKS_AT_ONCE × attempts completions, of any length, on any machine."""
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Filtering:
     policy: Path
     environment: str
     version: str
+    options: dict[str, Any]
+    """Of the environment."""
     attempts: int
     low: float
     high: float
@@ -71,6 +73,7 @@ async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], 
             "policy": str(wanted.policy),
             "environment": wanted.environment,
             "version": wanted.version,
+            "options": wanted.options,
         },
     ) as child:
         facts = await child.call("facts", {}, deadline_seconds=CALL_SECONDS_MAX)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from swarm import __version__
+from swarm.errors import UserError
 
 Bootstrap = Annotated[
     list[str] | None,
@@ -27,6 +30,30 @@ TokenizerFolder = Annotated[
         help="Folder with tokenizer.json and config.json; default: the model, if it is a folder."
     ),
 ]
+
+
+EnvironmentOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        help="Option of the environment as KEY=VALUE in TOML, such as 'lengths=[8,12]'; "
+        "repeatable.",
+    ),
+]
+
+
+def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
+    """Read options of an environment, each a line of TOML; raises `UserError`."""
+    options: dict[str, Any] = {}
+    for line in lines or ():
+        try:
+            options |= tomllib.loads(line)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(
+                f"--option is {line!r}; write it as KEY=VALUE in TOML, with text in quotes, for "
+                "example 'lengths=[8,12]'"
+            ) from error
+    return options
 
 
 def _say_version(wanted: bool) -> None:

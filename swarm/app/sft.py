@@ -27,6 +27,7 @@ class SftOptions:
     out: Path
     data: Path | None
     environment: str | None
+    environment_options: dict[str, Any]
     steps: int
     batch: int
     learning_rate: float
@@ -54,7 +55,7 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
     if options.out.exists():
         raise UserError(f"--out {options.out} exists already; choose another folder")
     settings = asdict(options)
-    for key in ("model", "out", "data", "environment", "report_every"):
+    for key in ("model", "out", "data", "environment", "environment_options", "report_every"):
         del settings[key]
     async with LocalCompute().child(SERVICE, name="sft") as child:
 
@@ -68,6 +69,7 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
             data=str(options.data.resolve()) if options.data else "",
             environment=name,
             environment_version=version,
+            environment_options=options.environment_options,
         )
         say({"event": "started", **started})
         say({"event": "validated", "step": 0, **await call("validate")})

@@ -56,6 +56,17 @@ def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> No
     assert [row["index"] for row in rows_of(out)] == list(range(40))
 
 
+def test_the_environment_takes_options(policy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--option", "lengths=[3]", "--option", "prompt='{length}{prompt}'")
+    done = run(policy, out, "--tasks", "2", *options)
+    assert done.exit_code == 0, done.output
+    assert all(row["prompt"].startswith("3") and len(row["prompt"]) == 8 for row in rows_of(out))
+    for text, words in (("lengths=3]", "write it as KEY=VALUE"), ("speed=1", "unknown key")):
+        refused = run(policy, tmp_path / "other", "--option", text)
+        assert refused.exit_code == 2 and words in refused.output, refused.output
+
+
 @pytest.mark.slow
 def test_other_settings_do_not_mix_in_one_file(policy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -11,6 +11,7 @@ import typer
 from swarm.app.exit import finish
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import EnvironmentOptions, environment_options
 from swarm.errors import UserError
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
@@ -23,6 +24,7 @@ def filter_command(
         str, typer.Option(help="Environment of the tasks, as in a run manifest.")
     ],
     environment_version: Annotated[str, typer.Option(help="Version of the environment.")] = "1",
+    option: EnvironmentOptions = None,
     pass_at: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
     keep: Annotated[
         str, typer.Option(help="Lowest and highest share of right attempts to keep.")
@@ -53,6 +55,7 @@ def filter_command(
             policy=policy,
             environment=environment,
             version=environment_version,
+            options=environment_options(option),
             attempts=pass_at,
             low=low,
             high=high,

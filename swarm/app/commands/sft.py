@@ -10,7 +10,7 @@ import typer
 from swarm.app.exit import finish
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson
+from swarm.app.options import AsJson, EnvironmentOptions, environment_options
 from swarm.strict_json import to_json
 
 
@@ -24,6 +24,7 @@ def sft(
         str | None,
         typer.Option(help="Environment, as NAME@VERSION: learn the answers to its training tasks."),
     ] = None,
+    option: EnvironmentOptions = None,
     steps: Annotated[int, typer.Option(help="Number of optimiser steps.")] = 100,
     batch: Annotated[int, typer.Option(help="Examples per step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-5,
@@ -64,6 +65,7 @@ def sft(
             out=out,
             data=data,
             environment=environment,
+            environment_options=environment_options(option),
             steps=steps,
             batch=batch,
             learning_rate=learning_rate,
