@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.study import Variant, learn, summary
-from peers.trainer.service import prepare_base
+from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
 
 STALENESS = (0, 1, 2, 4, 8)

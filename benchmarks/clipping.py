@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from benchmarks.study import TAIL, Curve, Variant, learn, summary
 from peers.demo import OBJECTIVE, OPTIMISER
-from peers.trainer.service import prepare_base
+from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
 
 ONE_SIDED = 1e9

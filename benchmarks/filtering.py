@@ -26,7 +26,7 @@ from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import load as load_environment
 from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
-from peers.trainer.service import prepare_base
+from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
 
 ATTEMPTS = 8

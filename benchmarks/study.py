@@ -20,11 +20,11 @@ from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.policy.episodes import play
 from peers.policy.native import NativeEngine
+from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.service import EVALUATION_PROMPTS
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 

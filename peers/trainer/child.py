@@ -35,7 +35,8 @@ from swarm.world import Disk
 SERVICE = "peers.trainer.service:open_service"
 START_DEADLINE_SECONDS = 600.0
 """For the child to import torch and, under `torchrun`, to meet all other ranks."""
-EVALUATE_PROMPTS = 512
+EVALUATION_PROMPTS = 512
+"""Held-out prompts of an evaluation: the accuracy is then known to about 0.02."""
 
 
 class TrainerChild:
@@ -128,7 +129,7 @@ class TrainerChild:
     async def evaluate(self, folder: str) -> Evaluated:
         """Accuracies of a published policy on held-out prompts."""
         return await self._service.evaluate(
-            Evaluate(folder=self._local(folder), prompts=EVALUATE_PROMPTS, split="held_out")
+            Evaluate(folder=self._local(folder), prompts=EVALUATION_PROMPTS, split="held_out")
         )
 
     async def end(self) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.base import Split
 from peers.environments.episodes import grade_segments
 from peers.policy.engine import Engine
 from peers.policy.episodes import play
+from peers.policy.native import NativeEngine
+from swarm.jobs import Accuracy
 from swarm.messages import Sampling
 from swarm.rollouts.seeds import digest, noise_key
 
@@ -52,3 +56,18 @@ def mean_reward(
                 environment, task, renderer, rollout.segments, sampling.stop_ids
             )
     return total / prompts
+
+
+@torch.inference_mode()
+def accuracy(
+    folder: Path, environment: Environment, sampling: Sampling, prompts: int, split: Split
+) -> Accuracy:
+    """Sampled and greedy accuracy of the policy in a Hugging Face folder."""
+    engine = NativeEngine(folder)
+    sampled, greedy = (
+        mean_reward(
+            engine, environment, folder, sampling, prompts=prompts, split=split, greedy=greedily
+        )
+        for greedily in (False, True)
+    )
+    return Accuracy(sampled=sampled, greedy=greedy)

@@ -12,24 +12,20 @@ import msgspec
 import torch
 import trio
 
-from peers.demo import ENVIRONMENT, SAMPLING
-from peers.environments import load as load_environment
 from peers.environments.collection import Environments, labels
-from peers.policy.demo import make_policy
 from peers.policy.device import find_dtype, use_hardware
-from peers.policy.native import NativeEngine
 from peers.trainer import metrics
-from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.batch import Group, informative
+from peers.trainer.evaluation import accuracy
+from peers.trainer.learning.batch import informative
 from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.warmup import warm_up
+from peers.trainer.reading import read_groups
+from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
 from swarm.jobs import (
-    AcceptedSubmission,
     Accuracy,
     BasePrepared,
     BeginSave,
@@ -54,13 +50,9 @@ from swarm.jobs import (
     TrainStep,
     Unreadable,
 )
-from swarm.messages import Sampling
-from swarm.rollouts.rollouts import Rollouts, check_digest
 
 J = TypeVar("J")
 R = TypeVar("R")
-
-EVALUATION_PROMPTS = 512
 
 
 def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
@@ -222,7 +214,7 @@ class TrainerService:
     def _train(self, job: TrainStep) -> Trained:
         learner = self._held()
         started = time.perf_counter()
-        read = [self._groups(submission) for submission in job.submissions]
+        read = [read_groups(submission, learner.policies) for submission in job.submissions]
         # What one rank cannot read, none of them trains on.
         failed = self._ranks.max([float(isinstance(found, str)) for found in read])
         if any(failed):
@@ -274,7 +266,7 @@ class TrainerService:
             if reference.weight:
                 shares[label] = reference.weight / total
                 environment = self._environments.of(reference)
-                found[label] = _accuracy(
+                found[label] = accuracy(
                     Path(job.folder), environment, self._sampling, job.prompts, job.split
                 )
         return Evaluated(
@@ -293,70 +285,9 @@ class TrainerService:
             raise ValueError("call start or resume first")
         return self._learner
 
-    def _groups(self, submission: AcceptedSubmission) -> list[Group] | str:
-        """The groups of an accepted submission, or why they cannot be trained on: a validator wrote
-        these rollouts, but this is another machine, and its disk another disk."""
-        path = Path(submission.path)
-        if submission.policy not in self._held().policies:
-            return (
-                f"its policy {submission.policy} is not held here; there are: "
-                f"{self._held().policies}"
-            )
-        try:
-            raw = path.read_bytes()
-            check_digest(raw, submission.rollouts_digest)
-            return _cut(Rollouts.from_bytes(raw), submission)
-        except (OSError, ValueError) as error:
-            return str(error)
-
 
 _SERVICE: type[TrainingService] = TrainerService
 
 
-def prepare_base(folder: Path, seed: int) -> BasePrepared:
-    """Make the demo's base policy in `folder`, and measure it on 512 held-out prompts."""
-    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-    make_policy(folder, seed)
-    steps = warm_up(folder, environment, seed)
-    found = _accuracy(folder, environment, SAMPLING, EVALUATION_PROMPTS, "held_out")
-    return BasePrepared(sft_steps=steps, sampled=found.sampled, greedy=found.greedy)
-
-
 def _paths(folders: Mapping[int, str]) -> dict[int, Path]:
     return {step: Path(folder) for step, folder in folders.items()}
-
-
-def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
-    """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
-    rewards = submission.rewards
-    if len(rollouts) != sum(map(len, rewards)):
-        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} rollouts")
-    groups = []
-    row = 0
-    for group_rewards, keep in zip(rewards, submission.kept, strict=True):
-        rows = range(row, row + len(group_rewards))
-        groups.append(
-            Group(
-                [rollouts.rollout(each) for each in rows],
-                group_rewards,
-                submission.policy,
-                kept=keep,
-                temperature=submission.sampling.temperature,
-            )
-        )
-        row = rows.stop
-    return groups
-
-
-@torch.inference_mode()
-def _accuracy(
-    folder: Path, environment: Any, sampling: Sampling, prompts: int, split: Any
-) -> Accuracy:
-    engine = NativeEngine(folder)
-    sampled, greedy = (
-        mean_reward(
-            engine, environment, folder, sampling, prompts=prompts, split=split, greedy=greedily
-        )
-        for greedily in (False, True)
-    )
-    return Accuracy(sampled=sampled, greedy=greedy)

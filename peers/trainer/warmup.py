@@ -1,4 +1,4 @@
-"""The demo's warm-up: a little supervised learning, so that RL has something to build on.
+"""The demo's base policy: random weights, and as much supervised learning as RL needs to begin.
 
 It stops early, at a sampled accuracy of about 0.2: enough rewards to learn from, most of the task
 left.
@@ -14,9 +14,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from peers.demo import ENVIRONMENT, SAMPLING
 from peers.environments import Environment, Renderer
+from peers.environments import load as load_environment
 from peers.policy import model as policy_model
-from peers.policy.demo import EOS_ID
+from peers.policy.demo import EOS_ID, make_policy
+from peers.trainer.child import EVALUATION_PROMPTS
+from peers.trainer.evaluation import accuracy
+from swarm.jobs import BasePrepared
 from swarm.rollouts.seeds import digest
 
 
@@ -27,12 +32,21 @@ class Warmup:
     learning_rate: float = 2e-3
     warmup_steps: int = 20
     batch: int = 128
-    """Prompts a step, never drawn before."""
+    """Prompts per step, never drawn before."""
     steps_max: int = 200
     accuracy: float = 0.15
     """Where to stop: the probability of the right answer, mean over the prompts of the last
     `window` steps. Five seeds then have 0.205 to 0.223 on 4,096 held-out prompts."""
     window: int = 4
+
+
+def prepare_base(folder: Path, seed: int) -> BasePrepared:
+    """Make the demo's base policy in `folder`, and measure it on held-out prompts."""
+    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
+    make_policy(folder, seed)
+    steps = warm_up(folder, environment, seed)
+    found = accuracy(folder, environment, SAMPLING, EVALUATION_PROMPTS, "held_out")
+    return BasePrepared(sft_steps=steps, sampled=found.sampled, greedy=found.greedy)
 
 
 def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | None = None) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipe import run
-from peers.trainer.service import prepare_base
+from peers.trainer.warmup import prepare_base
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import filtering, length
 from benchmarks.clipping import collapsed
 from benchmarks.study import Curve, Variant, band, learn
-from peers.trainer.service import prepare_base
+from peers.trainer.warmup import prepare_base
 
 
 def test_a_policy_that_was_twice_as_good_has_collapsed() -> None:

@@ -1,0 +1,48 @@
+"""From the rollouts that a validator accepted to groups that can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from peers.trainer.learning.batch import Group
+from swarm.jobs import AcceptedSubmission
+from swarm.rollouts.rollouts import Rollouts, check_digest
+
+
+def read_groups(submission: AcceptedSubmission, policies: Collection[int]) -> list[Group] | str:
+    """The groups of an accepted submission, or why they cannot be trained on.
+
+    A validator wrote these rollouts, but on another machine, whose disk is another one.
+    `policies`: those that the learner holds.
+    """
+    if submission.policy not in policies:
+        return f"its policy {submission.policy} is not held here; there are: {policies}"
+    try:
+        raw = Path(submission.path).read_bytes()
+        check_digest(raw, submission.rollouts_digest)
+        return _cut(Rollouts.from_bytes(raw), submission)
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
+    """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
+    rewards = submission.rewards
+    if len(rollouts) != sum(map(len, rewards)):
+        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} rollouts")
+    groups = []
+    row = 0
+    for group_rewards, keep in zip(rewards, submission.kept, strict=True):
+        rows = range(row, row + len(group_rewards))
+        groups.append(
+            Group(
+                [rollouts.rollout(each) for each in rows],
+                group_rewards,
+                submission.policy,
+                kept=keep,
+                temperature=submission.sampling.temperature,
+            )
+        )
+        row = rows.stop
+    return groups
