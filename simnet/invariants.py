@@ -20,7 +20,6 @@ from peers.validator.statistics import DUPLICATE_GROUPS_MAX
 from simnet.compute import SimulatedRollouts, true_rewards
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
-from swarm import defaults
 from swarm.envelope import SEEN_ENVELOPES_MAX
 from swarm.events import Event
 from swarm.gossip.slots import NEIGHBOURS_MAX
@@ -28,6 +27,7 @@ from swarm.gossip.store import EVENTS_MAX
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
+from swarm.shardcast import limits as checkpoint_limits
 from swarm.transport import limits
 
 LOG_ENTRIES_READ = 1000
@@ -38,7 +38,7 @@ AGREEMENT_SECONDS = 60.0
 LOG_LAG_ENTRIES_MAX = 20
 """By which a mirror may lag behind a log that still grows."""
 
-CHECKPOINTS_MAX = 2 * defaults.CHECKPOINTS_KEPT + 2
+CHECKPOINTS_MAX = 2 * checkpoint_limits.CHECKPOINTS_KEPT + 2
 """The last ones, those that are being fetched, and those in use."""
 
 INSPECT_SECONDS = 10.0

@@ -22,8 +22,8 @@ from simnet.lines import REGIONS, Line
 from simnet.report import DIM, new_table
 from simnet.swarmcast import Case, bound, broadcast
 from simnet.watch import readable_virtual
-from swarm.defaults import PIECE_BYTES_MAX, PIECES_WANTED
 from swarm.errors import UserError
+from swarm.shardcast.limits import PIECE_BYTES_MAX, PIECES_WANTED
 
 MEGABIT = 1e6 / 8
 

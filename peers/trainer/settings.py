@@ -11,10 +11,10 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from peers.trainer.alarms import Action, Limits
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.jobs import Sharding
 from swarm.settings import ComputeSettings
+from swarm.shardcast import limits
 from swarm.shardcast.manifest import is_mirror
 
 Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
@@ -45,7 +45,7 @@ class TrainerSettings(ComputeSettings):
     states_every: int = pydantic.Field(default=0, ge=0)
     """Beside those, the last three states of steps that this number divides: what a rollback can
     go back to. 0: none, or 10 where `alarm_action` is rollback."""
-    mirrors: list[str] = pydantic.Field(default=[], max_length=defaults.MIRRORS_MAX)
+    mirrors: list[str] = pydantic.Field(default=[], max_length=limits.MIRRORS_MAX)
     """Addresses of web servers or buckets that each published manifest names as sources of the
     policy and its deltas; somebody has to put there what `swarm checkpoint export` writes."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)

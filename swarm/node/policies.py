@@ -7,7 +7,6 @@ from typing import NamedTuple
 import trio
 from blake3 import blake3
 
-from swarm import defaults
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
@@ -18,6 +17,7 @@ from swarm.node.status import Status
 from swarm.observable import Observable
 from swarm.run.records import checkpoint_key
 from swarm.run.run import Run
+from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
@@ -150,7 +150,7 @@ class Policies:
         self,
         reference: CheckpointReference,
         *,
-        deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
+        deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
     ) -> str:
         """Get a policy that is needed now: its folder on this peer's disk, fetched before any other
         if it is not there.
@@ -269,7 +269,7 @@ class Policies:
         with trio.CancelScope() as scope:
             self._prefetch = _Prefetch(checkpoint.reference, scope)
             try:
-                await self._fetch(checkpoint.reference, defaults.CHECKPOINT_DEADLINE_SECONDS)
+                await self._fetch(checkpoint.reference, limits.CHECKPOINT_DEADLINE_SECONDS)
                 self._status.policy = max(self._status.policy, checkpoint.step)
             except (PeerError, BadManifest, CheckpointConflict) as error:
                 self._node.events.emit(

@@ -16,14 +16,33 @@ from contextlib import contextmanager
 import msgspec
 import trio
 
-from swarm import defaults
 from swarm.errors import DeadlineError, SwarmError, leaf_errors
 from swarm.events import Events
 from swarm.messages import Checkpoint
+from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, delta_key
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
 from swarm.shardcast.store import ENCODING_NAME, CheckpointStore
 from swarm.world import Compute
+
+DELTA_CHECKPOINT_BYTES_MIN = 4 * 1024 * 1024
+"""A smaller checkpoint is published without a delta: its full pieces travel as fast."""
+
+DELTA_SHARE_MAX = 0.5
+"""Of the full bytes: a delta that would be larger is not published, nor a chain fetched."""
+
+DELTA_STALL_SECONDS = 60.0
+"""A delta of which nothing arrives for so long is given up, and the checkpoint fetched in full."""
+
+DELTA_TIME_SHARE = 0.25
+"""Of the time that a fetch has left: a chain of deltas that takes longer to arrive is given up, and
+the full pieces have the rest."""
+
+DELTA_BYTES_PER_CALL = 256 * 1024 * 1024
+"""Bytes of pieces that a child makes from deltas in one call, so that they are served meanwhile."""
+
+DELTA_CHILD_BYTES_MAX = 1 << 30
+"""Address space of the child that encodes and applies deltas: python, numpy, buffers."""
 
 DELTA_FILE = "delta"
 """The only file of a published delta."""
@@ -85,7 +104,7 @@ class Deltas:
     async def _encode(self, folder: str, key: Key) -> list[DeltaLink]:
         """Publish the delta that leads to the checkpoint in `folder`; the chain, or nothing."""
         base = self._base(key)
-        if base is None or base.manifest.total_bytes < defaults.DELTA_CHECKPOINT_BYTES_MIN:
+        if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []
         self._store.pin(base.key)
         try:
@@ -104,7 +123,7 @@ class Deltas:
             manifest_bytes=held.manifest_bytes,
             total_bytes=held.manifest.total_bytes,
         )
-        return [link, *base.manifest.deltas][: defaults.DELTA_CHAIN_MAX]
+        return [link, *base.manifest.deltas][: limits.DELTA_CHAIN_MAX]
 
     async def _encode_against(self, base: Held, folder: str, key: Key) -> Held | None:
         disk = self._store.disk
@@ -116,7 +135,7 @@ class Deltas:
         total = base.manifest.total_bytes
         try:
             async with self._compute.child(
-                _SERVICE, name="delta", memory_limit_bytes=defaults.DELTA_CHILD_BYTES_MAX
+                _SERVICE, name="delta", memory_limit_bytes=DELTA_CHILD_BYTES_MAX
             ) as child:
                 made = await child.call(
                     "encode",
@@ -125,7 +144,7 @@ class Deltas:
                         "new": str(disk.local_path(folder)),
                         "out": str(disk.local_path(f"{making}/{DELTA_FILE}")),
                         "names": [file.name for file in base.manifest.files],
-                        "limit_bytes": int(total * defaults.DELTA_SHARE_MAX),
+                        "limit_bytes": int(total * DELTA_SHARE_MAX),
                     },
                     deadline_seconds=60 + total / _BYTES_PER_SECOND_MIN,
                 )
@@ -177,7 +196,7 @@ class Deltas:
         cost = 0
         for count, link in enumerate(held.manifest.deltas, 1):
             cost += link.manifest_bytes + link.total_bytes
-            if cost > missing * defaults.DELTA_SHARE_MAX:
+            if cost > missing * DELTA_SHARE_MAX:
                 return None
             base = self._store.named(link.base)
             if base is not None and base.complete and not base.is_delta:
@@ -211,7 +230,7 @@ class Deltas:
         the rest when it breaks.
         """
         now = trio.current_time()
-        ends_at = now + defaults.DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
+        ends_at = now + DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
         # One after the other: each is fetched from many sources at once already.
         return [
             await self._fetch_one(self._key(held, link), link, fetch, ends_at) for link in links
@@ -228,7 +247,7 @@ class Deltas:
             total_bytes=link.total_bytes,
         )
         now = trio.current_time()
-        with trio.CancelScope(deadline=now + defaults.DELTA_STALL_SECONDS) as scope:
+        with trio.CancelScope(deadline=now + DELTA_STALL_SECONDS) as scope:
             self._waiting.append((key, scope))
             try:
                 folder = await fetch(checkpoint, max(0.0, ends_at - now))
@@ -239,7 +258,7 @@ class Deltas:
             here = f"{sum(found.pieces)} of {len(found.pieces)} pieces" if found else "no manifest"
             raise DeadlineError(
                 f"nothing of the delta to step {key[1]} arrived for "
-                f"{defaults.DELTA_STALL_SECONDS:g} s ({here} here)"
+                f"{DELTA_STALL_SECONDS:g} s ({here} here)"
             )
         if found is None or [file.name for file in found.manifest.files] != [DELTA_FILE]:
             raise BadManifest(f"what is named as the delta to step {key[1]} is none")
@@ -250,7 +269,7 @@ class Deltas:
         if change in (Change.BEGUN, Change.PIECE):
             for key, scope in self._waiting:
                 if key == held.key:
-                    scope.deadline = trio.current_time() + defaults.DELTA_STALL_SECONDS
+                    scope.deadline = trio.current_time() + DELTA_STALL_SECONDS
 
     async def _make(self, held: Held, base: Held, folders: Sequence[str]) -> int:
         """Have a child make the missing pieces; those that come out right count as arrived.
@@ -260,7 +279,7 @@ class Deltas:
         done_bytes = 0
         held.from_deltas = True
         async with self._compute.child(
-            _SERVICE, name="delta", memory_limit_bytes=defaults.DELTA_CHILD_BYTES_MAX
+            _SERVICE, name="delta", memory_limit_bytes=DELTA_CHILD_BYTES_MAX
         ) as child:
             for indices in _portions(held):
                 wanted = [
@@ -297,7 +316,7 @@ def _portions(held: Held) -> Iterator[list[int]]:
     for index in held.missing():
         portion.append(index)
         size += held.manifest.pieces[index].size_bytes
-        if size >= defaults.DELTA_BYTES_PER_CALL:
+        if size >= DELTA_BYTES_PER_CALL:
             yield portion
             portion, size = [], 0
     if portion:

@@ -41,8 +41,10 @@ import numpy.typing as npt
 import zstandard
 from blake3 import blake3
 
-from swarm import defaults
 from swarm.errors import DECODE_ERRORS, SwarmError
+
+DELTA_BLOCK_BYTES = 256 * 1024
+"""Compared, packed and changed at a time: fits a core's cache, and divides every piece."""
 
 MAGIC = b"swdelta1"
 _HEADER_BYTES_MAX = 1 << 20
@@ -231,7 +233,7 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
     applies the delta fetches those in full. Given up, with `size_bytes` 0, when there is no such
     file or the delta would exceed `limit_bytes`. Needs a few megabytes of memory.
     """
-    block_bytes = defaults.DELTA_BLOCK_BYTES
+    block_bytes = DELTA_BLOCK_BYTES
     files = []
     for name in names:
         word = word_bytes_of(new / name) if (new / name).is_file() else 0
@@ -325,7 +327,7 @@ class Delta:
         except DECODE_ERRORS as error:
             raise BadDelta(f"the delta's header cannot be decoded: {error}") from error
         self.block_bytes = header.block_bytes
-        if self.block_bytes != defaults.DELTA_BLOCK_BYTES:
+        if self.block_bytes != DELTA_BLOCK_BYTES:
             raise BadDelta(f"the delta's blocks have {self.block_bytes} bytes")
         self.files: dict[str, _File] = {}
         self._first: dict[str, int] = {}
@@ -439,7 +441,7 @@ class Chain:
         return made
 
     def _change(self, piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:
-        step = defaults.DELTA_BLOCK_BYTES
+        step = DELTA_BLOCK_BYTES
         for start in range(0, piece.size_bytes, step):
             part = data[start : start + step]
             for delta in self._deltas:

@@ -18,10 +18,12 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from swarm import defaults
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.messages import Count, Digest
+from swarm.shardcast import limits
 from swarm.world import Disk
+
+CHECKPOINT_FILES_MAX = 4096
 
 MANIFEST_NAME = ".manifest"
 """Where a checkpoint folder keeps its manifest; no file of a checkpoint begins with a dot."""
@@ -64,7 +66,7 @@ class DeltaLink(msgspec.Struct, array_like=True, frozen=True):
     """That checkpoint's manifest."""
     manifest: Digest
     """The delta's own manifest."""
-    manifest_bytes: Annotated[int, Meta(ge=1, le=defaults.CHECKPOINT_MANIFEST_BYTES_MAX)]
+    manifest_bytes: Annotated[int, Meta(ge=1, le=limits.CHECKPOINT_MANIFEST_BYTES_MAX)]
     total_bytes: Count
     """Of the delta."""
 
@@ -102,9 +104,9 @@ def digest_of(blob: bytes) -> bytes:
 
 def piece_size_for(total_bytes: int) -> int:
     """The power of two nearest `total_bytes` / 2048, within 256 KiB to 32 MiB (design §6)."""
-    wanted = total_bytes // defaults.PIECES_WANTED
-    size = defaults.PIECE_BYTES_MIN
-    while size < defaults.PIECE_BYTES_MAX and 2 * size - wanted < wanted - size:
+    wanted = total_bytes // limits.PIECES_WANTED
+    size = limits.PIECE_BYTES_MIN
+    while size < limits.PIECE_BYTES_MAX and 2 * size - wanted < wanted - size:
         size *= 2
     return size
 
@@ -121,10 +123,10 @@ def cut(sizes: list[int], piece_size: int) -> Iterator[tuple[int, int, int]]:
 
 def parse(blob: bytes) -> CheckpointManifest:
     """Decode and check a manifest blob from anybody; raises `BadManifest`."""
-    if len(blob) > defaults.CHECKPOINT_MANIFEST_BYTES_MAX:
+    if len(blob) > limits.CHECKPOINT_MANIFEST_BYTES_MAX:
         raise BadManifest(
             f"the checkpoint manifest has {len(blob)} bytes, more than the "
-            f"{defaults.CHECKPOINT_MANIFEST_BYTES_MAX} allowed"
+            f"{limits.CHECKPOINT_MANIFEST_BYTES_MAX} allowed"
         )
     try:
         manifest = _decoder.decode(blob)
@@ -137,17 +139,17 @@ def parse(blob: bytes) -> CheckpointManifest:
 def check(manifest: CheckpointManifest) -> None:
     """Raise `BadManifest` unless names are plain and pieces cover every file exactly once."""
     size = manifest.piece_size
-    if not defaults.PIECE_BYTES_MIN <= size <= defaults.PIECE_BYTES_MAX or size & (size - 1):
+    if not limits.PIECE_BYTES_MIN <= size <= limits.PIECE_BYTES_MAX or size & (size - 1):
         raise BadManifest(
-            f"the piece size {size} is not a power of two from {defaults.PIECE_BYTES_MIN} "
-            f"to {defaults.PIECE_BYTES_MAX}"
+            f"the piece size {size} is not a power of two from {limits.PIECE_BYTES_MIN} "
+            f"to {limits.PIECE_BYTES_MAX}"
         )
     _check_files(manifest.files)
     # Counted by division first: a claimed petabyte must not be cut up here.
     count = sum(-(-file.size_bytes // size) for file in manifest.files)
-    if count > defaults.CHECKPOINT_PIECES_MAX:
+    if count > limits.CHECKPOINT_PIECES_MAX:
         raise BadManifest(
-            f"the files make {count} pieces, more than the {defaults.CHECKPOINT_PIECES_MAX} allowed"
+            f"the files make {count} pieces, more than the {limits.CHECKPOINT_PIECES_MAX} allowed"
         )
     if count != len(manifest.pieces):
         raise BadManifest(
@@ -167,10 +169,10 @@ def check(manifest: CheckpointManifest) -> None:
 
 
 def _check_deltas(manifest: CheckpointManifest) -> None:
-    if len(manifest.deltas) > defaults.DELTA_CHAIN_MAX:
+    if len(manifest.deltas) > limits.DELTA_CHAIN_MAX:
         raise BadManifest(
             f"the manifest names {len(manifest.deltas)} deltas, more than the "
-            f"{defaults.DELTA_CHAIN_MAX} allowed"
+            f"{limits.DELTA_CHAIN_MAX} allowed"
         )
     step = manifest.step
     for link in manifest.deltas:
@@ -186,10 +188,9 @@ def _check_deltas(manifest: CheckpointManifest) -> None:
 
 
 def _check_mirrors(mirrors: list[str]) -> None:
-    if len(mirrors) > defaults.MIRRORS_MAX:
+    if len(mirrors) > limits.MIRRORS_MAX:
         raise BadManifest(
-            f"the manifest names {len(mirrors)} mirrors, more than the {defaults.MIRRORS_MAX} "
-            "allowed"
+            f"the manifest names {len(mirrors)} mirrors, more than the {limits.MIRRORS_MAX} allowed"
         )
     for mirror in mirrors:
         if not is_mirror(mirror):
@@ -210,10 +211,8 @@ def is_mirror(address: str) -> bool:
 
 
 def _check_files(files: list[ManifestFile]) -> None:
-    if not 1 <= len(files) <= defaults.CHECKPOINT_FILES_MAX:
-        raise BadManifest(
-            f"a checkpoint has 1 to {defaults.CHECKPOINT_FILES_MAX} files, not {len(files)}"
-        )
+    if not 1 <= len(files) <= CHECKPOINT_FILES_MAX:
+        raise BadManifest(f"a checkpoint has 1 to {CHECKPOINT_FILES_MAX} files, not {len(files)}")
     # Compared without case: on some file systems `A` and `a` are one file.
     names: set[str] = set()
     folders: set[str] = set()

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm import defaults
 from swarm.shardcast.held import Change, Held, Key
 from swarm.shardcast.index import BlobIndex
+
+SEEDING_BYTES_MIN = 256 * 1024 * 1024
+"""Each piece of a checkpoint at least this large leaves its publisher once before any leaves it
+twice; a smaller one is everywhere before that matters."""
 
 
 class Seeding:
@@ -27,7 +30,7 @@ class Seeding:
 
     def begin(self, held: Held) -> None:
         """Seed a checkpoint just published, if it is large enough."""
-        if held.manifest.total_bytes >= defaults.SEEDING_BYTES_MIN:
+        if held.manifest.total_bytes >= SEEDING_BYTES_MIN:
             held.unsent = (1 << len(held.manifest.pieces)) - 1
             self._keys[held.key] = None
 

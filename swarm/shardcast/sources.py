@@ -11,9 +11,26 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm import defaults
+from swarm.shardcast import limits
 from swarm.transport import Source
 from swarm.world import World
+
+SOURCE_HEALING = 0.01
+"""Added to every source's success rate per observation, capped at 1 (INTELLECT-2)."""
+
+SOURCE_MEASURED_BYTES_MIN = 64 * 1024
+"""The time of a smaller piece is latency and says nothing of bandwidth."""
+
+SOURCE_CORRUPT_SECONDS = 60.0
+"""A source of wrong bytes is not asked for so long, doubling: transport errors do not do that."""
+
+SOURCE_BACKOFF_SECONDS = 0.1
+"""Pause after a source's first failure, doubling up to the next number."""
+
+SOURCE_BACKOFF_SECONDS_MAX = 10.0
+
+SOURCES_KNOWN_MAX = 4096
+"""Sources whose averages are remembered."""
 
 _CORRUPT_FACTOR = 0.1
 """What a corrupt piece leaves of its source's success rate."""
@@ -55,10 +72,10 @@ class SourceBook:
         if record is None:
             fastest = max(
                 (known.bandwidth for known in self._records.values() if known.measured),
-                default=defaults.SOURCE_BANDWIDTH_INITIAL,
+                default=limits.SOURCE_BANDWIDTH_INITIAL,
             )
             record = self._records[name] = _Record(1.0, fastest, self._observations)
-            if len(self._records) > defaults.SOURCES_KNOWN_MAX:
+            if len(self._records) > SOURCES_KNOWN_MAX:
                 self._records.popitem(last=False)  # the one that was not looked at for longest
         else:
             self._records.move_to_end(name)
@@ -67,7 +84,7 @@ class SourceBook:
     def success_rate(self, name: str) -> float:
         """Averaged share of requests that succeeded, healed; in [0, 1]."""
         record = self._record(name)
-        healed = defaults.SOURCE_HEALING * (self._observations - record.healed_at)
+        healed = SOURCE_HEALING * (self._observations - record.healed_at)
         return min(1.0, record.success + healed)
 
     def bandwidth(self, name: str) -> float:
@@ -95,13 +112,11 @@ class SourceBook:
         """A piece arrived and was right. A small one says nothing of bandwidth, only of latency."""
         record = self._observe(name, 1.0)
         record.failures = 0
-        if size_bytes < defaults.SOURCE_MEASURED_BYTES_MIN:
+        if size_bytes < SOURCE_MEASURED_BYTES_MIN:
             return
         bandwidth = size_bytes / max(seconds, 1e-6)
         if record.measured:
-            bandwidth = record.bandwidth + defaults.SOURCE_SMOOTHING * (
-                bandwidth - record.bandwidth
-            )
+            bandwidth = record.bandwidth + limits.SOURCE_SMOOTHING * (bandwidth - record.bandwidth)
         record.bandwidth = bandwidth
         record.measured = True
 
@@ -109,8 +124,8 @@ class SourceBook:
         """A request failed; the source rests a little longer each time."""
         record = self._observe(name, 0.0)
         pause = min(
-            defaults.SOURCE_BACKOFF_SECONDS * 2.0 ** min(record.failures, 30),
-            defaults.SOURCE_BACKOFF_SECONDS_MAX,
+            SOURCE_BACKOFF_SECONDS * 2.0 ** min(record.failures, 30),
+            SOURCE_BACKOFF_SECONDS_MAX,
         )
         record.failures += 1
         record.paused_until = max(record.paused_until, self._world.now() + pause)
@@ -119,23 +134,23 @@ class SourceBook:
         """A piece was wrong: the source falls at once and rests long."""
         record = self._observe(name, 0.0)
         record.success *= _CORRUPT_FACTOR
-        pause = defaults.SOURCE_CORRUPT_SECONDS * 2.0 ** min(record.corruptions, 10)
+        pause = SOURCE_CORRUPT_SECONDS * 2.0 ** min(record.corruptions, 10)
         record.corruptions += 1
         record.paused_until = self._world.now() + pause
 
     def given_up(self, name: str, size_bytes: int, seconds: float) -> None:
         """A request was given up after so long: its bandwidth cannot have been more than that."""
         record = self._record(name)
-        bytes_per_second = max(size_bytes, defaults.SOURCE_MEASURED_BYTES_MIN) / max(seconds, 1e-6)
+        bytes_per_second = max(size_bytes, SOURCE_MEASURED_BYTES_MIN) / max(seconds, 1e-6)
         if bytes_per_second < record.bandwidth:
-            record.bandwidth += defaults.SOURCE_SMOOTHING * (bytes_per_second - record.bandwidth)
+            record.bandwidth += limits.SOURCE_SMOOTHING * (bytes_per_second - record.bandwidth)
             record.measured = True
 
     def _observe(self, name: str, outcome: float) -> _Record:
         success = self.success_rate(name)
         record = self._record(name)
         self._observations += 1
-        healed = success + defaults.SOURCE_SMOOTHING * (outcome - success)
-        record.success = min(1.0, healed + defaults.SOURCE_HEALING)
+        healed = success + limits.SOURCE_SMOOTHING * (outcome - success)
+        record.success = min(1.0, healed + SOURCE_HEALING)
         record.healed_at = self._observations
         return record

@@ -26,9 +26,9 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from swarm import defaults
 from swarm.errors import DiskFullError, SwarmError
 from swarm.events import Events
+from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, Watcher, delta_key
 from swarm.shardcast.index import BlobIndex
 from swarm.shardcast.manifest import (
@@ -44,6 +44,10 @@ from swarm.shardcast.seeding import Seeding
 from swarm.shardcast.settling import Settler
 from swarm.transport import OpenBlob
 from swarm.world import Disk, Sink
+
+CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024
+"""A received checkpoint at least this large is fsynced when complete and trusted at the next
+start; a smaller one is not fsynced but hashed again at the next start, which is cheaper."""
 
 _FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.delta)?")
 _SPARE_NAME = ".spare"
@@ -64,7 +68,7 @@ class CheckpointStore:
         run: str,
         events: Events,
         *,
-        keep: int = defaults.CHECKPOINTS_KEPT,
+        keep: int = limits.CHECKPOINTS_KEPT,
         quota_bytes: int | None = None,
         root: str = "checkpoints",
     ) -> None:
@@ -336,7 +340,7 @@ class CheckpointStore:
             if missing := held.missing():
                 raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
             held.complete = True
-            if held.manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
+            if held.manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
                 self.settler.add(held)
             self._notify(Change.COMPLETE, held)
         await self.trim()
@@ -396,7 +400,7 @@ class CheckpointStore:
         await self.discard(key)
         await self.disk.write(f"{folder}/{MANIFEST_NAME}", blob)
         await self.disk.sync(folder)
-        if manifest.total_bytes >= defaults.CHECKPOINT_SYNC_BYTES:
+        if manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
             await self.disk.write(f"{folder}/{COMPLETE_NAME}", b"")
         final = self._name(key)
         await self.disk.rename(folder, final)

@@ -16,10 +16,28 @@ from __future__ import annotations
 import functools
 import itertools
 
-from swarm import defaults
+from swarm.shardcast import limits
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import OpenBlob, Refused, Transport
 from swarm.world import World
+
+UPLOAD_SECONDS = 12.0
+"""A peer sends at once what keeps its uplink busy for so long: 3 pieces of 32 MiB at 50 Mb/s, 45
+at 1 Gb/s, so that each upload goes at about 20 Mb/s when all are in use, and there are a few more
+than `PARALLEL` for each peer of an average uplink of 200 Mb/s."""
+
+UPLOAD_COUNTED_SECONDS = 4 * UPLOAD_SECONDS
+"""An upload that takes longer no longer counts as one that keeps the uplink busy: three readers of
+a byte now and then would else keep everybody else from an uplink of 50 Mb/s."""
+
+UPLOAD_MEASURED_SECONDS_MIN = 1.0
+"""The uplink is measured over no less."""
+
+UPLOAD_SLOWER_SMOOTHING = 0.1
+"""Weight of a measurement below the average: the uplink may just not have been asked for more."""
+
+SEEDING_SECONDS = 10.0
+"""When no piece has left for the first time for so long, the publisher sends any."""
 
 
 class Uploads:
@@ -29,7 +47,7 @@ class Uploads:
         self._world = world
         self._transport = transport
         self._store = store
-        self.bytes_per_second = defaults.SOURCE_BANDWIDTH_INITIAL
+        self.bytes_per_second = limits.SOURCE_BANDWIDTH_INITIAL
         """The uplink, as measured so far."""
         self._counted: dict[int, tuple[float, int]] = {}
         """What is being sent and counts, oldest first: when it began, and its bytes."""
@@ -48,7 +66,7 @@ class Uploads:
         store = self._store
         now = self._world.now()
         self._leave_out_the_slow(now)
-        busy = self._active_bytes >= defaults.UPLOAD_SECONDS * self.bytes_per_second
+        busy = self._active_bytes >= UPLOAD_SECONDS * self.bytes_per_second
         if busy and store.has(digest):
             raise Refused(503, "busy")
         if store.seeding.active and not self._may_leave(digest):
@@ -68,7 +86,7 @@ class Uploads:
     def _leave_out_the_slow(self, now: float) -> None:
         while self._counted:
             oldest = next(iter(self._counted))
-            if now - self._counted[oldest][0] < defaults.UPLOAD_COUNTED_SECONDS:
+            if now - self._counted[oldest][0] < UPLOAD_COUNTED_SECONDS:
                 return
             self._stop_counting(oldest)
 
@@ -80,7 +98,7 @@ class Uploads:
         """Whether each piece of the checkpoint has left once, or this one has not."""
         now = self._world.now()
         left = self._store.seeding.leave(digest)
-        if left or now - self._left_at < defaults.SEEDING_SECONDS:
+        if left or now - self._left_at < SEEDING_SECONDS:
             if left:
                 self._left_at = now
             return left
@@ -96,11 +114,11 @@ class Uploads:
             return
         now = self._world.now()
         seconds = now - self._since
-        if seconds < defaults.UPLOAD_MEASURED_SECONDS_MIN:
+        if seconds < UPLOAD_MEASURED_SECONDS_MIN:
             return
         measured = (sent - self._sent) / seconds
         faster = measured > self.bytes_per_second
-        weight = defaults.SOURCE_SMOOTHING if faster else defaults.UPLOAD_SLOWER_SMOOTHING
+        weight = limits.SOURCE_SMOOTHING if faster else UPLOAD_SLOWER_SMOOTHING
         self.bytes_per_second += weight * (measured - self.bytes_per_second)
         self._measure_from(now, self._active_bytes)
 

@@ -17,8 +17,8 @@ import pytest
 import trio
 from typer.testing import CliRunner, Result
 
-from swarm import defaults
 from swarm.app.main import app
+from swarm.shardcast import chain, sources
 from swarm.shardcast.held import delta_key
 from swarm.shardcast.mirror.describe import describe
 from swarm.shardcast.mirror.export import export
@@ -129,7 +129,7 @@ def test_an_export_can_be_interrupted_and_mends_what_is_damaged(
 def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "SOURCE_CORRUPT_SECONDS", 0.1)
+    monkeypatch.setattr(sources, "SOURCE_CORRUPT_SECONDS", 0.1)
     mirror, back = tmp_path / "mirror", tmp_path / "back"
     digest = json.loads(swarm("export", model, "--out", mirror, "--json").stdout)["manifest"]
     blobs = sorted(path for path in (mirror / "blob").iterdir() if path.name != digest)
@@ -209,7 +209,7 @@ def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
 def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    monkeypatch.setattr(chain, "DELTA_CHECKPOINT_BYTES_MIN", 1)
     files = policies(2)
 
     async def main() -> None:
@@ -254,8 +254,8 @@ def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_pa
 def test_a_mirror_has_the_delta_when_no_peer_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
-    monkeypatch.setattr(defaults, "DELTA_STALL_SECONDS", 5.0)
+    monkeypatch.setattr(chain, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    monkeypatch.setattr(chain, "DELTA_STALL_SECONDS", 5.0)
     files = policies(2)
     site = tmp_path / "site"
     site.mkdir()

@@ -17,7 +17,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from swarm import defaults
 from swarm.app.local_node import open_node
 from swarm.app.newest_policy import from_peers
 from swarm.envelope import STATE_LIFETIME_SECONDS
@@ -30,6 +29,7 @@ from swarm.node.run_node import RunNode
 from swarm.run.manifest import load_manifest
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
+from swarm.shardcast import limits
 from swarm.transport import OpenBlob, Refused
 from tests.app.harness import NOBODY, complaint, signed_manifest
 from tests.shardcast.harness import announcement
@@ -70,7 +70,7 @@ async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
     (home / "identity.key").write_text(bytes([SEED] * 32).hex())
     envelope = signed_manifest(policy, Identity(bytes(32)), "fetched", seed=SEED)
     (tmp_path / "run.manifest").write_bytes(envelope.raw)
-    size = PIECES * defaults.PIECE_BYTES_MIN
+    size = PIECES * limits.PIECE_BYTES_MIN
     (policy / "model.safetensors").write_bytes(random.Random(0).randbytes(size))
     settings = PeerSettings(
         role=["trainer"],

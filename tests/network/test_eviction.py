@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
 from swarm.identity import PeerId
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
+from swarm.shardcast import limits
 from swarm.transport import BlobReference, FetchError, Source
 from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Peer, Swarm
 
@@ -21,7 +21,7 @@ PIECES = 4
 
 async def publish(peer: Peer) -> list[BlobReference]:
     """Have a peer hold a checkpoint; its pieces."""
-    data = random.Random(1).randbytes(PIECES * defaults.PIECE_BYTES_MIN)
+    data = random.Random(1).randbytes(PIECES * limits.PIECE_BYTES_MIN)
     await peer.node.disk.write("made/model.safetensors", data)
     held, _ = await peer.run_node.store.publish("made", 0, 0)
     return [BlobReference(piece.digest, piece.size_bytes) for piece in held.manifest.pieces]

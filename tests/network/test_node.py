@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import trio
 
-from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord, RunManifest
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode
+from swarm.shardcast import limits
 from swarm.transport import Source
 from tests.ledger.harness import (
     OWNER,
@@ -34,7 +34,7 @@ RECORD = PeerRecord(roles=["worker"], addresses=[], bulk_addresses=[], agent="")
 async def publish(peer: Peer, step: int) -> bytes:
     """A small checkpoint of this peer; its manifest's digest."""
     disk = peer.node.disk
-    await disk.write("made/model.safetensors", bytes([step]) * defaults.PIECE_BYTES_MIN)
+    await disk.write("made/model.safetensors", bytes([step]) * limits.PIECE_BYTES_MIN)
     held, _ = await peer.run_node.store.publish("made", 0, step)
     return held.digest
 

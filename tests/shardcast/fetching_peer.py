@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import trio
 
-from swarm import defaults
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
+from swarm.shardcast import chain
 from swarm.shardcast.held import Change, Held
 from swarm.transport import Source
 from swarm.world.compute import LocalCompute
@@ -41,7 +41,7 @@ def say(what: str, **facts: Any) -> None:
 
 
 async def main(home: Path, errand: Errand) -> None:
-    defaults.DELTA_BYTES_PER_CALL = errand.delta_bytes_per_call
+    chain.DELTA_BYTES_PER_CALL = errand.delta_bytes_per_call
     async with real_peer(2, home, compute=LocalCompute()) as me:
         for event in me.events.named("shardcast.checkpoint_found"):
             say("found", **event.fields)

@@ -11,9 +11,13 @@ import msgspec
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint
+from swarm.shardcast import chain as chain_module
+from swarm.shardcast import delta as delta_module
+from swarm.shardcast import limits
+from swarm.shardcast import sources as sources_module
+from swarm.shardcast.fetch import job
 from swarm.shardcast.held import Change, Held, delta_key
 from swarm.shardcast.manifest import (
     BadManifest,
@@ -38,7 +42,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture(autouse=True)
 def small_checkpoints_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    monkeypatch.setattr(chain_module, "DELTA_CHECKPOINT_BYTES_MIN", 1)
 
 
 def policies(count: int, share: float = 0.01, megabytes: float = 1.5) -> list[Files]:
@@ -171,8 +175,8 @@ def test_a_broken_chain_falls_back_to_the_full_pieces(tmp_path: Path, how: str) 
             assert fetched(worker, 1) > checkpoints[1].total_bytes * 0.4
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(defaults, "DELTA_STALL_SECONDS", 0.5)
-        patch.setattr(defaults, "SOURCE_CORRUPT_SECONDS", 0.1)
+        patch.setattr(chain_module, "DELTA_STALL_SECONDS", 0.5)
+        patch.setattr(sources_module, "SOURCE_CORRUPT_SECONDS", 0.1)
         trio.run(main)
 
 
@@ -218,8 +222,8 @@ def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
     """With the times of 62 GB and a delta of a 96th, and the deadline of a whole fetch."""
     files = policies(2, share=0.05)
     # Enough pieces for a trickle; and nothing that a clock that jumps would not wait for.
-    monkeypatch.setattr(defaults, "PIECE_BYTES_MIN", 1024)
-    monkeypatch.setattr(defaults, "DELTA_BLOCK_BYTES", 1024)
+    monkeypatch.setattr(limits, "PIECE_BYTES_MIN", 1024)
+    monkeypatch.setattr(delta_module, "DELTA_BLOCK_BYTES", 1024)
     monkeypatch.setattr("swarm.world.disk.INLINE_BYTES_MAX", 1 << 30)
 
     async def main() -> None:
@@ -240,8 +244,8 @@ def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
             delta = keeper.store.held(delta_key((0, 1)))
             assert delta is not None and delta.complete and len(delta.pieces) > 100
             share = delta.manifest.total_bytes / (62e9 / 96)
-            slowest = defaults.PIECE_BYTES_PER_SECOND_MIN * share
-            monkeypatch.setattr(defaults, "PIECE_BYTES_PER_SECOND_MIN", slowest)
+            slowest = job.PIECE_BYTES_PER_SECOND_MIN * share
+            monkeypatch.setattr(job, "PIECE_BYTES_PER_SECOND_MIN", slowest)
             half = len(delta.pieces) // 2
 
             def stop(left: int) -> None:
@@ -446,7 +450,7 @@ def test_killed_while_applying_it_goes_on_where_it_was(tmp_path: Path) -> None:
                 assert len(worker.events.named("shardcast.delta_applied")) == 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(defaults, "DELTA_BYTES_PER_CALL", 1)
+        patch.setattr(chain_module, "DELTA_BYTES_PER_CALL", 1)
         trio.run(main)
 
 
@@ -477,13 +481,13 @@ def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
                 last = await publish(trainer, step, files[step])
             assert trainer.store.complete() == [(0, step) for step in range(8, 13)]
             deltas = [held.key[1] for held in trainer.store.all() if held.is_delta]
-            assert deltas == list(range(13 - defaults.DELTA_CHAIN_MAX, 13))
+            assert deltas == list(range(13 - limits.DELTA_CHAIN_MAX, 13))
             # The same again changes nothing, whatever its base would be now.
             assert await publish(trainer, 12, files[12]) == last
         async with delta_peer(network, 1, tmp_path) as trainer:
             assert [held.key[1] for held in trainer.store.all() if held.is_delta] == deltas
             newest = trainer.store.held((0, 12))
-            assert newest is not None and len(newest.manifest.deltas) == defaults.DELTA_CHAIN_MAX
+            assert newest is not None and len(newest.manifest.deltas) == limits.DELTA_CHAIN_MAX
 
     trio.run(main)
 
@@ -491,7 +495,7 @@ def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
 def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "DELTA_CHAIN_MAX", 6)
+    monkeypatch.setattr(limits, "DELTA_CHAIN_MAX", 6)
     last = 7
     files = policies(last + 1, megabytes=0.6)
 
@@ -505,7 +509,7 @@ def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
             for step in range(last + 1):
                 checkpoint = await publish(trainer, step, files[step])
                 await fetch(relay, checkpoint, trainer)
-                if step == last - defaults.DELTA_CHAIN_MAX:
+                if step == last - limits.DELTA_CHAIN_MAX:
                     await fetch(late, checkpoint, trainer)
             assert fetched(relay, last) < 5000  # manifest and notes.txt
             kept = range(last - 4, last + 1)
@@ -515,7 +519,7 @@ def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
             live = {link.manifest for link in newest.manifest.deltas}
             deltas = [held for held in relay.store.all() if held.is_delta]
             assert {held.digest for held in deltas} == live
-            assert len(live) == defaults.DELTA_CHAIN_MAX
+            assert len(live) == limits.DELTA_CHAIN_MAX
             folders = [f"0-{step}" for step in kept] + [f"0-{d.key[1]}.delta" for d in deltas]
             there = sorted(path.name for path in (tmp_path / "2/checkpoints").iterdir())
             assert there == sorted(folders)

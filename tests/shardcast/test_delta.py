@@ -14,7 +14,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import defaults
+from swarm.shardcast import delta as delta_module
 from swarm.shardcast.delta import (
     BadDelta,
     Chain,
@@ -28,7 +28,7 @@ from swarm.shardcast.delta import (
     word_bytes_of,
 )
 
-BLOCK = defaults.DELTA_BLOCK_BYTES
+BLOCK = delta_module.DELTA_BLOCK_BYTES
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "F8_E4M3": 1}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from swarm import defaults
+from swarm.shardcast import chain as chain_module
 from swarm.shardcast.delta import Chain, encode
 from swarm.shardcast.held import delta_key
 from swarm.transport.memory import MemoryNetwork
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def small_checkpoints_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "DELTA_CHECKPOINT_BYTES_MIN", 1)
+    monkeypatch.setattr(chain_module, "DELTA_CHECKPOINT_BYTES_MIN", 1)
 
 
 def shards(raws: list[bytes]) -> dict[str, bytes]:
@@ -95,7 +95,7 @@ def test_a_child_makes_so_many_bytes_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are served while it makes the next."""
-    monkeypatch.setattr(defaults, "DELTA_BYTES_PER_CALL", MIB)
+    monkeypatch.setattr(chain_module, "DELTA_BYTES_PER_CALL", MIB)
     raw = random.Random(9).randbytes(3 * MIB)
 
     async def main() -> None:

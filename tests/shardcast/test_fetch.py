@@ -9,9 +9,10 @@ from math import inf
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.identity import PeerId
+from swarm.shardcast import limits
+from swarm.shardcast.fetch import job
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
@@ -217,7 +218,7 @@ def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none(
             await worker.fetcher.fetch(checkpoint, lambda: sources)
             assert same_files(worker.disk, "checkpoints/0-0", files)
             assert max(transport.asked) > 4
-            assert len(transport.asked) < checkpoint.total_bytes // defaults.PIECE_BYTES_MIN
+            assert len(transport.asked) < checkpoint.total_bytes // limits.PIECE_BYTES_MIN
             refused = worker.events.named("shardcast.piece_refused")
             blamed = {(event.fields["source"], event.fields["reason"]) for event in refused}
             names = {name for name, _ in blamed}
@@ -489,7 +490,7 @@ def test_sources_may_appear_and_vanish_while_fetching() -> None:
                     current.append(relay.source)
                     some_here = trio.Event()
                     worker.store.watch(lambda change, held, index: some_here.set())
-                    with trio.fail_after(2 * defaults.SOURCES_RECHECK_SECONDS):
+                    with trio.fail_after(2 * limits.SOURCES_RECHECK_SECONDS):
                         await some_here.wait()
                     await trio.sleep(0.2)
                 held = worker.store.held((0, 0))
@@ -593,7 +594,7 @@ def test_a_disk_that_fills_up_while_pieces_land() -> None:
 def test_without_room_for_a_spare_file_a_stuck_source_costs_time_only() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.01)
-        size = defaults.PIECE_BYTES_MIN
+        size = limits.PIECE_BYTES_MIN
         files = {"model.safetensors": random.Random(1).randbytes(8 * size)}
         async with peer(network, 1) as trainer, peer(network, 2) as stuck:
             checkpoint = await trainer.publish(0, files)
@@ -615,7 +616,7 @@ def test_without_room_for_a_spare_file_a_stuck_source_costs_time_only() -> None:
                 )
                 seconds = trio.current_time() - started
                 assert same_files(worker.disk, folder, files)
-                assert defaults.PIECE_DEADLINE_SECONDS < seconds < 60
+                assert job.PIECE_DEADLINE_SECONDS < seconds < 60
                 assert allocations > 3, "there was none for a spare file"
 
     run(main)

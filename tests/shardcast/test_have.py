@@ -11,10 +11,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import defaults
 from swarm.events import Events
 from swarm.identity import PeerId
-from swarm.shardcast.have import messages
+from swarm.shardcast import limits
+from swarm.shardcast.have import announcing, exchange, messages
+from swarm.shardcast.have import messages as messages_module
 from swarm.shardcast.have.claims import Claim
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.have.messages import PROTOCOL
@@ -24,7 +25,7 @@ from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 from tests.worlds import VirtualWorld
 
-SIZE = defaults.PIECE_BYTES_MIN
+SIZE = limits.PIECE_BYTES_MIN
 
 
 def files(pieces: int, seed: int = 0) -> dict[str, bytes]:
@@ -87,13 +88,13 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
                 assert client.have.claims.announces(relay.transport.peer_id)
                 assert has(client, relay, manifest, 6) == [0, 1], "the first word comes at once"
                 hidden.remove(pieces[2].digest)
-                await trio.sleep(1.01 + defaults.HAVE_BATCH_SECONDS)
+                await trio.sleep(1.01 + announcing.BATCH_SECONDS)
                 assert has(client, relay, manifest, 6) == [0, 1, 2]
                 hidden.clear()
             await trio.sleep(0.05)
             assert has(client, relay, manifest, 6) == list(range(6)), "complete is said at once"
             await relay.store._remove(relay.store.held((0, 0)))  # type: ignore[arg-type]
-            await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
+            await trio.sleep(2 * announcing.BATCH_SECONDS)
             assert client.have.claims.of(relay.transport.peer_id, manifest) is None
             await relay.transport.disconnect(client.transport.peer_id)
             await trio.sleep(0.1)
@@ -153,7 +154,7 @@ def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
             await client.connect(relay)
             checkpoint = await relay.publish(0, files(3))
             await client.fetcher.fetch(checkpoint, lambda: [relay.source])
-            await trio.sleep(2 * defaults.HAVE_BATCH_SECONDS)
+            await trio.sleep(2 * announcing.BATCH_SECONDS)
             manifest = checkpoint.manifest_digest
             assert has(client, relay, manifest, 3) == [0, 1, 2]
             assert relay.have.claims.announces(client.transport.peer_id)
@@ -221,7 +222,7 @@ def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch
 def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "HAVE_NEIGHBOURS_MAX", defaults.HAVE_NEIGHBOURS)
+    monkeypatch.setattr(exchange, "NEIGHBOURS_MAX", exchange.NEIGHBOURS)
 
     async def main() -> None:
         network = MemoryNetwork()
@@ -243,10 +244,10 @@ def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
                 return [one for one in others if has(one, hub, checkpoint.manifest_digest, 1)]
 
             first = told()
-            assert len(first) == defaults.HAVE_NEIGHBOURS
+            assert len(first) == exchange.NEIGHBOURS
             await hub.transport.disconnect(first[0].transport.peer_id)
             await trio.sleep(1)
-            assert len(told()) == defaults.HAVE_NEIGHBOURS
+            assert len(told()) == exchange.NEIGHBOURS
             assert first[0] not in told()
             leave.set()
 
@@ -260,7 +261,7 @@ def test_who_is_late_or_feeds_others_looks_for_more_neighbours(tells: bool) -> N
         told: set[PeerId] = set()
         async with AsyncExitStack() as stack:
             hub = await stack.enter_async_context(peer(network, 1))
-            for number in range(2, 2 + 2 * defaults.HAVE_NEIGHBOURS_LATE):
+            for number in range(2, 2 + 2 * exchange.NEIGHBOURS_LATE):
                 other = await stack.enter_async_context(peer(network, number))
 
                 async def listen(stream: Stream, peer_id: PeerId = other.transport.peer_id) -> None:
@@ -281,15 +282,15 @@ def test_who_is_late_or_feeds_others_looks_for_more_neighbours(tells: bool) -> N
             )
             nursery = await stack.enter_async_context(trio.open_nursery())
             await nursery.start(have.run)
-            await hub.publish(0, files(defaults.HAVE_GROW_PIECES))
-            await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
-            assert len(told) == defaults.HAVE_NEIGHBOURS
+            await hub.publish(0, files(exchange.GROW_PIECES))
+            await trio.sleep(100 * exchange.SATED_SECONDS)
+            assert len(told) == exchange.NEIGHBOURS
             have.late = True
-            await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
-            assert len(told) == defaults.HAVE_NEIGHBOURS_LATE
-            uploads.bytes_per_second = 20 * defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
-            await trio.sleep(100 * defaults.HAVE_SATED_SECONDS)
-            assert len(told) == (20 if tells else defaults.HAVE_NEIGHBOURS_LATE)
+            await trio.sleep(100 * exchange.SATED_SECONDS)
+            assert len(told) == exchange.NEIGHBOURS_LATE
+            uploads.bytes_per_second = 20 * exchange.NEIGHBOUR_BYTES_PER_SECOND
+            await trio.sleep(100 * exchange.SATED_SECONDS)
+            assert len(told) == (20 if tells else exchange.NEIGHBOURS_LATE)
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -403,7 +404,7 @@ def test_what_is_remembered_of_a_neighbour_is_bounded() -> None:
             await trio.sleep(10)
             assert listener.have is not None
             claims = listener.have.claims._claims[liar.transport.peer_id]
-            assert len(claims) == defaults.HAVE_CHECKPOINTS_MAX
+            assert len(claims) == messages_module.CHECKPOINTS_MAX
             assert next(reversed(claims)) == (199).to_bytes(32, "big")
             assert trio.current_time() - started > 1.0
 

@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm import defaults
+from swarm.shardcast import limits
 from swarm.shardcast.manifest import (
     BadManifest,
     CheckpointManifest,
@@ -22,7 +22,7 @@ from swarm.shardcast.manifest import (
 from tests.shardcast.harness import put_folder
 from tests.shardcast.memory_disk import MemoryDisk
 
-SIZE = defaults.PIECE_BYTES_MIN
+SIZE = limits.PIECE_BYTES_MIN
 names = st.from_regex(
     r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}(/[A-Za-z0-9_-][a-z.]{0,9})?", fullmatch=True
 )
@@ -110,9 +110,7 @@ def test_path_tricks_are_refused(name: str) -> None:
         parsed(raw_manifest({name: 5}))
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, SIZE - 1, SIZE // 2, SIZE * 3, 2 * defaults.PIECE_BYTES_MAX]
-)
+@pytest.mark.parametrize("size", [0, 1, SIZE - 1, SIZE // 2, SIZE * 3, 2 * limits.PIECE_BYTES_MAX])
 def test_odd_piece_sizes_are_refused(size: int) -> None:
     raw = raw_manifest({"a": 5})
     raw[3] = size
@@ -130,7 +128,7 @@ def test_counts_are_bounded_before_anything_is_cut() -> None:
     with pytest.raises(BadManifest, match="1 to 4096 files, not 4097"):
         parsed(raw_manifest({f"f{n}": 0 for n in range(4097)}))
     with pytest.raises(BadManifest, match="more than the 8388608 allowed"):
-        parse(bytes(defaults.CHECKPOINT_MANIFEST_BYTES_MAX + 1))
+        parse(bytes(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1))
 
 
 def test_building_hashes_a_folder() -> None:

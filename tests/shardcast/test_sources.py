@@ -7,7 +7,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import defaults
+from swarm.shardcast import limits, sources
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.transport import Source
 from tests.shardcast.harness import run
@@ -46,9 +46,9 @@ def test_a_small_piece_says_nothing_of_bandwidth() -> None:
     def check() -> None:
         book = SourceBook(VirtualWorld())
         book.succeeded("a", 200, 1.0)
-        assert book.bandwidth("a") == defaults.SOURCE_BANDWIDTH_INITIAL
+        assert book.bandwidth("a") == limits.SOURCE_BANDWIDTH_INITIAL
         book.given_up("a", 200, 1.0)
-        expected = 0.7 * defaults.SOURCE_BANDWIDTH_INITIAL + 0.3 * 64 * 1024
+        expected = 0.7 * limits.SOURCE_BANDWIDTH_INITIAL + 0.3 * 64 * 1024
         assert book.bandwidth("a") == pytest.approx(expected)
         book.given_up("a", 10**9, 1.0)
         assert book.bandwidth("a") == pytest.approx(expected), "it may have been that fast"
@@ -75,7 +75,7 @@ def test_sampling_is_in_proportion_and_repeats_from_a_seed() -> None:
 def test_a_new_source_is_taken_for_as_fast_as_the_fastest() -> None:
     def check() -> None:
         book = SourceBook(VirtualWorld())
-        assert book.bandwidth("first") == defaults.SOURCE_BANDWIDTH_INITIAL
+        assert book.bandwidth("first") == limits.SOURCE_BANDWIDTH_INITIAL
         book.succeeded("slow", 10**5, 1.0)
         book.succeeded("fast", 10**9, 1.0)
         assert book.bandwidth("new") == 10**9
@@ -93,11 +93,11 @@ def test_corruption_weighs_more_than_failure_and_is_not_pardoned_by_success() ->
         book.corrupt("liar")
         assert book.weight("liar") < 0.15 * book.weight("unlucky") < book.weight("honest")
         now = trio.current_time()
-        assert book.paused_until("liar") == now + defaults.SOURCE_CORRUPT_SECONDS
+        assert book.paused_until("liar") == now + sources.SOURCE_CORRUPT_SECONDS
         book.succeeded("liar", 1_000_000, 1.0)
-        assert book.paused_until("liar") == now + defaults.SOURCE_CORRUPT_SECONDS
+        assert book.paused_until("liar") == now + sources.SOURCE_CORRUPT_SECONDS
         book.corrupt("liar")
-        assert book.paused_until("liar") == now + 2 * defaults.SOURCE_CORRUPT_SECONDS
+        assert book.paused_until("liar") == now + 2 * sources.SOURCE_CORRUPT_SECONDS
         assert now < book.paused_until("unlucky") < now + 1
 
     in_trio(check)
@@ -128,9 +128,9 @@ def test_rates_stay_rates(history: list[tuple[str, str]]) -> None:
 def test_memory_is_bounded() -> None:
     def check() -> None:
         book = SourceBook(VirtualWorld())
-        for number in range(defaults.SOURCES_KNOWN_MAX + 10):
+        for number in range(sources.SOURCES_KNOWN_MAX + 10):
             book.failed(str(number))
-        assert len(book._records) == defaults.SOURCES_KNOWN_MAX
+        assert len(book._records) == sources.SOURCES_KNOWN_MAX
 
     in_trio(check)
 
@@ -138,14 +138,14 @@ def test_memory_is_bounded() -> None:
 def test_new_names_do_not_make_it_forget_a_source_that_is_asked_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "SOURCES_KNOWN_MAX", 50)
+    monkeypatch.setattr(sources, "SOURCES_KNOWN_MAX", 50)
 
     def check() -> None:
         for used in ("paused", "weighed"):
             book = SourceBook(VirtualWorld())
             book.corrupt("liar")
             weight = book.weight("liar")
-            for number in range(2 * defaults.SOURCES_KNOWN_MAX):
+            for number in range(2 * sources.SOURCES_KNOWN_MAX):
                 book.given_up(str(number), 1 << 16, 1.0)
                 if number % 10 == 0 and used == "paused":
                     book.is_paused("liar", trio.current_time())
@@ -154,7 +154,7 @@ def test_new_names_do_not_make_it_forget_a_source_that_is_asked_about(
             assert book.is_paused("liar", trio.current_time())
             assert book.weight("liar") == weight
             assert not book.is_paused("never heard of", trio.current_time())
-            assert len(book._records) == defaults.SOURCES_KNOWN_MAX
+            assert len(book._records) == sources.SOURCES_KNOWN_MAX
 
     in_trio(check)
 

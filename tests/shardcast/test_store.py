@@ -8,9 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
 from swarm.errors import DiskFullError
 from swarm.events import Events
+from swarm.shardcast import limits
+from swarm.shardcast import store as store_module
 from swarm.shardcast.held import Change, Held, Key
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
@@ -19,7 +20,7 @@ from tests.shardcast.harness import RUN, Recorder, put_folder, same_files
 from tests.shardcast.memory_disk import MemoryDisk, PowerCut
 from tests.worlds import VirtualWorld
 
-SIZE = defaults.PIECE_BYTES_MIN
+SIZE = limits.PIECE_BYTES_MIN
 
 
 def files_of(seed: int, pieces: int = 2) -> dict[str, bytes]:
@@ -96,7 +97,7 @@ def test_receiving_survives_a_stop_at_every_point(
     power: bool, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(defaults, "CHECKPOINT_SYNC_BYTES", 1)
+        monkeypatch.setattr(store_module, "CHECKPOINT_SYNC_BYTES", 1)
 
     async def main() -> None:
         files = [files_of(seed) for seed in range(3)]
@@ -506,7 +507,7 @@ def test_a_tiny_received_checkpoint_is_not_synced() -> None:
 def test_a_large_received_checkpoint_is_used_first_and_synced_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "CHECKPOINT_SYNC_BYTES", 1)
+    monkeypatch.setattr(store_module, "CHECKPOINT_SYNC_BYTES", 1)
 
     async def main() -> None:
         disk = MemoryDisk()

@@ -16,10 +16,13 @@ import msgspec
 import pytest
 import trio
 
-from swarm import defaults
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
+from swarm.shardcast import limits
+from swarm.shardcast import sources as sources_module
+from swarm.shardcast.fetch import choosing
+from swarm.shardcast.have import exchange
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.have.messages import PROTOCOL
 from swarm.shardcast.uploads import Uploads
@@ -29,15 +32,15 @@ from swarm.world import Piece, Sink
 from tests.shardcast.harness import Peer, peer, run
 from tests.worlds import VirtualWorld
 
-SIZE = defaults.SOURCE_MEASURED_BYTES_MIN
+SIZE = sources_module.SOURCE_MEASURED_BYTES_MIN
 T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As small as still says something of bandwidth, and asked for one by one."""
-    monkeypatch.setattr(defaults, "PIECE_BYTES_MIN", SIZE)
-    monkeypatch.setattr(defaults, "FETCH_RUN_PIECES_MAX", 1)
+    monkeypatch.setattr(limits, "PIECE_BYTES_MIN", SIZE)
+    monkeypatch.setattr(choosing, "REQUEST_PIECES_MAX", 1)
 
 
 def files(pieces: int) -> dict[str, bytes]:
@@ -189,21 +192,21 @@ def test_who_is_late_asks_for_more_at_once(late: bool) -> None:
             here.worker.fetcher.width.most = 24
             here.watching.slow = {source.transport.peer_id: 0.3 for source in here.sources}
             # Not to its end, when more are asked for in any case.
-            with trio.move_on_after(defaults.SOURCES_RECHECK_SECONDS + 0.7):
+            with trio.move_on_after(limits.SOURCES_RECHECK_SECONDS + 0.7):
                 await here.fetch()
             held = here.worker.store.held((0, 0))
             assert held is not None
             return here.watching.most, len(held.missing())
 
     most, missing = seen(main)
-    assert missing > 96 * defaults.FETCH_ENDING_SHARE
+    assert missing > 96 * choosing.ENDING_SHARE
     assert most == 24 if late else 4 <= most <= 6
 
 
 def test_a_lane_stays_with_its_source_and_leaves_it_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "FETCH_LEAVE_SHARE", 1 / 4)
+    monkeypatch.setattr(choosing, "LEAVE_SHARE", 1 / 4)
 
     async def main() -> list[int]:
         async with scene(2, 160) as here:
@@ -221,7 +224,7 @@ def test_a_lane_stays_with_its_source_and_leaves_it_now_and_then(
 
 
 def test_a_lane_leaves_a_source_that_has_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "FETCH_LEAVE_SHARE", 0.0)
+    monkeypatch.setattr(choosing, "LEAVE_SHARE", 0.0)
 
     async def main() -> list[int]:
         async with scene(2, 160) as here:
@@ -276,7 +279,7 @@ def test_neighbours_are_as_many_as_the_uplink_feeds() -> None:
                 other.transport.serve(PROTOCOL, listen)
                 await hub.connect(other)
             uploads = Uploads(world, hub.transport, hub.store)
-            uploads.bytes_per_second = 12 * defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
+            uploads.bytes_per_second = 12 * exchange.NEIGHBOUR_BYTES_PER_SECOND
             have = HaveExchange(
                 world,
                 hub.transport,
@@ -286,12 +289,12 @@ def test_neighbours_are_as_many_as_the_uplink_feeds() -> None:
             )
             nursery = await stack.enter_async_context(trio.open_nursery())
             await nursery.start(have.run)
-            await hub.publish(0, files(defaults.HAVE_GROW_PIECES))
-            await trio.sleep(20 * defaults.HAVE_SATED_SECONDS)
+            await hub.publish(0, files(exchange.GROW_PIECES))
+            await trio.sleep(20 * exchange.SATED_SECONDS)
             nursery.cancel_scope.cancel()
         return len(told)
 
-    assert defaults.HAVE_NEIGHBOURS < 12
+    assert exchange.NEIGHBOURS < 12
     assert seen(main) == 12
 
 
@@ -299,7 +302,7 @@ def test_neighbours_are_as_many_as_the_uplink_feeds() -> None:
 def test_the_uplink_is_measured(bytes_per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """From pieces that leave one after the other, whatever was believed of it before."""
     size = 1 << 18 if bytes_per_second < 10e6 else 1 << 22
-    monkeypatch.setattr(defaults, "PIECE_BYTES_MIN", size)
+    monkeypatch.setattr(limits, "PIECE_BYTES_MIN", size)
 
     async def main() -> float:
         async with peer(MemoryNetwork(), 1) as one:
@@ -317,5 +320,5 @@ def test_the_uplink_is_measured(bytes_per_second: float, monkeypatch: pytest.Mon
                 blob = following
             return uploads.bytes_per_second
 
-    assert defaults.SOURCE_BANDWIDTH_INITIAL == 12.5e6
+    assert limits.SOURCE_BANDWIDTH_INITIAL == 12.5e6
     assert seen(main) == pytest.approx(bytes_per_second, rel=0.05)

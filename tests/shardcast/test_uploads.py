@@ -7,13 +7,14 @@ import random
 import pytest
 import trio
 
-from swarm import defaults
+from swarm.shardcast import limits, seeding
+from swarm.shardcast import uploads as uploads_module
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.transport import Refused
 from swarm.transport.memory import MemoryNetwork
 from tests.shardcast.harness import peer, run
 
-SIZE = defaults.PIECE_BYTES_MIN
+SIZE = limits.PIECE_BYTES_MIN
 
 
 def files(pieces: int) -> dict[str, bytes]:
@@ -27,7 +28,7 @@ def test_no_more_is_begun_than_the_uplink_carries_in_a_while() -> None:
             held = one.store.held((0, 0))
             assert held is not None and one.service._uploads is not None
             uploads = one.service._uploads
-            uploads.bytes_per_second = 2.5 * SIZE / defaults.UPLOAD_SECONDS
+            uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
             pieces = [piece.digest for piece in held.manifest.pieces]
             blobs = [one.service.open(None, digest) for digest in pieces[:3]]
             with pytest.raises(Refused, match="busy") as refused:
@@ -49,10 +50,10 @@ def test_slow_readers_do_not_keep_others_out() -> None:
             await one.publish(0, files(8))
             held = one.store.held((0, 0))
             assert held is not None and one.service._uploads is not None
-            one.service._uploads.bytes_per_second = 2.5 * SIZE / defaults.UPLOAD_SECONDS
+            one.service._uploads.bytes_per_second = 2.5 * SIZE / uploads_module.UPLOAD_SECONDS
             pieces = [piece.digest for piece in held.manifest.pieces]
             slow = [one.service.open(None, digest) for digest in pieces[:2]]
-            await trio.sleep(defaults.UPLOAD_COUNTED_SECONDS - 1)
+            await trio.sleep(uploads_module.UPLOAD_COUNTED_SECONDS - 1)
             slow.append(one.service.open(None, pieces[2]))
             with pytest.raises(Refused, match="busy"):
                 one.service.open(None, pieces[3])
@@ -83,7 +84,7 @@ def test_a_busy_source_is_not_blamed_and_the_fetch_goes_on() -> None:
         async with peer(network, 1) as trainer, peer(network, 2) as worker:
             checkpoint = await trainer.publish(0, files(20))
             assert trainer.service._uploads is not None
-            trainer.service._uploads.bytes_per_second = 0.5 * SIZE / defaults.UPLOAD_SECONDS
+            trainer.service._uploads.bytes_per_second = 0.5 * SIZE / uploads_module.UPLOAD_SECONDS
             await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
             assert worker.store.complete() == [(0, 0)]
             assert worker.events.named("shardcast.piece_refused") == []
@@ -95,7 +96,7 @@ def test_a_busy_source_is_not_blamed_and_the_fetch_goes_on() -> None:
 def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "SEEDING_BYTES_MIN", 1)
+    monkeypatch.setattr(seeding, "SEEDING_BYTES_MIN", 1)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.02)
@@ -139,7 +140,7 @@ def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
 def test_a_publisher_of_whom_nobody_asks_the_rest_sends_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defaults, "SEEDING_BYTES_MIN", 1)
+    monkeypatch.setattr(seeding, "SEEDING_BYTES_MIN", 1)
 
     async def main() -> None:
         async with peer(MemoryNetwork(), 1) as one:
@@ -150,7 +151,7 @@ def test_a_publisher_of_whom_nobody_asks_the_rest_sends_anything(
             one.service.open(None, digest).release()
             with pytest.raises(Refused, match="other pieces leave first"):
                 one.service.open(None, digest)
-            await trio.sleep(defaults.SEEDING_SECONDS)
+            await trio.sleep(uploads_module.SEEDING_SECONDS)
             one.service.open(None, digest).release()
             assert held.unsent == 0 and not one.store.seeding.active
 

@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from swarm import defaults
+from swarm.shardcast import limits as checkpoint_limits
+from swarm.shardcast.fetch import job
 from swarm.transport import FetchError, Stream, StreamError
 from swarm.transport.base import Traffic
 from swarm.transport.http import limits, over_stream
@@ -233,7 +234,7 @@ def test_a_bad_request_gets_a_status_and_is_no_defect_here(tmp_path, caplog, fir
 
 def test_a_source_has_more_patience_than_who_fetches_a_piece() -> None:
     """Who fetches honestly is never the one that is broken off."""
-    size_bytes = defaults.PIECE_BYTES_MAX
-    patience = defaults.PIECE_DEADLINE_SECONDS + size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
-    assert longest_seconds(defaults.PIECE_BYTES_MIN) > defaults.PIECE_DEADLINE_SECONDS
+    size_bytes = checkpoint_limits.PIECE_BYTES_MAX
+    patience = job.PIECE_DEADLINE_SECONDS + size_bytes / job.PIECE_BYTES_PER_SECOND_MIN
+    assert longest_seconds(checkpoint_limits.PIECE_BYTES_MIN) > job.PIECE_DEADLINE_SECONDS
     assert patience < longest_seconds(size_bytes) <= 2 * patience

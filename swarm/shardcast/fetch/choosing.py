@@ -5,13 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from swarm import defaults
 from swarm.identity import PeerId
 from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.rarity import draw
 from swarm.shardcast.sources import SourceBook, source_name
 from swarm.world import World
+
+FLOWING_SHARE = 0.8
+"""More are asked for where a request spends more than the rest of its time on its way and back."""
+
+ENDING_SHARE = 1 / 32
+"""While no more than this part of the pieces is missing, twice as many are asked for at once."""
+
+LATE = 1.2
+"""Whoever lacks so many times the pieces that its neighbours lack (a tenth less than they said some
+time ago) is late, and looks for more neighbours."""
+
+REQUEST_SECONDS = 0.02
+"""On a fast line as many pieces are asked for at once as arrive within this time (4 MB at 200 MB/s
+and request): asking for each by itself takes about 0.3 ms of computing at both ends together. Below
+50 MB/s a request of 512 KiB is for one piece, as ever."""
+
+REQUEST_PIECES_MAX = 16
+"""What one request may ask for at once: 16 requests of HTTP fit in one packet of loopback, and
+their descriptors are few."""
+
+LEAVE_SHARE = 1 / 16
+"""Part of the pieces after which another source is drawn though the last one has more: sources
+are chosen again as conditions change."""
+
+HEDGE_SECONDS = 0.5
+"""One of the last pieces is asked of another source after twice its expected time, and no sooner
+than this."""
+
+SILENCE_SECONDS = 1.0
+"""A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""
 
 _T = TypeVar("_T")
 
@@ -72,16 +101,16 @@ class Chooser:
         # What they claim is some time ago: they lack less by now.
         missing = job.missing.bit_count()
         late = missing / max(0.9 * theirs, 1.0)
-        job.late = late >= defaults.FETCH_LATE
+        job.late = late >= LATE
         # Towards the end, when that says little, there is room: others have finished.
-        ending = missing <= pieces * defaults.FETCH_ENDING_SHARE
+        ending = missing <= pieces * ENDING_SHARE
         least = min(2 * usual, self._width.most) if ending else max(1, 7 * usual // 8)
         job.width = max(least, min(round(usual * late * late), self._width.most))
 
     def _usual_width(self, job: Job) -> int:
         """The width with which about `Width.usual` pieces flow at once while further requests
         travel: on long and fast lines small pieces spend most of their time in the round trip."""
-        wanted = int(defaults.FETCH_FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
+        wanted = int(FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
         return max(self._width.usual, min(wanted, self._width.most))
 
     def next(self, job: Job, last: Line | None, now: float) -> Request | None:
@@ -148,19 +177,19 @@ class Chooser:
 
     def _count(self, job: Job, index: int, line: Line) -> int:
         """How many consecutive pieces one request may ask for."""
-        in_time = self._book.bandwidth(line.name) * defaults.FETCH_RUN_SECONDS
+        in_time = self._book.bandwidth(line.name) * REQUEST_SECONDS
         pieces = int(in_time / job.reference(index).size_bytes)
         if pieces < 2:
             return 1
         # Towards the end every lane gets its part.
         left = (job.missing.bit_count() + 2) // (2 * self._width.per_source)
-        return max(1, min(pieces, left, defaults.FETCH_RUN_PIECES_MAX))
+        return max(1, min(pieces, left, REQUEST_PIECES_MAX))
 
     def _stays(self, job: Job, line: Line) -> bool:
         """Whether a lane asks its source again."""
         return (
             line.claim is not None
-            and self._world.random.random() >= defaults.FETCH_LEAVE_SHARE
+            and self._world.random.random() >= LEAVE_SHARE
             and 2.0 * self._book.bandwidth(line.name) >= job.pace
         )
 
@@ -198,7 +227,7 @@ class Chooser:
             return True
         # A neighbour that announced nothing of this checkpoint will do so once it has some of it;
         # asked all the same after a while, since it may have forgotten to.
-        if now - job.started >= defaults.HAVE_SILENCE_SECONDS:
+        if now - job.started >= SILENCE_SECONDS:
             return True
         return not self._have.claims.announces(line.source.peer)
 
@@ -209,7 +238,7 @@ class Chooser:
         expected = 0.0
         for index, size_bytes in zip(indices, sizes, strict=True):
             expected += size_bytes / bandwidth
-            hedge_at = now + max(2 * expected, defaults.FETCH_HEDGE_SECONDS)
+            hedge_at = now + max(2 * expected, HEDGE_SECONDS)
             attempts = job.attempts.get(index)
             if attempts is None:
                 attempts = job.attempts[index] = []

@@ -7,11 +7,11 @@ from math import inf
 
 import trio
 
-from swarm import defaults
 from swarm.errors import DeadlineError
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
+from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.choosing import Chooser
 from swarm.shardcast.fetch.job import Job, Request, Sources, Width
@@ -24,6 +24,9 @@ from swarm.shardcast.sources import SourceBook
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.transport import BlobTransport, FetchError
 from swarm.world import World
+
+LOOK_SECONDS_MIN = 0.01
+"""A fetch with free lanes looks around no more often than this without being told of anything."""
 
 
 class Fetcher:
@@ -74,7 +77,7 @@ class Fetcher:
         checkpoint: Checkpoint,
         sources: Sources,
         *,
-        deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
+        deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
         is_delta: bool = False,
     ) -> str:
         """The folder of a complete checkpoint on this peer's disk, fetched if it is missing: by
@@ -230,7 +233,7 @@ class Fetcher:
         now = self._world.now()
         overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
         if job.look_at <= now or (overdue and not job.missing):
-            job.look_at = now + defaults.SOURCES_RECHECK_SECONDS
+            job.look_at = now + limits.SOURCES_RECHECK_SECONDS
             self._chooser.look(job)
             self._note_lateness()
         # Lanes held by sources that are overdue are lent out again, else a few that trickle or
@@ -251,7 +254,7 @@ class Fetcher:
                 ready_at = max(line.not_before, self.book.paused_until(line.name))
                 if now < ready_at < wake_at:
                     wake_at = ready_at
-        return max(wake_at, now + defaults.FETCH_LOOK_SECONDS_MIN)
+        return max(wake_at, now + LOOK_SECONDS_MIN)
 
     async def _lane(self, job: Job, request: Request | None) -> None:
         """One request after the other, until there is nothing to ask for."""

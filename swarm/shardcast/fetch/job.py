@@ -9,13 +9,54 @@ from dataclasses import dataclass
 
 import trio
 
-from swarm import defaults
 from swarm.errors import SwarmError
 from swarm.messages import Checkpoint
 from swarm.shardcast.have.claims import Claim
 from swarm.shardcast.held import Held, Key
 from swarm.shardcast.sources import source_name
 from swarm.transport import BlobReference, Source
+from swarm.transport.http import limits as http_limits
+
+MIRROR_PIECE_SECONDS = 1.0
+"""A mirror is not asked again so long for a piece that it lacks or has wrong, doubling."""
+
+MIRROR_PIECE_SECONDS_MAX = 30.0
+
+MIRROR_PIECE_ATTEMPTS = 4
+"""In vain, over seven seconds, after which a fetch from mirrors alone no longer waits for it."""
+
+NOT_YET_SECONDS = 0.05
+"""Pause after a source said that it may have a piece later, doubling up to the next number."""
+
+NOT_YET_SECONDS_MAX = 1.0
+
+BUSY_SECONDS = 1.0
+"""Pause after a source said that it is busy, doubling up to the next number, each half to whole by
+chance. Its line is full, so asking again soon would gain nothing."""
+
+BUSY_SECONDS_MAX = 16.0
+
+NEW_LANE_SECONDS = 2.0
+"""After a busy source a fetch tries no further lane for so long, doubling up to
+`BUSY_SECONDS_MAX`; sooner while it has few."""
+
+PARALLEL = 8
+"""Pieces one peer asks for at once to begin with: at 25 Mb/s each, the average uplink of a swarm
+that shares evenly."""
+
+PARALLEL_MAX = 32
+"""Pieces a peer asks for at once when its neighbours are far ahead."""
+
+PARALLEL_PER_SOURCE = 4
+"""Pieces asked of one source at once: one arrives while the next request travels. Up to half of
+`PARALLEL_MAX` where there are few sources and requests are on their way most of the time."""
+
+PIECE_DEADLINE_SECONDS = 10.0
+"""A piece's deadline without its transfer time."""
+
+PIECE_BYTES_PER_SECOND_MIN = 2 * http_limits.BYTES_PER_SECOND_MIN
+"""A source slower than this misses the deadline: so much before the source breaks off that who
+fetches honestly gives up first."""
 
 Sources = Callable[[], Iterable[Source]]
 """Who may have the checkpoint, as of now; asked again while the fetch goes on."""
@@ -28,9 +69,9 @@ MANIFEST = -1
 class Width:
     """How many pieces a fetch asks for at once."""
 
-    usual: int = defaults.FETCH_PARALLEL
-    most: int = defaults.FETCH_PARALLEL_MAX
-    per_source: int = defaults.FETCH_PARALLEL_PER_SOURCE
+    usual: int = PARALLEL
+    most: int = PARALLEL_MAX
+    per_source: int = PARALLEL_PER_SOURCE
 
 
 class Line:
@@ -44,8 +85,8 @@ class Line:
         self.active = 0
         """Pieces asked of it at the moment."""
         self.not_before = 0.0
-        self.pause = defaults.NOT_YET_SECONDS
-        self.busy_pause = defaults.BUSY_SECONDS
+        self.pause = NOT_YET_SECONDS
+        self.busy_pause = BUSY_SECONDS
         self.reason = "was not asked"
         self.faults: dict[int, Fault] = {}
         """Of a mirror: pieces that it lacks or has wrong. It may have all others."""
@@ -58,12 +99,10 @@ class Line:
         """Ask for a piece again only after a while."""
         fault = self.faults.setdefault(piece, Fault())
         fault.reason = reason
-        fault.until = now + min(
-            defaults.MIRROR_PIECE_SECONDS * 2.0**fault.times, defaults.MIRROR_PIECE_SECONDS_MAX
-        )
+        fault.until = now + min(MIRROR_PIECE_SECONDS * 2.0**fault.times, MIRROR_PIECE_SECONDS_MAX)
         fault.times += 1
         self.barred |= 1 << piece
-        if fault.times >= defaults.MIRROR_PIECE_ATTEMPTS:
+        if fault.times >= MIRROR_PIECE_ATTEMPTS:
             self.hopeless |= 1 << piece
 
     def account(self) -> str:
@@ -100,8 +139,8 @@ class Request:
         self.started = started
         self.size_bytes = size_bytes
         self.attempts: list[Attempt] = []
-        self.seconds = defaults.PIECE_DEADLINE_SECONDS
-        self.seconds += size_bytes / defaults.PIECE_BYTES_PER_SECOND_MIN
+        self.seconds = PIECE_DEADLINE_SECONDS
+        self.seconds += size_bytes / PIECE_BYTES_PER_SECOND_MIN
         """How long it may take."""
         self.scope = trio.CancelScope(deadline=started + self.seconds)
 
@@ -157,7 +196,7 @@ class Job:
         """Whether more is missing here than at the neighbours."""
         self.more_at = 0.0
         """Sources were busy: until then no further lane is tried."""
-        self.busy_pause = defaults.FETCH_BUSY_SECONDS
+        self.busy_pause = NEW_LANE_SECONDS
         self.spare_at = 0.0
         """There was no room for a spare file: until then none is asked for."""
         self.pace = 0.0

@@ -6,10 +6,22 @@ import errno
 
 import trio
 
-from swarm import defaults
 from swarm.errors import DiskFullError
 from swarm.events import Events
-from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
+from swarm.shardcast import limits
+from swarm.shardcast.fetch.job import (
+    BUSY_SECONDS,
+    BUSY_SECONDS_MAX,
+    MANIFEST,
+    NEW_LANE_SECONDS,
+    NOT_YET_SECONDS,
+    NOT_YET_SECONDS_MAX,
+    Attempt,
+    Job,
+    Line,
+    Request,
+    Width,
+)
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.sources import SourceBook
 from swarm.shardcast.store import CheckpointStore
@@ -62,7 +74,7 @@ class Requester:
         except (DiskFullError, BadManifest) as error:
             if isinstance(error, DiskFullError) and request.attempts[0].spare:
                 # Only a second way to a piece that is on its way already.
-                job.spare_at = self._world.now() + defaults.SOURCES_RECHECK_SECONDS
+                job.spare_at = self._world.now() + limits.SOURCES_RECHECK_SECONDS
             else:
                 job.error = error
                 job.scope.cancel()
@@ -115,9 +127,9 @@ class Requester:
                 self._refused(job, index, line)
             elif error.retry and (line.claim is None or not line.claim.has(index)):
                 line.not_before = now + line.pause
-                if line.pause < defaults.NOT_YET_SECONDS_MAX <= 2 * line.pause:
+                if line.pause < NOT_YET_SECONDS_MAX <= 2 * line.pause:
                     self._passed_over(job, index, line)
-                line.pause = min(2 * line.pause, defaults.NOT_YET_SECONDS_MAX)
+                line.pause = min(2 * line.pause, NOT_YET_SECONDS_MAX)
             else:
                 self._book.failed(line.name)
                 self._refused(job, index, line)
@@ -207,23 +219,23 @@ class Requester:
         """Note that a source sent a right piece in `seconds`."""
         self._book.succeeded(line.name, size_bytes, seconds)
         pace = size_bytes / max(seconds, 1e-6)
-        job.pace += defaults.SOURCE_SMOOTHING * (pace - job.pace)
+        job.pace += limits.SOURCE_SMOOTHING * (pace - job.pace)
         travelled = self._transport.round_trip_seconds(line.source)
         flowing = max(0.0, 1.0 - travelled / max(seconds, 1e-6))
-        job.flowing += defaults.SOURCE_SMOOTHING * (flowing - job.flowing)
-        line.pause = defaults.NOT_YET_SECONDS
-        line.busy_pause = defaults.BUSY_SECONDS
-        job.busy_pause = max(job.busy_pause / 2, defaults.FETCH_BUSY_SECONDS)
+        job.flowing += limits.SOURCE_SMOOTHING * (flowing - job.flowing)
+        line.pause = NOT_YET_SECONDS
+        line.busy_pause = BUSY_SECONDS
+        job.busy_pause = max(job.busy_pause / 2, NEW_LANE_SECONDS)
         line.reason = "sent pieces"
         job.bytes_by_source[line.name] += size_bytes
 
     def _rest(self, job: Job, line: Line, now: float) -> None:
         """Pause a busy source for a while, and start no further lane for a while."""
         line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
-        line.busy_pause = min(2 * line.busy_pause, defaults.BUSY_SECONDS_MAX)
+        line.busy_pause = min(2 * line.busy_pause, BUSY_SECONDS_MAX)
         share = min(1.0, 2 * job.active / self._width.usual)
         job.more_at = now + share * job.busy_pause
-        job.busy_pause = min(2 * job.busy_pause, defaults.BUSY_SECONDS_MAX)
+        job.busy_pause = min(2 * job.busy_pause, BUSY_SECONDS_MAX)
 
     async def _copy_in(self, job: Job, index: int, spare: str) -> None:
         """Copy a piece from a spare file into its file."""

@@ -16,14 +16,40 @@ from math import inf
 
 import trio
 
-from swarm import defaults
 from swarm.identity import PeerId
 from swarm.shardcast.have.claims import Claim, Claims
-from swarm.shardcast.have.messages import Complete, Entry, Gone, Pieces, bitmap, indices_of
+from swarm.shardcast.have.messages import (
+    CHECKPOINTS_MAX,
+    Complete,
+    Entry,
+    Gone,
+    Pieces,
+    bitmap,
+    indices_of,
+)
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.rarity import bits_of, draw
 from swarm.shardcast.store import CheckpointStore
 from swarm.world import World
+
+SEEDING_END_SHARE = 1 / 64
+"""When so few pieces have not left yet, the publisher sends any."""
+
+SEEDING_SHOWN = 8
+"""Pieces that a publisher shows to one neighbour ahead of what that one has fetched."""
+
+BATCH_SECONDS = 0.25
+"""New pieces are announced to a neighbour at most this often."""
+
+PATIENCE = 0.25
+"""News of a checkpoint waits for so large a part of the time since it began to arrive: a neighbour
+always knows of most pieces, and a long broadcast costs few frames."""
+
+BATCH_SECONDS_MAX = 60.0
+"""But never longer than this."""
+
+ENDING_SHARE = 1 / 128
+"""While a neighbour lacks no more than this part of the pieces, news goes out at once."""
 
 
 class Mine:
@@ -82,7 +108,7 @@ class Announcer:
 
     def tell_all(self, neighbour: Neighbour) -> None:
         """Announce every checkpoint to a neighbour."""
-        for held in self._store.all()[-defaults.HAVE_CHECKPOINTS_MAX :]:
+        for held in self._store.all()[-CHECKPOINTS_MAX:]:
             neighbour.news[held.digest] = None
         if neighbour.news or neighbour.announced:
             neighbour.speak_at(-inf)
@@ -141,7 +167,7 @@ class Announcer:
         """Pieces of a checkpoint published here for this neighbour to fetch: pieces that were shown
         to no other, as long as there are any."""
         shown = announced.bits
-        room = defaults.SEEDING_SHOWN - (shown & held.unsent).bit_count()
+        room = SEEDING_SHOWN - (shown & held.unsent).bit_count()
         while room > 0:
             fresh = held.unsent & ~mine.shown or held.unsent & ~shown
             if not fresh:
@@ -173,18 +199,18 @@ class Announcer:
                     continue
                 due = self._due(neighbour, digest, now)
             else:
-                due = now if change is Change.COMPLETE else now + defaults.HAVE_BATCH_SECONDS
+                due = now if change is Change.COMPLETE else now + BATCH_SECONDS
             neighbour.news[digest] = None
             neighbour.speak_at(due)
 
     def _due(self, neighbour: Neighbour, digest: bytes, now: float) -> float:
         """When to announce a new piece to a neighbour."""
         announced = neighbour.announced.get(digest)
-        soonest = now + defaults.HAVE_BATCH_SECONDS
+        soonest = now + BATCH_SECONDS
         if announced is None or announced.ending:
             return soonest
-        wait = defaults.HAVE_PATIENCE * (now - self._mine[digest].began)
-        return max(soonest, announced.at + min(wait, defaults.HAVE_BATCH_SECONDS_MAX))
+        wait = PATIENCE * (now - self._mine[digest].began)
+        return max(soonest, announced.at + min(wait, BATCH_SECONDS_MAX))
 
     def mine_of(self, held: Held) -> Mine:
         """What this peer holds of a checkpoint."""
@@ -198,7 +224,7 @@ class Announcer:
         """A piece published here leaves for the first time: show more to the neighbours that it was
         shown to, and everything to all once every piece was shown."""
         unsent = held.unsent
-        if unsent and unsent.bit_count() <= len(held.pieces) * defaults.SEEDING_END_SHARE:
+        if unsent and unsent.bit_count() <= len(held.pieces) * SEEDING_END_SHARE:
             # Better to send a few of the last pieces twice than to wait for the neighbours that
             # they were shown to.
             self._store.seeding.end(held.digest)
@@ -218,8 +244,8 @@ class Announcer:
             return
         announced = neighbour.announced.get(digest)
         lacks = claim.lacks(len(held.pieces))
-        if announced is None or lacks > len(held.pieces) * defaults.HAVE_ENDING_SHARE:
+        if announced is None or lacks > len(held.pieces) * ENDING_SHARE:
             return
         announced.ending = True
         if digest in neighbour.news:
-            neighbour.speak_at(self._world.now() + defaults.HAVE_BATCH_SECONDS)
+            neighbour.speak_at(self._world.now() + BATCH_SECONDS)

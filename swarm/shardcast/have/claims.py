@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import trio
 
-from swarm import defaults
 from swarm.identity import PeerId
-from swarm.shardcast.have.messages import Bitmap, Complete, Entry, Gone
+from swarm.shardcast.have.messages import CHECKPOINTS_MAX, Bitmap, Complete, Entry, Gone
 from swarm.shardcast.rarity import Rarity, bits_of
 
 
@@ -122,7 +121,7 @@ class Claims:
             return None
         if claim is None:
             claim = claims[digest] = Claim()
-            while len(claims) > defaults.HAVE_CHECKPOINTS_MAX:
+            while len(claims) > CHECKPOINTS_MAX:
                 oldest, dropped = claims.popitem(last=False)
                 self._count(oldest, dropped.bits, 0)
         old = claim.bits

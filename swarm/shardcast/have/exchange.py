@@ -6,19 +6,52 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm import defaults
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.rates import TokenBucket
 from swarm.shardcast.have.announcing import Announcer, Neighbour
 from swarm.shardcast.have.claims import Claims
-from swarm.shardcast.have.messages import FRAME_BYTES_MAX, PROTOCOL, decode, encode
+from swarm.shardcast.have.messages import CHECKPOINTS_MAX, FRAME_BYTES_MAX, PROTOCOL, decode, encode
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
+
+NEIGHBOURS = 8
+"""Neighbours that a peer looks for, to exchange with them what each has."""
+
+NEIGHBOURS_LATE = 16
+"""The same for a peer that is late: most of its neighbours may be on slow lines."""
+
+NEIGHBOURS_MAX = 64
+"""Neighbours that a peer announces to, those counted that chose it."""
+
+NEIGHBOUR_BYTES_PER_SECOND = 4e6
+"""A neighbour is fed about so much: it receives 25 MB/s in a swarm with the average uplink of 200
+Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
+
+GROW_PIECES = 16
+"""With fewer pieces of the newest checkpoint a peer has little to offer to more neighbours."""
+
+GROW_SECONDS = 3.0
+"""A peer with fewer neighbours than its uplink can feed takes one more in so long."""
+
+SATED_SECONDS = 12.0
+"""A peer with enough neighbours looks after so long whether they still want something."""
+
+FRUITLESS_MAX = 12
+"""New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
+
+INBOUND_MAX = 256
+"""Peers whose announcements are listened to at once."""
+
+DEADLINE_SECONDS = 10.0
+"""A neighbour that does not take an announcement by then is no neighbour."""
+
+FRAME_SECONDS_MIN = 0.02
+"""A neighbour's frames are read no faster than this on average; honest ones come every 250 ms."""
 
 Meet = Callable[[], Awaitable[PeerId | None]]
 """Connects to one more peer that may want checkpoints; None when none is known."""
@@ -91,7 +124,7 @@ class HaveExchange:
         """Announce to more of the connected peers, picked at random, while there are too few."""
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
             return
-        room = defaults.HAVE_NEIGHBOURS - len(self._neighbours)
+        room = NEIGHBOURS - len(self._neighbours)
         if room <= 0:
             return
         others = [
@@ -117,26 +150,26 @@ class HaveExchange:
             await self._stirred.wait()
             last: PeerId | None = None
             fruitless = 0
-            seconds = defaults.HAVE_GROW_SECONDS
-            while fruitless < defaults.HAVE_FRUITLESS_MAX:
+            seconds = GROW_SECONDS
+            while fruitless < FRUITLESS_MAX:
                 await trio.sleep(seconds)
                 held = self._newest()
-                if held is None or len(self._neighbours) >= defaults.HAVE_NEIGHBOURS_MAX:
+                if held is None or len(self._neighbours) >= NEIGHBOURS_MAX:
                     break
                 if last is not None:
                     fruitless = 0 if self._wants(last, held) else fruitless + 1
                     last = None
                 enough: float
-                enough = defaults.HAVE_NEIGHBOURS_LATE if self.late else defaults.HAVE_NEIGHBOURS
+                enough = NEIGHBOURS_LATE if self.late else NEIGHBOURS
                 count = len(self._neighbours)
                 if self._announcer.tells():
-                    fed = uploads.bytes_per_second / defaults.HAVE_NEIGHBOUR_BYTES_PER_SECOND
+                    fed = uploads.bytes_per_second / NEIGHBOUR_BYTES_PER_SECOND
                     enough = max(fed, enough)
                     count = sum(self._wants(peer, held) for peer in self._neighbours)
                 if count >= enough:
-                    seconds = defaults.HAVE_SATED_SECONDS
+                    seconds = SATED_SECONDS
                     continue
-                seconds = defaults.HAVE_GROW_SECONDS
+                seconds = GROW_SECONDS
                 last = await self._another()
                 if last is None:
                     break
@@ -154,7 +187,7 @@ class HaveExchange:
         if held is None:
             return None
         there = self._announcer.mine_of(held).bits.bit_count()
-        return held if there >= defaults.HAVE_GROW_PIECES else None
+        return held if there >= GROW_PIECES else None
 
     async def _another(self) -> PeerId | None:
         """A connected peer that is no neighbour yet; else one met for the purpose."""
@@ -174,7 +207,7 @@ class HaveExchange:
         self._announcer.tell_all(neighbour)
         try:
             with neighbour.scope:
-                with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
+                with trio.fail_after(DEADLINE_SECONDS):
                     stream = await self._transport.open_stream(peer, PROTOCOL)
                 await self._tell(stream, peer, neighbour)
         except (StreamError, trio.TooSlowError) as error:
@@ -192,9 +225,9 @@ class HaveExchange:
                 with trio.CancelScope(deadline=neighbour.due) as neighbour.timer:
                     await trio.sleep_forever()
                 entries = self._announcer.take(peer, neighbour)
-                for start in range(0, len(entries), defaults.HAVE_CHECKPOINTS_MAX):
-                    some = entries[start : start + defaults.HAVE_CHECKPOINTS_MAX]
-                    with trio.fail_after(defaults.HAVE_DEADLINE_SECONDS):
+                for start in range(0, len(entries), CHECKPOINTS_MAX):
+                    some = entries[start : start + CHECKPOINTS_MAX]
+                    with trio.fail_after(DEADLINE_SECONDS):
                         await stream.send(encode(some))
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
@@ -202,7 +235,7 @@ class HaveExchange:
 
     async def _listen(self, stream: Stream) -> None:
         peer = stream.peer
-        if not self.claims.announces(peer) and len(self.claims) >= defaults.HAVE_INBOUND_MAX:
+        if not self.claims.announces(peer) and len(self.claims) >= INBOUND_MAX:
             await stream.reset()
             return
         older = self._listening.get(peer)
@@ -213,10 +246,10 @@ class HaveExchange:
         if (
             peer not in self._neighbours
             and peer not in self._unwilling
-            and len(self._neighbours) < defaults.HAVE_NEIGHBOURS_MAX
+            and len(self._neighbours) < NEIGHBOURS_MAX
         ):
             self._begin(peer)
-        rate = 1 / defaults.HAVE_FRAME_SECONDS_MIN
+        rate = 1 / FRAME_SECONDS_MIN
         frames = TokenBucket(rate, burst=rate)
         try:
             with scope:

@@ -7,16 +7,19 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from swarm import defaults
 from swarm.messages import Digest
+from swarm.shardcast import limits
+
+CHECKPOINTS_MAX = 16
+"""Checkpoints remembered per neighbour; the oldest is forgotten."""
 
 PROTOCOL = "/swarm/have/1.0.0"
 
-_BITMAP_BYTES_MAX = defaults.CHECKPOINT_PIECES_MAX // 8
+_BITMAP_BYTES_MAX = limits.CHECKPOINT_PIECES_MAX // 8
 _INDICES_MAX = 4096
 """Pieces named in one entry; more travel as a bitmap."""
 FRAME_BYTES_MAX = 512 * 1024
-_Index = Annotated[int, Meta(ge=0, lt=defaults.CHECKPOINT_PIECES_MAX)]
+_Index = Annotated[int, Meta(ge=0, lt=limits.CHECKPOINT_PIECES_MAX)]
 
 
 class Bitmap(msgspec.Struct, array_like=True, frozen=True, tag="bitmap"):
@@ -27,7 +30,7 @@ class Bitmap(msgspec.Struct, array_like=True, frozen=True, tag="bitmap"):
 class Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
     manifest: Digest
     indices: Annotated[list[_Index], Meta(max_length=_INDICES_MAX)]
-    count: Annotated[int, Meta(ge=0, le=defaults.CHECKPOINT_PIECES_MAX)]
+    count: Annotated[int, Meta(ge=0, le=limits.CHECKPOINT_PIECES_MAX)]
     """Of all pieces held: `indices` leaves out those that the receiver claims itself."""
 
 
@@ -40,7 +43,7 @@ class Gone(msgspec.Struct, array_like=True, frozen=True, tag="gone"):
 
 
 Entry: TypeAlias = Bitmap | Pieces | Complete | Gone
-Frame: TypeAlias = Annotated[list[Entry], Meta(max_length=defaults.HAVE_CHECKPOINTS_MAX)]
+Frame: TypeAlias = Annotated[list[Entry], Meta(max_length=CHECKPOINTS_MAX)]
 
 _decoder: msgspec.msgpack.Decoder[list[Entry]] = msgspec.msgpack.Decoder(Frame)
 _encoder = msgspec.msgpack.Encoder()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from swarm import defaults
 from swarm.errors import UserError, leaf_errors
+from swarm.shardcast import limits
 from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,
@@ -92,7 +92,7 @@ def _refuse_other(
 def read_bounded(path: Path) -> bytes:
     """A file with a manifest; of a longer one enough for `parse` to refuse it. Raises `OSError`."""
     with path.open("rb") as file:
-        return file.read(defaults.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
+        return file.read(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
 
 
 def disk_error(error: OSError | ExceptionGroup[Exception]) -> OSError:

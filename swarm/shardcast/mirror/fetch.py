@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.events import Events
 from swarm.messages import Checkpoint
+from swarm.shardcast import limits
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import BadManifest, is_mirror, parse
@@ -27,7 +27,7 @@ async def fetch(
     mirrors: Sequence[str] = (),
     manifest_file: Path | None = None,
     manifest_digest: bytes | None = None,
-    deadline_seconds: float = defaults.CHECKPOINT_DEADLINE_SECONDS,
+    deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
     progress: Progress = lambda done, total: None,
 ) -> Held:
     """Fetch a checkpoint from mirrors into the folder `out`; resumes an interrupted fetch.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from swarm import defaults
 from swarm.errors import UserError
 from swarm.messages import Checkpoint, Count
+from swarm.shardcast import limits
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
 
 INDEX = "checkpoint.json"
@@ -37,7 +37,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError:
             digest = b""
         if len(digest) != 32 or not 1 <= self.manifest_bytes <= (
-            defaults.CHECKPOINT_MANIFEST_BYTES_MAX
+            limits.CHECKPOINT_MANIFEST_BYTES_MAX
         ):
             raise UserError(f"the mirror's {INDEX} names no manifest: {self.manifest[:80]!r}")
         if not is_run(self.run):
