@@ -25,7 +25,7 @@ from swarm.settings import ComputeSettings
 from swarm.world.restarts import Restarts
 
 POLICIES_IN_MEMORY = 2
-"""While one takes the place of the other."""
+"""The one in use, and the next while it replaces it."""
 
 Fetched = TypeVar("Fetched")
 OUTBOX = "outbox"

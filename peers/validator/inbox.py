@@ -25,16 +25,16 @@ UNANNOUNCED_SECONDS = 60.0
 """A file that has arrived whole and that nobody announced is removed after this."""
 
 Key = tuple[str, bytes]
-"""(worker, digest): a file is its maker's, so that nobody else's word on it, or copy, counts."""
+"""(worker, digest). A file belongs to its worker: no other peer's copy or announcement counts."""
 
 
 def canonical_path_of(key: Key) -> str:
-    """The file's rollouts in canonical form, once it was inspected."""
+    """The path of a file's rollouts in canonical form once it was inspected."""
     return path_of(key) + ".canonical"
 
 
 def path_of(key: Key) -> str:
-    """Where a file is once it is whole."""
+    """The path of a file once it is whole."""
     worker, digest = key
     return f"{FOLDER}/{digest.hex()}-{worker}.parquet"
 
@@ -72,26 +72,27 @@ class _Arriving:
 
 
 class Inbox:
-    """Takes pushes (`swarm.shardcast.service.PushInbox`), within each worker's quota."""
+    """Decides on pushes (`swarm.shardcast.service.PushInbox`), within each worker's quota."""
 
     def __init__(
         self, run: Run, disk: Disk, world: World, *, judged: Callable[[Key], bool]
     ) -> None:
-        """`judged`: whether a file has its verdict, from whomever."""
+        """`judged`: whether a file has its verdict, by any validator."""
         self._judged = judged
         self._run = run
         self._disk = disk
         self._world = world
         self._serial = itertools.count()
         self._arriving: dict[_Arriving, None] = {}
-        """Those that have not ended, or whose leavings are still on the disk."""
+        """Pushes that have not ended, or whose remains are still on the disk."""
         self._whole: dict[Key, _Whole] = {}
-        """Those that wait to be announced, and then for a verdict."""
-        self._leavings, self._to_remove = trio.open_memory_channel[_Arriving](math.inf)
-        """No more than have been accepted: each counts against its worker until it is gone."""
+        """Files that wait to be announced, and then for a verdict."""
+        self._ended, self._to_remove = trio.open_memory_channel[_Arriving](math.inf)
+        """Unbounded, but never more than were accepted: each counts against its worker's quota
+        until it is removed."""
 
     async def run(self) -> None:
-        """Remove what pushes that broke off have left, and what nobody announces."""
+        """Remove what broken pushes left behind, and files that nobody announces."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._remove_unannounced)
             async for push in self._to_remove:
@@ -101,7 +102,7 @@ class Inbox:
     # --- pushes ------------------------------------------------------------------------------
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """A place for a file that is pushed; raises `Refused`."""
+        """A sink for a file that a client pushes; raises `Refused`."""
         limits: Limits = self._run.manifest.limits
         if client is None:
             raise Refused(403, "prove who you are before you push")
@@ -144,14 +145,14 @@ class Inbox:
         push.abandon()
 
     def ended(self, push: _Arriving) -> None:
-        """A push is over, in whatever way; what it left under its own name goes."""
+        """A push has ended, in whatever way: remove what it left under its own name."""
         if push in self._arriving:
-            self._leavings.send_nowait(push)
+            self._ended.send_nowait(push)
 
-    # --- what is here ------------------------------------------------------------------------
+    # --- files that are whole ----------------------------------------------------------------
 
     def size_bytes(self, key: Key) -> int | None:
-        """Of a file that has arrived whole and waits for its verdict; None if there is none."""
+        """Size of a whole file that waits for its verdict; None if there is none."""
         whole = self._whole.get(key)
         return whole.size_bytes if whole is not None else None
 
@@ -160,21 +161,21 @@ class Inbox:
         return self._disk.exists(path_of(key))
 
     def hold(self, key: Key, size_bytes: int) -> None:
-        """Keep a file until its verdict: it was announced."""
+        """Keep a file that was announced until its verdict."""
         self._whole[key] = _Whole(size_bytes, self._world.now(), announced=True)
 
     def let_go(self, key: Key) -> None:
-        """A file is judged, and stays: it is its worker's no longer."""
+        """Keep a file that was judged, which no longer counts against its worker's quota."""
         self._whole.pop(key, None)
 
     async def remove(self, key: Key) -> None:
-        """A file is not needed any more; silent when there is none."""
+        """Remove a file that is no longer needed; silent when there is none."""
         self._whole.pop(key, None)
         await self._disk.remove(path_of(key))
         await self._disk.remove(canonical_path_of(key))
 
     async def remove_others(self, wanted: set[Key]) -> None:
-        """Of what a life before has left, keep only these files."""
+        """Remove every other file that an earlier life of this peer left."""
         kept = {path for key in wanted for path in (path_of(key), canonical_path_of(key))}
         for name in self._disk.list(FOLDER):
             if f"{FOLDER}/{name}" not in kept:

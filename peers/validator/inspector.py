@@ -1,6 +1,6 @@
-"""Checks 2 to 5 of a submission (design §7), in a child process without torch.
+"""The exact checks of a submission and its rewards, in a child process without torch.
 
-Everything here is exact: whoever has the file, the step order and the manifest finds the same
+Everything here is exact: anyone with the file, the step order and the manifest finds the same
 fault. The hostile file itself is opened in a process of its own (`peers.validator.parsing`).
 """
 

@@ -1,4 +1,4 @@
-"""Checks 6 and 7 of a submission (design §7), in a child process with the policy's weights.
+"""The statistical checks of a submission, in a child process with the policy's weights.
 
 One batched prefill recomputes hidden states and logits. The proofs must fit the hidden states, and
 every token must be what the seed's noise makes of the logits. Both are statistical: rounding

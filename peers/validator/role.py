@@ -36,12 +36,15 @@ from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
 DEATHS_PER_CASE_MAX = 2
-"""A submission over which so many children died is quarantined: a file that kills its reader would
-else keep everybody else's waiting."""
+"""Children that may die over one submission before it is quarantined: a file that kills its reader
+would otherwise keep all others waiting."""
 
 SAID_PEERS_MAX = 8
-"""Workers named when none of them hands anything in."""
+"""Workers named in an event when none of them delivers anything."""
+
 INSPECTOR_MEMORY_BYTES = 2 << 30
+"""The largest file's arrays, their rewards and the environment's data, several times over."""
+
 POLICIES_IN_MEMORY = 2
 """The one in use, and the one before it or the next."""
 

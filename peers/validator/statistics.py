@@ -69,7 +69,7 @@ class WorkerRecord:
 
     def observe(self, mismatches: int, positions: int, thresholds: Thresholds) -> None:
         """Add what one recomputation found. What was found while a run expected another rate of
-        honest mismatches is not held against anybody."""
+        honest mismatches counts no longer."""
         if thresholds.honest_mismatch_rate != self.thresholds.honest_mismatch_rate:
             self.mismatches = self.positions = 0
         self.thresholds = thresholds
@@ -91,7 +91,7 @@ def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
 
 
 class Duplicates:
-    """Recognises rollouts that were handed in before, by whomever."""
+    """Recognises rollouts that any worker handed in before."""
 
     def __init__(self, groups_max: int = DUPLICATE_GROUPS_MAX) -> None:
         self._groups_max = groups_max

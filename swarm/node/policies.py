@@ -246,8 +246,8 @@ class Policies:
         """Fetch every checkpoint as it is announced (the newest first), until cancelled. Pauses
         while another policy is needed now.
 
-        Raises `UserError` before anything of the first is fetched if so many policies as this
-        peer's role keeps at a time do not fit into the memory of this machine.
+        Raises `UserError` before anything is fetched if `kept_in_memory` policies, which this
+        peer's role keeps at a time, do not fit into the memory of this machine.
         """
         checked = False
         while True:

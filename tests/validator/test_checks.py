@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from peers.validator.checks import announcement, file, history, policy, standing
 from peers.validator.checks.base import Check, Finding, Report, at_most, first_failure
 from swarm import messages
 
@@ -62,3 +65,18 @@ def test_checks_that_pass_in_silence_leave_only_the_failure() -> None:
     refusal = first_failure([LOOSE, TIGHT, TIGHTER], 5)
     assert refusal is not None
     assert [check.name for check in refusal.checks] == [refusal.failed] == ["tight"]
+
+
+def test_every_check_is_in_the_protocols_table() -> None:
+    lists = [announcement.CHECKS, standing.WORKER, standing.POLICY, standing.TURN]
+    lists += [file.CHECKS, history.CHECKS, policy.CHECKS]
+    page = Path("docs/protocol.md").read_text(encoding="utf-8")
+    table = page.partition("### Checks")[2].partition("## The ledger")[0]
+    for check in (check for checks in lists for check in checks):
+        assert f"`{check.name}`" in table, f"docs/protocol.md says nothing of {check.name}"
+
+
+def test_only_what_anyone_can_recompute_is_proven() -> None:
+    assert all(check.proven for check in file.CHECKS)
+    others = (*announcement.CHECKS, *standing.WORKER, *history.CHECKS, *policy.CHECKS)
+    assert not any(check.proven for check in others)

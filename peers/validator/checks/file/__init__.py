@@ -1,4 +1,4 @@
-"""The exact checks of a file. Whoever has it, the step order and the manifest finds the same."""
+"""The exact checks of a file. Anyone with it, the step order and the manifest finds the same."""
 
 from peers.validator.checks.file.counts import Counts
 from peers.validator.checks.file.ending import Ending
