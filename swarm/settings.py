@@ -34,6 +34,9 @@ class ComputeSettings(RoleSettings):
     """Precision to compute in. auto: bfloat16 on cuda, float32 on a CPU."""
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     """CPU threads of the child. Peers that share cores are slower with more than one each."""
+    interpreter: str = ""
+    """Path of another Python that the child runs under, such as a virtual environment of its own
+    with Swarm and an engine in it; empty: this one."""
 
     @property
     def hardware(self) -> Hardware:

@@ -80,6 +80,7 @@ class InferenceRole:
                     "peers.inference.engine_service:EngineService",
                     name="engine",
                     arguments=arguments,
+                    interpreter=self._settings.interpreter or None,
                 ) as child:
                     self._equipped.set()
                     await self._generate_until_over(InferenceClient(child), nursery)

@@ -138,6 +138,7 @@ class TrainerRole:
                 SERVICE,
                 name="trainer",
                 arguments={"hardware": self._settings.hardware},
+                interpreter=self._settings.interpreter or None,
                 start_deadline_seconds=START_DEADLINE_SECONDS,
             ) as process:
                 child = TrainerChild(TrainingClient(process), self._node.disk, self._settings)

@@ -159,6 +159,7 @@ class ValidatorRole:
                 "engine": self._node.settings.engine,
                 "hardware": self._settings.hardware,
             },
+            interpreter=self._settings.interpreter or None,
         ) as prefill:
 
             async def live() -> None:
