@@ -66,7 +66,6 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     """Said every 10 s to one trusted peer, which answers with a renewed admission."""
 
     roles: Roles
-    lineage: Count = 0
     policy: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     """Step of the newest policy held; -1 for none."""
     step: Annotated[int, Meta(ge=-1, le=2**53)] = -1

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import TypeVar
 
 import trio
-
-T = TypeVar("T")
 
 WALL = 1_800_000_000.0
 """Wall time, in seconds since the epoch, at which trio's mock clock starts."""
@@ -32,6 +28,3 @@ class VirtualWorld:
 
     def secret_bytes(self, count: int) -> bytes:
         return self.random.randbytes(count)
-
-    async def run_blocking(self, function: Callable[[], T]) -> T:
-        return function()

@@ -9,7 +9,7 @@ import trio
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.ledger.wire import open_ledger
+from swarm.ledger.client import open_ledger
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable

@@ -15,7 +15,12 @@ import trio
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.ledger.wire import LedgerClient, Receipt, Status, open_ledger, receipts_of
+from swarm.ledger import state
+from swarm.ledger.client import LedgerClient, fetch_ledger, open_ledger
+from swarm.ledger.entries import Consumed, judged
+from swarm.ledger.receipts import Receipt, receipts_of
+from swarm.ledger.state import LedgerState
+from swarm.ledger.wire import Status
 from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -91,8 +96,10 @@ async def status_of(node: Node, run: Run) -> RunStatus:
 
 @dataclass
 class Record:
-    """Receipts and eviction of one worker, from all trusted peers."""
+    """Receipts, credits and eviction of one worker, from all trusted peers."""
 
+    state: LedgerState
+    """What follows from the receipts, and from the trainers' logs where these decide."""
     receipts: list[Receipt] = field(default_factory=list)
     """In the manifest's order of validators, then in the order of each log."""
     eviction: Eviction | None = None
@@ -103,8 +110,8 @@ class Record:
 
 async def record_of(node: Node, run: Run, worker: str) -> Record:
     """Collect one worker's eviction and receipts, each proven to be in its validator's log."""
-    record = Record()
     receipts: dict[str, list[Receipt]] = {}
+    problems: list[str] = []
 
     async def ask(client: LedgerClient) -> None:
         for raw in await client.expulsions(worker):
@@ -122,12 +129,38 @@ async def record_of(node: Node, run: Run, worker: str) -> Record:
         if client.peer in run.manifest.validator_ids():
             receipts[client.peer] = await receipts_of(client, worker)
 
-    await _ask_all(node, run.manifest.trusted_ids(), ask, record.problems)
-    record.receipts = [
-        receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())
+    await _ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
+    entries = [
+        state.Record(each.envelope.sender, each.index, judged(each.verdict)) for each in found
     ]
-    record.eviction = run.evicted(worker)
-    return record
+    if state.is_disputed(entries):
+        entries += await _consumed(node, run, problems)
+    return Record(
+        state.ledger_state(
+            entries,
+            run=run.id,
+            validators=run.manifest.validator_ids(),
+            trusted=run.manifest.trusted_ids(),
+        ),
+        found,
+        run.evicted(worker),
+        problems,
+    )
+
+
+async def _consumed(node: Node, run: Run, problems: list[str]) -> list[state.Record]:
+    """Pull from the trainers' logs what steps took."""
+    found: list[state.Record] = []
+
+    async def ask(client: LedgerClient) -> None:
+        for index, entry in enumerate((await fetch_ledger(client)).entries):
+            if isinstance(entry, Consumed):
+                found.append(state.Record(client.peer, index, entry))
+
+    trainers = [peer for peer in run.manifest.trusted_ids() if run.manifest.is_trainer(peer)]
+    await _ask_all(node, trainers, ask, problems)
+    return found
 
 
 async def _ask_all(

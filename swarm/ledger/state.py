@@ -16,7 +16,7 @@ from swarm.messages import Eviction, Reinstatement
 
 @dataclass(frozen=True)
 class Record:
-    """One entry, and where it stands."""
+    """One entry, and its position in a log."""
 
     owner: str
     """Whose log it is."""
@@ -65,6 +65,15 @@ class LedgerState:
     """By worker."""
 
 
+def is_disputed(records: Iterable[Record]) -> bool:
+    """Whether several of these verdicts are on one submission or number, so that the trainers'
+    `Consumed` entries can decide which of them counts."""
+    judged = [record.entry for record in records if isinstance(record.entry, Judged)]
+    submissions = {entry.submission for entry in judged}
+    numbers = {(entry.worker, entry.lineage, entry.step, entry.number) for entry in judged}
+    return min(len(submissions), len(numbers)) < len(judged)
+
+
 def ledger_state(
     records: Iterable[Record], *, run: str, validators: Sequence[str], trusted: Sequence[str]
 ) -> LedgerState:
@@ -81,10 +90,10 @@ def ledger_state(
     Of several submissions with one number one is credited: one of which a step took a group, else
     the one whose validator is first in rank.
     """
-    rank = {validator: place for place, validator in enumerate(validators)}
+    rank = {validator: index for index, validator in enumerate(validators)}
     believed = {(r.owner, r.index): r.entry for r in records if r.owner in trusted}
     cases: dict[tuple[bytes, str], dict[str, Judged]] = {}
-    """By submission and worker: whoever hands in another's file is judged by himself."""
+    """By submission and worker: a worker that hands in another's file is judged apart."""
     consumed: dict[bytes, list[Outcome]] = {}
     evictions: dict[str, Envelope] = {}
     reinstatements: dict[str, Envelope] = {}
@@ -124,8 +133,8 @@ def ledger_state(
         setattr(total, final.outcome, getattr(total, final.outcome) + 1)
         if final.outcome != "refused":
             number = (final.worker, final.lineage, final.step, final.number)
-            place = (not trained, rank[judge], submission)
-            credited[number] = min(place, credited.get(number, place))
+            claim = (not trained, rank[judge], submission)
+            credited[number] = min(claim, credited.get(number, claim))
     for submission, final in verdicts.items():
         total = totals[final.worker]
         for outcome in consumed.get(submission, ()):
@@ -178,7 +187,7 @@ def _newest(
     signer: str,
     message_type: type[Eviction] | type[Reinstatement],
 ) -> None:
-    """Keep the newest signed word about each peer; what is not signed as it must be is nothing."""
+    """Keep the newest message about each peer; one that is not signed properly is ignored."""
     try:
         envelope = open_envelope(entry.envelope)
     except Dropped:

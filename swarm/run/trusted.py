@@ -19,6 +19,7 @@ from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, Gate, open
 from swarm.errors import PeerError, UserError
 from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
+from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import (
     Admitted,
     Consumed,
@@ -31,7 +32,7 @@ from swarm.ledger.entries import (
 )
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
-from swarm.ledger.wire import LedgerClient, open_ledger, serving_ledger
+from swarm.ledger.serving import serving_ledger
 from swarm.messages import (
     Eviction,
     Heartbeat,

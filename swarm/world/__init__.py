@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class World(Protocol):
-    """Clock, randomness, and a place for blocking work."""
+    """Clock and randomness."""
 
     random: random.Random
     """Seeded in simulation. The only source of randomness above the seam, save secrets."""
@@ -41,10 +41,6 @@ class World(Protocol):
 
     def secret_bytes(self, count: int) -> bytes:
         """Bytes that nobody can guess: nonces. Seeded in simulation."""
-        ...
-
-    async def run_blocking(self, function: Callable[[], T]) -> T:
-        """Run `function` where it may block (a thread; inline in simulation)."""
         ...
 
 

@@ -6,14 +6,10 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import trio
-
-T = TypeVar("T")
 
 
 class Machine:
@@ -36,9 +32,6 @@ class Machine:
     def secret_bytes(self, count: int) -> bytes:
         """Bytes of the system's cryptographic generator."""
         return secrets.token_bytes(count)
-
-    async def run_blocking(self, function: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(function)
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:

@@ -20,6 +20,7 @@ from swarm.app.peer import Earned
 from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
 from swarm.identity import PeerId
+from swarm.ledger.entries import Consumed
 from swarm.messages import Checkpoint, Heartbeat, Present, Reinstatement, StepOrder
 from swarm.run.run import Run
 from swarm.strict_json import to_json
@@ -133,6 +134,43 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
             again = await record_of(onlooker.node, run, WORKER.peer_id)
             assert again.eviction is None
             assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
+
+    in_virtual_time(main)
+
+
+def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
+    """And an acceptance of which a step took a group stands, as the trainer's log says."""
+
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.peer(TRAINER) as trainer,
+            lab.peer(ALICE) as alice,
+            lab.peer(BOB) as bob,
+            lab.apart(identity(50)) as onlooker,
+        ):
+            for by in (alice, bob):
+                await by.trusted.append_verdict(verdict_at(0))
+            late = {"outcome": "refused", "failed": "stale", "rewards": []}
+            for number in (1, 2):
+                await alice.trusted.append_verdict(verdict_at(number, **late))
+                await bob.trusted.append_verdict(verdict_at(number))
+            taken = Consumed(step=0, submission=(1).to_bytes(32, "big"), outcomes=["consumed"] * 2)
+            await trainer.trusted.append([taken])
+            run = Run(onlooker.run_node.run.manifest_envelope)
+            record = await record_of(onlooker.node, run, WORKER.peer_id)
+            told = record_object(WORKER.peer_id, record)
+            assert told["outcomes"] == {"accepted": 2, "refused": 1}
+            assert (told["groups"], told["credit"]) == (4, 8)
+            credits = {(row["number"], row["by"]): row["credit"] for row in told["receipts"]}
+            assert credits == {
+                (0, ALICE.peer_id): 4,
+                (1, ALICE.peer_id): 0,
+                (2, ALICE.peer_id): 0,
+                (0, BOB.peer_id): 0,
+                (1, BOB.peer_id): 4,
+                (2, BOB.peer_id): 0,
+            }
 
     in_virtual_time(main)
 

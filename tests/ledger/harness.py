@@ -15,7 +15,8 @@ from swarm.events import Event, Events
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
-from swarm.ledger.wire import Receipt, open_ledger, receipts_of
+from swarm.ledger.client import FetchedLedger, fetch_ledger, open_ledger
+from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.messages import Verdict
 from swarm.node.node import Node, StoredSequence, create_tables
 from swarm.node.run_node import RunNode
@@ -155,6 +156,13 @@ def verdict_at(number: int, worker: Identity = WORKER, **changes: Any) -> Callab
         )
 
     return make
+
+
+async def fetch(node: Node, peer: PeerId) -> FetchedLedger:
+    """The whole log of one trusted peer."""
+    await node.reach(peer)
+    async with open_ledger(node.transport, peer) as client:
+        return await fetch_ledger(client)
 
 
 async def receipts(node: Node, peer: PeerId, worker: str) -> list[Receipt]:

@@ -11,10 +11,11 @@ import trio
 
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
+from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Admitted, CheckpointPublished, Evicted, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
-from swarm.ledger.wire import PROTOCOL, LedgerClient, fetch_ledger
+from swarm.ledger.wire import PROTOCOL
 from swarm.messages import AdmissionRequest, LogHead, Reinstatement
 from tests.ledger.harness import (
     ALICE,
@@ -25,6 +26,7 @@ from tests.ledger.harness import (
     InlineDisk,
     Peer,
     Swarm,
+    fetch,
     identity,
     in_virtual_time,
     receipts,
@@ -50,7 +52,7 @@ def test_a_worker_can_prove_that_its_receipts_are_in_the_log(tmp_path: Path) -> 
             assert [receipt.verdict.number for receipt in found] == list(range(70))
             assert all(receipt.problem() is None for receipt in found)
             assert all(receipt.verdict.worker == WORKER.peer_id for receipt in found)
-            fetched = await fetch_ledger(worker.node, ALICE.peer_id)
+            fetched = await fetch(worker.node, ALICE.peer_id)
             judged = [entry for entry in fetched.entries if isinstance(entry, Judged)]
             assert len(judged) == 140
             assert judged[0].groups == 2
@@ -58,7 +60,7 @@ def test_a_worker_can_prove_that_its_receipts_are_in_the_log(tmp_path: Path) -> 
             assert isinstance(fetched.head.message, LogHead)
             assert fetched.head.message.size == len(fetched.entries)
             with pytest.raises(PeerError, match="does not speak"):
-                await fetch_ledger(alice.node, WORKER.peer_id)
+                await fetch(alice.node, WORKER.peer_id)
 
     in_virtual_time(main)
 
@@ -126,7 +128,7 @@ def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
             with pytest.raises(PeerError, match="ended the ledger stream"):
                 await LedgerClient(stream).head(ALICE.peer_id)
             with pytest.raises(PeerError, match="ended the ledger stream"):
-                await fetch_ledger(bob.node, ALICE.peer_id)
+                await fetch(bob.node, ALICE.peer_id)
         assert replies == [[]]
 
     in_virtual_time(main)

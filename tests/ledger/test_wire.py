@@ -13,8 +13,10 @@ import trio
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
 from swarm.ledger import wire
+from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Evicted
-from swarm.ledger.wire import ANSWER_BYTES_MAX, PROTOCOL, REQUEST_SECONDS, fetch_ledger, open_ledger
+from swarm.ledger.serving import ANSWER_BYTES_MAX
+from swarm.ledger.wire import PROTOCOL, REQUEST_SECONDS
 from swarm.messages import LogHead
 from swarm.transport import Stream
 from tests.ledger.harness import (
@@ -22,6 +24,7 @@ from tests.ledger.harness import (
     BOB,
     WORKER,
     Swarm,
+    fetch,
     identity,
     in_virtual_time,
     receipts,
@@ -43,7 +46,7 @@ async def say(swarm: Swarm, reply: Callable[[bytes], Awaitable[bytes]], ask: str
     async with swarm.peer(ALICE), swarm.peer(carol) as server, swarm.peer(WORKER) as worker:
         server.node.transport.serve(PROTOCOL, serve)
         if ask == "fetch":
-            await fetch_ledger(worker.node, carol.peer_id)
+            await fetch(worker.node, carol.peer_id)
         else:
             await receipts(worker.node, carol.peer_id, WORKER.peer_id)
 

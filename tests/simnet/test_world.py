@@ -29,12 +29,3 @@ def test_a_clock_that_is_off_drifts_and_can_be_corrected() -> None:
         assert abs(wrong.wall_time() - right.wall_time()) < 1e-6
 
     run_virtual(main, seed=1)
-
-
-def test_blocking_work_runs_at_once_and_costs_virtual_time() -> None:
-    async def main() -> None:
-        world = SimulatedWorld(1, "alice", blocking_seconds=0.25)
-        assert await world.run_blocking(lambda: trio.current_time()) == 0.0
-        assert world.now() == 0.25
-
-    run_virtual(main, seed=1)

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
 
-import pytest
 import trio
 import trio.testing
 
@@ -36,26 +34,6 @@ def test_secrets_have_the_length_asked_for_and_never_repeat() -> None:
 
 def test_two_machines_draw_different_numbers() -> None:
     assert Machine().random.getrandbits(64) != Machine().random.getrandbits(64)
-
-
-def test_blocking_work_leaves_the_loop_free_and_hands_back_its_errors() -> None:
-    def fail() -> None:
-        raise OSError("on purpose")
-
-    async def main() -> None:
-        machine = Machine()
-        go_on = threading.Event()
-
-        async def release() -> None:
-            go_on.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(release)
-            assert await machine.run_blocking(lambda: go_on.wait(30))
-        with pytest.raises(OSError, match="on purpose"):
-            await machine.run_blocking(fail)
-
-    trio.run(main)
 
 
 def test_free_memory_is_the_least_of_machine_and_containers(tmp_path: Path) -> None:

@@ -83,19 +83,15 @@ def _show(
 
 
 def record_object(peer: str, record: Record) -> dict[str, Any]:
-    """Convert a record to plain data.
+    """Convert a record to plain data, with the credits that follow from the logs."""
+    from swarm.ledger.state import Totals
 
-    Credit is the completions of accepted and quarantined submissions, each counted once.
-    """
-    credited: dict[bytes, tuple[int, int]] = {}
-    outcomes: dict[str, int] = {}
+    total = record.state.totals.get(peer) or Totals()
     rows = []
     for receipt in record.receipts:
         verdict = receipt.verdict
-        outcomes[verdict.outcome] = outcomes.get(verdict.outcome, 0) + 1
-        if verdict.outcome in ("accepted", "quarantined"):
-            completions = sum(len(group) for group in verdict.rewards)
-            credited[verdict.submission] = (len(verdict.rewards), completions)
+        credit = record.state.credits.get(verdict.submission)
+        counts = record.state.judges.get(verdict.submission) == receipt.envelope.sender
         failed = next((check for check in verdict.checks if not check.passed), None)
         rows.append(
             {
@@ -107,7 +103,7 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
                 "failed": verdict.failed,
                 "figure": failed.figure if failed else None,
                 "threshold": failed.threshold if failed else None,
-                "credit": credited.get(verdict.submission, (0, 0))[1],
+                "credit": credit.samples if credit is not None and counts else 0,
                 "submission": verdict.submission.hex(),
                 "by": receipt.envelope.sender,
                 "proven_under_size": receipt.log_size,
@@ -115,9 +111,13 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
         )
     return {
         "peer": peer,
-        "groups": sum(groups for groups, _ in credited.values()),
-        "credit": sum(completions for _, completions in credited.values()),
-        "outcomes": outcomes,
+        "groups": total.groups,
+        "credit": total.samples,
+        "outcomes": {
+            outcome: count
+            for outcome in ("accepted", "quarantined", "refused")
+            if (count := getattr(total, outcome))
+        },
         "evicted": record.eviction.reason if record.eviction is not None else None,
         "receipts": rows,
     }

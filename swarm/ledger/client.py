@@ -1,0 +1,188 @@
+"""Reading another trusted peer's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import trio
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import DeadlineError, PeerError
+from swarm.identity import PeerId
+from swarm.ledger import merkle
+from swarm.ledger.entries import Entry, decode
+from swarm.ledger.wire import (
+    ENTRIES_MAX,
+    PROTOCOL,
+    RECEIPTS_MAX,
+    REQUEST_SECONDS,
+    ConsistencyRequest,
+    Entries,
+    EntriesRequest,
+    Expulsions,
+    ExpulsionsRequest,
+    Head,
+    HeadRequest,
+    InclusionsRequest,
+    LoggedVerdict,
+    Proof,
+    Proofs,
+    Refusal,
+    Request,
+    Status,
+    StatusRequest,
+    Verdicts,
+    VerdictsRequest,
+    answer_decoder,
+    encoder,
+)
+from swarm.messages import LogHead
+from swarm.transport import Stream, StreamError, Transport
+
+FETCH_ENTRIES_MAX = 10_000_000
+"""A log longer than this is not pulled whole: about 2 GB."""
+
+AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Proofs, Verdicts, Status, Expulsions)
+
+
+class LedgerClient:
+    """A stream of requests to one peer. Checks types and bounds; callers check proofs."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    @property
+    def peer(self) -> PeerId:
+        return self._stream.peer
+
+    async def head(self, owner: str) -> Envelope | None:
+        """The newest head of `owner`'s log held there, its signature checked."""
+        answer = await self._ask(HeadRequest(owner), Head)
+        if not answer.envelope:
+            return None
+        try:
+            head = open_envelope(answer.envelope)
+        except Dropped as dropped:
+            raise PeerError(f"{self._stream.peer} sent an invalid log head ({dropped})") from None
+        if head.sender != owner or not isinstance(head.message, LogHead):
+            raise PeerError(f"{self._stream.peer} sent something else than the head of {owner}")
+        return head
+
+    async def entries(self, owner: str, start: int, count: int) -> list[bytes]:
+        """At least one and up to `count` entries from `start` on."""
+        count = min(count, ENTRIES_MAX)
+        entries = (await self._ask(EntriesRequest(owner, start, count), Entries)).entries
+        if not 0 < len(entries) <= count:
+            raise PeerError(
+                f"{self._stream.peer} sent {len(entries)} log entries where 1 to {count} "
+                "were asked for"
+            )
+        return entries
+
+    async def inclusions(self, owner: str, indices: Sequence[int], size: int) -> list[list[bytes]]:
+        """The proofs of one page of receipts, in the order of `indices`."""
+        if not indices:
+            return []
+        proofs = (await self._ask(InclusionsRequest(owner, list(indices), size), Proofs)).proofs
+        if len(proofs) != len(indices):
+            raise PeerError(
+                f"{self._stream.peer} sent {len(proofs)} proofs for {len(indices)} receipts"
+            )
+        return proofs
+
+    async def consistency(self, owner: str, old: int, new: int) -> list[bytes]:
+        return (await self._ask(ConsistencyRequest(owner, old, new), Proof)).hashes
+
+    async def verdicts(self, worker: str, start: int) -> list[LoggedVerdict]:
+        request = VerdictsRequest(worker, start, RECEIPTS_MAX)
+        return (await self._ask(request, Verdicts)).verdicts
+
+    async def status(self) -> Status:
+        return await self._ask(StatusRequest(), Status)
+
+    async def expulsions(self, peer: str) -> list[bytes]:
+        """Signed evictions and reinstatements; the caller checks them."""
+        return (await self._ask(ExpulsionsRequest(peer), Expulsions)).envelopes
+
+    async def _ask(self, request: Request, expected: type[AnswerT]) -> AnswerT:
+        peer = self._stream.peer
+        try:
+            with trio.fail_after(REQUEST_SECONDS):
+                await self._stream.send(encoder.encode(request))
+                raw = await self._stream.receive()
+        except trio.TooSlowError:
+            raise DeadlineError(
+                f"{peer} did not answer about its ledger within {REQUEST_SECONDS:g} s"
+            ) from None
+        if raw is None:
+            raise StreamError(f"{peer} ended the ledger stream before it answered")
+        try:
+            answer = answer_decoder.decode(raw)
+        except msgspec.MsgspecError as error:
+            raise PeerError(f"{peer} sent a malformed ledger answer ({error})") from error
+        if isinstance(answer, Refusal):
+            raise PeerError(f"{peer} refused a ledger request: {answer.reason}")
+        if not isinstance(answer, expected):
+            raise PeerError(f"{peer} sent an answer of another kind than asked for")
+        return answer
+
+
+@asynccontextmanager
+async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[LedgerClient]:
+    """A client for a connected peer's ledger; raises `StreamError`."""
+    stream = await transport.open_stream(peer, PROTOCOL)
+    try:
+        yield LedgerClient(stream)
+        await stream.end()
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await stream.reset()
+
+
+@dataclass(frozen=True)
+class FetchedLedger:
+    """A whole log, proven to be what its owner signed."""
+
+    head: Envelope
+    entries: list[Entry]
+
+
+async def fetch_ledger(client: LedgerClient) -> FetchedLedger:
+    """Pull the whole log of a trusted peer and verify it against the head it signs.
+
+    Raises `PeerError` when it is too slow, or the log is not what was signed.
+    """
+    peer = client.peer
+    head = await own_head(client, peer)
+    assert isinstance(head.message, LogHead)
+    size = head.message.size
+    if size > FETCH_ENTRIES_MAX:
+        raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
+    peaks = merkle.Peaks()
+    entries: list[Entry] = []
+    while len(entries) < size:
+        for raw in await client.entries(peer, len(entries), size - len(entries)):
+            peaks.append(merkle.leaf_hash(raw))
+            entries.append(_decoded(peer, raw))
+    if peaks.root() != head.message.root:
+        raise PeerError(f"the log that {peer} sent is not the one it signed")
+    return FetchedLedger(head, entries)
+
+
+async def own_head(client: LedgerClient, peer: PeerId) -> Envelope:
+    """The signed head of a peer's own log; raises `PeerError` if it keeps none."""
+    head = await client.head(peer)
+    if head is None:
+        raise PeerError(f"{peer} keeps no ledger: only trainers and validators do")
+    return head
+
+
+def _decoded(peer: PeerId, raw: bytes) -> Entry:
+    try:
+        return decode(raw)
+    except ValueError as error:
+        raise PeerError(f"{peer} sent {error}") from error

@@ -1,0 +1,99 @@
+"""Receipts: verdicts, each proven to be in its validator's log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.ledger import merkle
+from swarm.ledger.client import LedgerClient, own_head
+from swarm.ledger.entries import Judged, decode, judged
+from swarm.ledger.wire import LoggedVerdict
+from swarm.messages import LogHead, Verdict
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A verdict, and the proof that it stands in its validator's log."""
+
+    envelope: Envelope
+    """The signed `Verdict`."""
+    entry: bytes
+    """The leaf: an encoded `Judged`."""
+    index: int
+    head: Envelope
+    """The signed `LogHead` under which it is proven."""
+    proof: list[bytes]
+
+    @property
+    def verdict(self) -> Verdict:
+        assert isinstance(self.envelope.message, Verdict)
+        return self.envelope.message
+
+    @property
+    def log_size(self) -> int:
+        """Entries of the log when it was proven."""
+        assert isinstance(self.head.message, LogHead)
+        return self.head.message.size
+
+    def problem(self) -> str | None:
+        """Why this receipt proves nothing, or None. Needs nothing but the receipt."""
+        head, verdict = self.head.message, self.envelope.message
+        if not isinstance(head, LogHead) or not isinstance(verdict, Verdict):
+            return "it is not a verdict with a log head"
+        if self.head.sender != self.envelope.sender:
+            return "verdict and head are signed by different peers"
+        if self.head.body.run != self.envelope.body.run:
+            return "verdict and head belong to different runs"
+        try:
+            entry = decode(self.entry)
+        except ValueError as error:
+            return str(error)
+        if not isinstance(entry, Judged) or entry != judged(verdict):
+            return "the log entry says something else than the verdict"
+        if verdict.log_index != self.index:
+            return f"the verdict names log index {verdict.log_index}, not {self.index}"
+        leaf = merkle.leaf_hash(self.entry)
+        if not merkle.verify_inclusion(leaf, self.index, head.size, self.proof, head.root):
+            return "the inclusion proof does not hold"
+        return None
+
+
+async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
+    """All receipts of a worker that a validator holds, in log order, each proven to be in its log.
+
+    Raises `PeerError` when one is not, or the validator does not answer.
+    """
+    peer = client.peer
+    receipts: list[Receipt] = []
+    head = await own_head(client, peer)
+    assert isinstance(head.message, LogHead)
+    start, size = 0, head.message.size
+    while start < size:
+        page = await client.verdicts(worker, start)
+        if not page:
+            break
+        indices = [item.index for item in page]
+        if indices[0] < start or indices != sorted(set(indices)):
+            raise PeerError(f"{peer} sent receipts out of order")
+        start = indices[-1] + 1
+        page = [item for item in page if item.index < size]  # others: judged since
+        proofs = await client.inclusions(peer, [item.index for item in page], size)
+        for item, proof in zip(page, proofs, strict=True):
+            receipt = Receipt(_opened(peer, item), item.entry, item.index, head, proof)
+            problem = receipt.problem()
+            if problem is None and receipt.verdict.worker != worker:
+                problem = "it belongs to another worker"
+            if problem is not None:
+                raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
+            receipts.append(receipt)
+    return receipts
+
+
+def _opened(peer: PeerId, item: LoggedVerdict) -> Envelope:
+    try:
+        return open_envelope(item.envelope)
+    except Dropped as dropped:
+        raise PeerError(f"{peer} sent an invalid receipt ({dropped})") from dropped

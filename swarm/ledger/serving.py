@@ -1,0 +1,135 @@
+"""Serving the logs held here to anyone who asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import trio
+
+from swarm.envelope import Envelope
+from swarm.ledger.log import Log
+from swarm.ledger.wire import (
+    EXPULSIONS_MAX,
+    PROTOCOL,
+    REQUEST_SECONDS,
+    Answer,
+    Entries,
+    EntriesRequest,
+    Expulsions,
+    ExpulsionsRequest,
+    Head,
+    HeadRequest,
+    InclusionsRequest,
+    LoggedVerdict,
+    Proof,
+    Proofs,
+    Refusal,
+    Request,
+    Status,
+    StatusRequest,
+    Verdicts,
+    VerdictsRequest,
+    encoder,
+    request_decoder,
+)
+from swarm.lifetime import Lifetime
+from swarm.messages import Present
+from swarm.transport import Stream, Transport
+
+ANSWER_BYTES_MAX = 512 * 1024
+"""Bytes of entries in one answer; a single entry always fits."""
+
+
+class Ledger(Protocol):
+    """What is served (`swarm.run.trusted.TrustedPart`)."""
+
+    def log_of(self, owner: str) -> Log | None:
+        """The log or mirror held of a trusted peer."""
+        ...
+
+    async def head_of(self, owner: str) -> Envelope | None:
+        """Its newest signed head; everything below it is held."""
+        ...
+
+    def verdicts_of(
+        self, worker: str, start: int, limit: int
+    ) -> Sequence[tuple[int, bytes, bytes]]:
+        """(log index, entry, envelope) of this peer's own verdicts on a worker."""
+        ...
+
+    def status(self) -> tuple[Sequence[bytes], Sequence[Present]]:
+        """The newest manifest, checkpoint and order, and those who are there."""
+        ...
+
+    def expulsions_of(self, peer: str) -> Sequence[bytes]:
+        """The signed evictions and reinstatements known of a peer, newest last."""
+        ...
+
+
+@asynccontextmanager
+async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
+    """Let anyone read the logs held here, inside the block; once per transport."""
+
+    async def converse(stream: Stream) -> None:
+        while True:
+            with trio.move_on_after(REQUEST_SECONDS) as idle:
+                raw = await stream.receive()
+            if idle.cancelled_caught or raw is None:
+                return
+            try:
+                answer = await _answer(ledger, request_decoder.decode(raw))
+            except ValueError as error:  # a msgspec error is one too
+                answer = Refusal(str(error)[:500])
+            await stream.send(encoder.encode(answer))
+
+    async with Lifetime() as lifetime:
+        transport.serve(
+            PROTOCOL, lambda stream: lifetime.run(converse, stream), frame_bytes_max=1024
+        )
+        yield
+
+
+async def _answer(ledger: Ledger, request: Request) -> Answer:
+    if isinstance(request, VerdictsRequest):
+        return _verdicts(ledger, request)
+    if isinstance(request, StatusRequest):
+        return _status(ledger)
+    if isinstance(request, ExpulsionsRequest):
+        return Expulsions(list(ledger.expulsions_of(request.peer))[-EXPULSIONS_MAX:])
+    if isinstance(request, HeadRequest):
+        head = await ledger.head_of(request.owner)
+        return Head(head.raw if head is not None else b"")
+    log = ledger.log_of(request.owner)
+    if log is None:
+        raise ValueError(f"no log of {request.owner} is held here")
+    if isinstance(request, EntriesRequest):
+        count = _fitting(log.entry_sizes(request.start, request.count))
+        return Entries(log.entries(request.start, count))
+    if isinstance(request, InclusionsRequest):
+        return Proofs([log.inclusion(index, request.size) for index in request.indices])
+    return Proof(log.consistency(request.old, request.new))
+
+
+def _verdicts(ledger: Ledger, request: VerdictsRequest) -> Verdicts:
+    rows = ledger.verdicts_of(request.worker, request.start, request.limit)
+    rows = rows[: _fitting([len(entry) + len(envelope) for _, entry, envelope in rows])]
+    return Verdicts([LoggedVerdict(*row) for row in rows])
+
+
+def _status(ledger: Ledger) -> Status:
+    envelopes, present = ledger.status()
+    freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
+    fitting = _fitting([len(encoder.encode(entry)) for entry in freshest])
+    return Status(list(envelopes), freshest[: min(fitting, 8192)])
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """How many of the first items fit one answer; at least one."""
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if total > ANSWER_BYTES_MAX and count > 0:
+            return count
+    return len(sizes)
