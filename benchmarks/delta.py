@@ -35,7 +35,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.arguments import at_least
 from benchmarks.spread import load_average, spread
 from swarm.app.output import print_json
-from swarm.shardcast.delta import Chain, PieceToMake, encode
+from swarm.shardcast.delta import Chain, encode
+from swarm.shardcast.jobs import PieceToMake
 from swarm.shardcast.manifest import piece_size_for
 
 FILE = "model.safetensors"

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
+import trio
+from msgspec.structs import asdict, replace
 
 from benchmarks.study import Variant, learn
 from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, SCHEDULE
@@ -28,6 +29,7 @@ from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
 from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
+from swarm.offline_jobs import MeasureTasks
 
 ATTEMPTS = 8
 KEEP = (0.125, 0.5)
@@ -35,21 +37,23 @@ KEEP = (0.125, 0.5)
 
 def write_pools(base: Path, folder: Path, tasks: int, seed: int) -> dict[str, Path]:
     """Files of tasks as `swarm dataset filter` writes them: the kept ones, and as many of any."""
-    rows = DatasetService(str(base), "sort-digits", "1").measure(
-        seed,
-        0,
-        tasks,
-        ATTEMPTS,
-        SAMPLING.temperature,
-        SAMPLING.max_new_tokens,
-        list(SAMPLING.stop_ids),
-    )["rows"]
-    kept = [row for row in rows if KEEP[0] <= row["passes"] / ATTEMPTS <= KEEP[1]]
+    job = MeasureTasks(
+        seed=seed,
+        first=0,
+        count=tasks,
+        attempts=ATTEMPTS,
+        temperature=SAMPLING.temperature,
+        max_new_tokens=SAMPLING.max_new_tokens,
+        stop_ids=SAMPLING.stop_ids,
+    )
+    service = DatasetService(str(base), "sort-digits", "1")
+    rows = trio.run(service.measure, job).rows
+    kept = [row for row in rows if KEEP[0] <= row.passes / ATTEMPTS <= KEEP[1]]
     pools = {"offline": kept, "any": rows[: len(kept)]}
     paths = {}
     for name, some in pools.items():
         paths[name] = folder / f"{name}-{seed}.jsonl"
-        lines = ["{}", *(json.dumps({**row, "kept": True}) for row in some)]
+        lines = ["{}", *(json.dumps({**asdict(row), "kept": True}) for row in some)]
         paths[name].write_text("\n".join(lines) + "\n")
     return paths
 

@@ -25,6 +25,13 @@ from swarm import jobs
 from swarm.jobs import SubmissionOrder
 from swarm.messages import Check, CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
+from swarm.shardcast.jobs import (
+    DeltaEncoded,
+    DeltaService,
+    EncodeDelta,
+    MakePieces,
+    PiecesMade,
+)
 from swarm.world import Child, ChildDied, ChildError, Job, job_type
 
 TOKENIZER = b'{"simulated": "tokenizer"}'
@@ -435,45 +442,41 @@ _TRAINER: type[jobs.TrainingService] = TrainerModel
 
 
 class DeltaModel:
-    """`swarm.shardcast.delta.DeltaService`, for the weights. A delta is a symbol, too: its name
-    says from what to what it leads."""
+    """In place of `swarm.shardcast.delta.DeltaService`, for the weights. A delta is a symbol, too:
+    its name says from what to what it leads."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._disk = setting.disk
 
-    async def encode(
-        self, base: str, new: str, out: str, names: list[str], limit_bytes: int
-    ) -> dict[str, Any]:
-        old, weights = self._weights(base), self._weights(new)
+    async def encode(self, job: EncodeDelta) -> DeltaEncoded:
+        old, weights = self._weights(job.base), self._weights(job.new)
         await self._work(weights.size_bytes)
         size = int(weights.size_bytes * self._setting.workload.delta_share)
         words = weights.size_bytes // 2
-        if not 0 < size <= limit_bytes:
-            return {"size_bytes": 0, "changed_words": words, "words": words}
-        self._disk.put(
-            self._disk.path_of(out), 0, Symbol(f"{old.name}{_LEADS_TO}{weights.name}", 0, size)
-        )
-        return {"size_bytes": size, "changed_words": size // 4, "words": words}
+        if not 0 < size <= job.limit_bytes:
+            return DeltaEncoded(size_bytes=0, changed_words=words, words=words)
+        delta = Symbol(f"{old.name}{_LEADS_TO}{weights.name}", 0, size)
+        self._disk.put(self._disk.path_of(job.out), 0, delta)
+        return DeltaEncoded(size_bytes=size, changed_words=size // 4, words=words)
 
-    async def make(
-        self, base: str, target: str, deltas: list[str], pieces: list[Any]
-    ) -> dict[str, Any]:
-        name = self._weights(base).name
-        for delta in deltas:
+    async def make(self, job: MakePieces) -> PiecesMade:
+        name = self._weights(job.base).name
+        for delta in job.deltas:
             content = self._whole(self._disk.path_of(delta))
             old, _, new = content.name.partition(_LEADS_TO)
             if old != name:
                 raise ValueError(f"{delta} changes something else than its base")
             name = new
         made = []
-        for index, file, offset, size_bytes, wanted in pieces:
-            content = Symbol(name, offset, size_bytes)
-            await self._work(size_bytes)
-            if file == WEIGHTS and content.digest() == wanted:
-                self._disk.put(f"{self._disk.path_of(target)}/{file}", offset, content)
-                made.append(index)
-        return {"made": made}
+        for piece in job.pieces:
+            content = Symbol(name, piece.offset, piece.size_bytes)
+            await self._work(piece.size_bytes)
+            if piece.name == WEIGHTS and content.digest() == piece.digest:
+                path = f"{self._disk.path_of(job.target)}/{piece.name}"
+                self._disk.put(path, piece.offset, content)
+                made.append(piece.index)
+        return PiecesMade(made=made)
 
     def _weights(self, folder: str) -> Symbol:
         return self._whole(f"{self._disk.path_of(folder)}/{WEIGHTS}")
@@ -486,6 +489,9 @@ class DeltaModel:
 
     async def _work(self, size_bytes: int) -> None:
         await trio.sleep(size_bytes / self._setting.hardware.delta_bytes_per_second)
+
+
+_DELTAS: type[DeltaService] = DeltaModel
 
 
 MODELS: dict[str, Callable[..., Any]] = {
@@ -512,7 +518,7 @@ class SimulatedChild:
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
         kind = job_type(getattr(self._model, method))
         given = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=kind)
-        answer = await self._answer(method, {"job": given}, job.patience_seconds)
+        answer = await self._answer(method, given)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=reply)
 
     @asynccontextmanager
@@ -520,24 +526,15 @@ class SimulatedChild:
         raise NotImplementedError("no cost model streams")
         yield
 
-    async def call(
-        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
-    ) -> dict[str, Any]:
-        # Through msgpack, as on the pipe to a process: what arrives is of the same types.
-        given = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(arguments or {})))
-        result = await self._answer(method, given, deadline_seconds)
-        answer: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
-        return answer
-
-    async def _answer(self, method: str, given: Mapping[str, Any], patience_seconds: float) -> Any:
+    async def _answer(self, method: str, job: Job) -> Any:
         async with self._busy:
             if self._died:
                 raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
             with trio.CancelScope() as self._calling:
                 try:
-                    await self._machine_answers(method, patience_seconds)
-                    result = await getattr(self._model, method)(**given)  # advances all the time
-                    await self._machine_answers(method, patience_seconds)
+                    await self._machine_answers(method, job.patience_seconds)
+                    result = await getattr(self._model, method)(job)  # advances all the time
+                    await self._machine_answers(method, job.patience_seconds)
                 except PowerCut:
                     raise
                 except _Crash:

@@ -7,11 +7,12 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import blake3
+import trio
 
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
@@ -22,14 +23,25 @@ from peers.policy.model import weight_files
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
 from swarm.messages import OptionValue, Sampling
+from swarm.offline_jobs import (
+    DescribePolicy,
+    FilterService,
+    MeasuredTask,
+    MeasureTasks,
+    PolicyDescribed,
+    TasksMeasured,
+)
 from swarm.rollouts.seeds import digest, noise_key
+
+J = TypeVar("J")
+R = TypeVar("R")
 
 BATCH = 128
 """Completions generated at a time."""
 
 
 class DatasetService:
-    """Samples tasks of an environment with one policy. Methods are called by the command."""
+    """Implements `FilterService`."""
 
     def __init__(
         self,
@@ -43,9 +55,22 @@ class DatasetService:
         self._environment = load_environment(environment, version, options)
         self._renderer = Renderer(self._folder)
         self._engine = NativeEngine(self._folder)
+        self._lock = trio.Lock()
 
-    def facts(self) -> dict[str, Any]:
-        """`policy`: BLAKE3 of its weights, hex. `stop_ids`: those the model names."""
+    async def describe(self, job: DescribePolicy) -> PolicyDescribed:
+        """See `FilterService.describe`."""
+        return await self._alone(self._describe, job)
+
+    async def measure(self, job: MeasureTasks) -> TasksMeasured:
+        """See `FilterService.measure`."""
+        return await self._alone(self._measure, job)
+
+    async def _alone(self, work: Callable[[J], R], job: J) -> R:
+        """Do a job in a worker thread; there is one engine."""
+        async with self._lock:
+            return await trio.to_thread.run_sync(work, job)
+
+    def _describe(self, job: DescribePolicy) -> PolicyDescribed:
         hasher = blake3.blake3()
         for path in weight_files(self._folder):
             hasher.update_mmap(path)
@@ -56,51 +81,39 @@ class DatasetService:
                 stops = json.loads(path.read_bytes()).get("eos_token_id")
         if stops is None:
             raise UserError(f"{self._folder} names no eos_token_id; completions would never end")
-        return {
-            "policy": hasher.hexdigest(),
-            "stop_ids": stops if isinstance(stops, list) else [stops],
-        }
+        return PolicyDescribed(
+            policy=hasher.hexdigest(), stop_ids=stops if isinstance(stops, list) else [stops]
+        )
 
-    def measure(
-        self,
-        seed: int,
-        first: int,
-        count: int,
-        attempts: int,
-        temperature: float,
-        max_new_tokens: int,
-        stop_ids: list[int],
-    ) -> dict[str, Any]:
-        """`rows`: for each of `count` tasks from number `first`, its `index`, `seed` (hex),
-        `prompt`, `answer` and `passes`, how many of `attempts` completions have full reward."""
+    def _measure(self, job: MeasureTasks) -> TasksMeasured:
         sampling = Sampling(
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            stop_ids=stop_ids,
-            group_size=attempts,
+            temperature=job.temperature,
+            max_new_tokens=job.max_new_tokens,
+            stop_ids=job.stop_ids,
+            group_size=job.attempts,
             groups_per_submission=1,
         )
-        indices = range(first, first + count)
+        indices = range(job.first, job.first + job.count)
         seeds = [
-            digest("swarm/1/dataset", seed.to_bytes(8, "big"), index.to_bytes(8, "big"))
+            digest("swarm/1/dataset", job.seed.to_bytes(8, "big"), index.to_bytes(8, "big"))
             for index in indices
         ]
         tasks = [task_of(self._environment, each) for each in seeds]
         for task in tasks:
-            self._check_length(task, max_new_tokens)
-        passes = self._count_passes(tasks, first, seed, sampling)
-        return {
-            "rows": [
-                {
-                    "index": index,
-                    "seed": each.hex(),
-                    "prompt": task.prompt,
-                    "answer": task.answer,
-                    "passes": passed,
-                }
+            self._check_length(task, job.max_new_tokens)
+        passes = self._count_passes(tasks, job.first, job.seed, sampling)
+        return TasksMeasured(
+            rows=[
+                MeasuredTask(
+                    index=index,
+                    seed=each.hex(),
+                    prompt=task.prompt,
+                    answer=task.answer,
+                    passes=passed,
+                )
                 for index, each, task, passed in zip(indices, seeds, tasks, passes, strict=True)
             ]
-        }
+        )
 
     def _check_length(self, task: Task, max_new_tokens: int) -> None:
         """Raise `UserError` unless the policy can hold a task's prompt and a completion."""
@@ -145,3 +158,6 @@ class DatasetService:
                 )
                 passes[task] += reward >= 1.0
         return passes
+
+
+_SERVICE: type[FilterService] = DatasetService

@@ -11,12 +11,12 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import trio
 
 from peers.environments import Environment, Renderer, task_of
 from peers.environments import load as load_environment
@@ -29,68 +29,78 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.schedule import learning_rate
 from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
-from swarm.jobs import Sharding
-from swarm.messages import Optimiser, OptionValue
+from swarm.jobs import Done, Export, Sharding
+from swarm.messages import Optimiser
+from swarm.offline_jobs import (
+    StartTuning,
+    Tune,
+    Tuned,
+    TuningService,
+    TuningSettings,
+    TuningStarted,
+    Validate,
+    Validated,
+)
 from swarm.rollouts.seeds import digest
+from swarm.world.progress import report
 
 LINE_BYTES_MAX = 16 << 20
 ENVIRONMENT_EXAMPLES = 100_000
 """Drawn from an environment, at most: a tiny one repeats itself."""
 
+J = TypeVar("J")
+R = TypeVar("R")
+
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer, the stop token included."""
 
 
-@dataclass(frozen=True)
-class SftSettings:
-    """How to fine-tune."""
-
-    steps: int = 100
-    batch: int = 32
-    """Examples a step."""
-    learning_rate: float = 1e-5
-    warmup_steps: int = 10
-    final_learning_rate_share: float = 0.1
-    """Where the cosine decay ends."""
-    gradient_norm_max: float = 1.0
-    validation_share: float = 0.05
-    """Of the examples; never trained on."""
-    validation_examples_max: int = 256
-    tokens_max: int = 8192
-    """Longest example; a longer one is left out and counted."""
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises `UserError`."""
-        for name, fine, bounds in (
-            ("steps", self.steps >= 1, "at least 1"),
-            ("batch", self.batch >= 1, "at least 1"),
-            ("learning_rate", 0 < self.learning_rate < 1, "above 0 and below 1"),
-            ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
-            ("validation_share", 0 <= self.validation_share < 1, "from 0 to below 1"),
-            ("tokens_max", self.tokens_max >= 2, "at least 2"),
-        ):
-            if not fine:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} is {getattr(self, name)}; it must be {bounds}")
+def check(settings: TuningSettings) -> None:
+    """Raises `UserError`."""
+    for name, fine, bounds in (
+        ("steps", settings.steps >= 1, "at least 1"),
+        ("batch", settings.batch >= 1, "at least 1"),
+        ("learning_rate", 0 < settings.learning_rate < 1, "above 0 and below 1"),
+        ("warmup_steps", settings.warmup_steps >= 0, "at least 0"),
+        ("validation_share", 0 <= settings.validation_share < 1, "from 0 to below 1"),
+        ("tokens_max", settings.tokens_max >= 2, "at least 2"),
+    ):
+        if not fine:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} is {getattr(settings, name)}; it must be {bounds}")
 
 
 class SftService:
-    """What the child of `swarm sft` does when it is called."""
+    """Implements `TuningService`."""
 
-    def start(
-        self,
-        model: str,
-        settings: Mapping[str, Any],
-        data: str = "",
-        environment: str = "",
-        environment_version: str = "",
-        environment_options: Mapping[str, OptionValue] | None = None,
-    ) -> dict[str, Any]:
-        """Load the Hugging Face folder `model` and the examples. Raises `UserError`."""
-        self._settings = SftSettings(**settings)
-        self._settings.check()
-        self._base = Path(model)
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def start(self, job: StartTuning) -> TuningStarted:
+        """See `TuningService.start`."""
+        return await self._alone(self._start, job)
+
+    async def step(self, job: Tune) -> Tuned:
+        """See `swarm.offline_jobs.Tune`."""
+        return await self._alone(self._step, job)
+
+    async def validate(self, job: Validate) -> Validated:
+        """See `swarm.offline_jobs.Validate`."""
+        return await self._alone(self._validate, job)
+
+    async def save(self, job: Export) -> Done:
+        """Write the policy as a plain Hugging Face folder, durably, in the dtype it came in."""
+        return await self._alone(self._save, job)
+
+    async def _alone(self, work: Callable[[J], R], job: J) -> R:
+        """Do a job in a worker thread; all of them use the one model."""
+        async with self._lock:
+            return await trio.to_thread.run_sync(work, job)
+
+    def _start(self, job: StartTuning) -> TuningStarted:
+        self._settings = job.settings
+        check(self._settings)
+        self._base = Path(job.model)
         loaded = policy_model.load(self._base)
         self._dtype: torch.dtype = loaded.dtype
         ranks = Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -108,11 +118,13 @@ class SftService:
         )
         renderer = Renderer(self._base)
         stop = stop_id(self._base)
-        if data:
-            rows = _from_file(Path(data))
+        if job.environment is None:
+            source, rows = job.data, _from_file(Path(job.data))
         else:
-            drawn = load_environment(environment, environment_version, environment_options)
-            rows = _from_environment(drawn, self._settings)
+            drawn = load_environment(
+                job.environment.name, job.environment.version, job.environment.options
+            )
+            source, rows = job.environment.name, _from_environment(drawn, self._settings)
         limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
         found, long = [], 0
         for prompt, answer in rows:
@@ -127,20 +139,19 @@ class SftService:
         self._examples = found[held_back:]
         if len(self._examples) < 1:
             raise UserError(
-                f"{data or environment} leaves no example to train on ({len(found)} of at most "
+                f"{source} leaves no example to train on ({len(found)} of at most "
                 f"{limit} tokens, {long} longer or without a prompt)"
             )
         self._order = _repeat(self._examples, self._settings.seed)
         self._done = 0
-        return {
-            "examples": len(self._examples),
-            "held_back": len(self._held_back),
-            "left_out": long,
-            "parameters": policy_model.count_parameters(self._model),
-        }
+        return TuningStarted(
+            examples=len(self._examples),
+            held_back=len(self._held_back),
+            left_out=long,
+            parameters=policy_model.count_parameters(self._model),
+        )
 
-    def step(self) -> dict[str, Any]:
-        """One optimiser step: its `loss` (nats per answer token), `gradient_norm`, `tokens`."""
+    def _step(self, job: Tune) -> Tuned:
         batch = as_batch(list(itertools.islice(self._order, self._settings.batch)))
         tokens = batch.token_count()
         self._optimiser.zero_grad()
@@ -148,6 +159,7 @@ class SftService:
         for rows in self._passes(batch):
             loss = -self._scorer(rows.to(self._device), entropy=False)[0].sum() / tokens
             loss.backward()
+            report()
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), self._settings.gradient_norm_max
@@ -158,45 +170,47 @@ class SftService:
             self._optimiser.param_groups[0]["lr"] = rate
             self._optimiser.step()
         self._done += 1
-        return {
-            "step": self._done,
-            "loss": total,
-            "gradient_norm": float(norm),
-            "learning_rate": rate,
-            "tokens": tokens,
-            "skipped": not finite,
-        }
+        return Tuned(
+            step=self._done,
+            loss=total,
+            gradient_norm=float(norm),
+            learning_rate=rate,
+            tokens=tokens,
+            skipped=not finite,
+        )
 
     @torch.no_grad()
-    def validate(self) -> dict[str, Any]:
-        """`loss` per answer token and `exact`, the probability of whole answers, held-out mean."""
+    def _validate(self, job: Validate) -> Validated:
         if not self._held_back:
-            return {}
+            return Validated()
         self._model.eval()
         batch = as_batch(self._held_back)
         surprise = torch.zeros(batch.token_count(), device=self._device)
         for rows in self._passes(batch):
+            report()
             moved = rows.to(self._device)
             surprise[moved.index] = -self._scorer(moved, entropy=False)[0]
         self._model.train()
         answers = torch.split(surprise.cpu(), batch.completion_lengths.tolist())
         exact = torch.stack([answer.sum() for answer in answers]).neg().exp().mean()
-        return {"loss": float(surprise.mean()), "exact": float(exact)}
+        return Validated(loss=float(surprise.mean()), exact=float(exact))
 
-    def save(self, folder: str) -> dict[str, Any]:
-        """Write the policy as a plain Hugging Face folder, durably, in the dtype it came in."""
+    def _save(self, job: Export) -> Done:
         weights = {
             name: value.detach().to(self._dtype).cpu()
             for name, value in self._model.named_parameters()
         }
-        with whole_folder(Path(folder)) as aside:
+        with whole_folder(Path(job.folder)) as aside:
             policy_model.save_share(
                 weights, aside, self._model.config, self._base, 0, dict.fromkeys(weights, 0)
             )
-        return {}
+        return Done()
 
     def _passes(self, batch: Batch) -> Any:
         return lay_out_flat(batch) if self._device.type == "cuda" else lay_out(batch)
+
+
+_SERVICE: type[TuningService] = SftService
 
 
 def as_batch(examples: Sequence[Example]) -> Batch:
@@ -261,7 +275,9 @@ def _example(line: bytes, where: str) -> tuple[str, str]:
     return row["prompt"], row["answer"]
 
 
-def _from_environment(environment: Environment, settings: SftSettings) -> Iterator[tuple[str, str]]:
+def _from_environment(
+    environment: Environment, settings: TuningSettings
+) -> Iterator[tuple[str, str]]:
     """Training tasks with their answers; only distinct prompts."""
     wanted = min(ENVIRONMENT_EXAMPLES, 2 * settings.steps * settings.batch)
     seen = set()

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from swarm.errors import UserError
-from swarm.world import Child
+from swarm.offline_jobs import DescribePolicy, FilterClient, MeasureTasks
 from swarm.world.compute import LocalCompute
 
 SERVICE = "peers.trainer.dataset:DatasetService"
 TASKS_AT_ONCE = 32
-CALL_SECONDS_MAX = 24 * 3600.0
-"""A call generates TASKS_AT_ONCE × attempts completions, of any length, on any machine."""
 
 FORMAT = 2
 
@@ -76,15 +76,17 @@ async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], 
             "options": wanted.options,
         },
     ) as child:
-        facts = await child.call("facts", {}, deadline_seconds=CALL_SECONDS_MAX)
-        head = {"format": FORMAT, **asdict(wanted), **facts}
+        service = FilterClient(child)
+        policy = await service.describe(DescribePolicy())
+        head = {"format": FORMAT, **asdict(wanted), **msgspec.structs.asdict(policy)}
         del head["tasks"]  # more may be tried later
         progress, prompts = _resume(out, head)
         progress.total = wanted.tasks
         with out.open("a", encoding="utf-8") as file:
             while progress.tried < wanted.tasks:
                 show(progress)
-                for row in await _measure(child, wanted, facts["stop_ids"], progress.tried):
+                measured = await service.measure(_tasks(wanted, policy.stop_ids, progress.tried))
+                for row in map(msgspec.structs.asdict, measured.rows):
                     share = row["passes"] / wanted.attempts
                     fresh = row["prompt"] not in prompts
                     row["kept"] = fresh and wanted.low <= share <= wanted.high
@@ -97,24 +99,16 @@ async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], 
         return progress
 
 
-async def _measure(
-    child: Child, wanted: Filtering, stop_ids: list[int], first: int
-) -> list[dict[str, Any]]:
-    result = await child.call(
-        "measure",
-        {
-            "seed": wanted.seed,
-            "first": first,
-            "count": min(TASKS_AT_ONCE, wanted.tasks - first),
-            "attempts": wanted.attempts,
-            "temperature": wanted.temperature,
-            "max_new_tokens": wanted.max_new_tokens,
-            "stop_ids": stop_ids,
-        },
-        deadline_seconds=CALL_SECONDS_MAX,
+def _tasks(wanted: Filtering, stop_ids: list[int], first: int) -> MeasureTasks:
+    return MeasureTasks(
+        seed=wanted.seed,
+        first=first,
+        count=min(TASKS_AT_ONCE, wanted.tasks - first),
+        attempts=wanted.attempts,
+        temperature=wanted.temperature,
+        max_new_tokens=wanted.max_new_tokens,
+        stop_ids=stop_ids,
     )
-    rows: list[dict[str, Any]] = result["rows"]
-    return rows
 
 
 def _resume(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from swarm.errors import UserError
+from swarm.jobs import Export
+from swarm.messages import EnvironmentReference
+from swarm.offline_jobs import StartTuning, Tune, TuningClient, TuningSettings, Validate
 from swarm.world.compute import LocalCompute
 
 SERVICE = "peers.trainer.supervised:SftService"
-STEP_SECONDS = 3600.0
-"""Deadline of a call: a step of a large model on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -54,33 +57,44 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
         )
     if options.out.exists():
         raise UserError(f"--out {options.out} exists already; choose another folder")
-    settings = asdict(options)
-    for key in ("model", "out", "data", "environment", "environment_options", "report_every"):
-        del settings[key]
-    async with LocalCompute().child(SERVICE, name="sft") as child:
-
-        async def call(method: str, **arguments: Any) -> dict[str, Any]:
-            return await child.call(method, arguments, deadline_seconds=STEP_SECONDS)
-
-        started = await call(
-            "start",
-            model=str(options.model.resolve()),
-            settings=settings,
-            data=str(options.data.resolve()) if options.data else "",
-            environment=name,
-            environment_version=version,
-            environment_options=options.environment_options,
+    environment = None
+    if name:
+        environment = EnvironmentReference(
+            name=name, version=version, options=options.environment_options
         )
-        say({"event": "started", **started})
-        say({"event": "validated", "step": 0, **await call("validate")})
+    job = StartTuning(
+        model=str(options.model.resolve()),
+        settings=TuningSettings(
+            steps=options.steps,
+            batch=options.batch,
+            learning_rate=options.learning_rate,
+            warmup_steps=options.warmup_steps,
+            validation_share=options.validation_share,
+            tokens_max=options.tokens_max,
+            seed=options.seed,
+        ),
+        data=str(options.data.resolve()) if options.data else "",
+        environment=environment,
+    )
+    async with LocalCompute().child(SERVICE, name="sft") as child:
+        service = TuningClient(child)
+        started = await service.start(job)
+
+        async def validate(step: int) -> None:
+            found = await service.validate(Validate())
+            say({"event": "validated", "step": step, **msgspec.to_builtins(found)})
+
+        say({"event": "started", **msgspec.to_builtins(started)})
+        await validate(0)
         tokens, began = 0, time.monotonic()
         for step in range(1, options.steps + 1):
-            made = await call("step")
-            tokens += made["tokens"]
+            made = await service.step(Tune())
+            tokens += made.tokens
             if step % options.report_every == 0 or step == options.steps:
                 speed = tokens / max(1e-9, time.monotonic() - began)
-                say({"event": "trained", **made, "tokens_per_second": speed})
-                say({"event": "validated", "step": step, **await call("validate")})
+                figures = msgspec.to_builtins(made)
+                say({"event": "trained", **figures, "tokens_per_second": speed})
+                await validate(step)
                 tokens, began = 0, time.monotonic()
-        await call("save", folder=str(options.out.absolute()))
+        await service.save(Export(folder=str(options.out.absolute())))
         say({"event": "saved", "folder": str(options.out)})

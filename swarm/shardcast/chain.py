@@ -21,6 +21,7 @@ from swarm.events import Events
 from swarm.messages import Checkpoint
 from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, delta_key
+from swarm.shardcast.jobs import DeltaClient, EncodeDelta, MakePieces, PieceToMake
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
 from swarm.shardcast.store import ENCODING_NAME, CheckpointStore
 from swarm.world import Compute
@@ -48,8 +49,6 @@ DELTA_FILE = "delta"
 """The only file of a published delta."""
 
 _SERVICE = "swarm.shardcast.delta:DeltaService"
-_BYTES_PER_SECOND_MIN = 20e6
-"""Deadline of the child: it does about 1 GB/s on an idle core."""
 
 FetchDelta = Callable[[Checkpoint, float], Awaitable[str]]
 """Fetch a delta like a checkpoint, within so many seconds: its folder."""
@@ -137,21 +136,23 @@ class Deltas:
             async with self._compute.child(
                 _SERVICE, name="delta", memory_limit_bytes=DELTA_CHILD_BYTES_MAX
             ) as child:
-                made = await child.call(
-                    "encode",
-                    {
-                        "base": str(disk.local_path(base.folder)),
-                        "new": str(disk.local_path(folder)),
-                        "out": str(disk.local_path(f"{making}/{DELTA_FILE}")),
-                        "names": [file.name for file in base.manifest.files],
-                        "limit_bytes": int(total * DELTA_SHARE_MAX),
-                    },
-                    deadline_seconds=60 + total / _BYTES_PER_SECOND_MIN,
+                made = await DeltaClient(child).encode(
+                    EncodeDelta(
+                        base=str(disk.local_path(base.folder)),
+                        new=str(disk.local_path(folder)),
+                        out=str(disk.local_path(f"{making}/{DELTA_FILE}")),
+                        names=[file.name for file in base.manifest.files],
+                        limit_bytes=int(total * DELTA_SHARE_MAX),
+                    )
                 )
             self._events.emit(
-                "shardcast.delta_encoded", step=key[1], base=base.key[1], bytes_full=total, **made
+                "shardcast.delta_encoded",
+                step=key[1],
+                base=base.key[1],
+                bytes_full=total,
+                **msgspec.structs.asdict(made),
             )
-            if not made["size_bytes"]:
+            if not made.size_bytes:
                 return None
             held, _ = await self._store.publish(making, key[0], key[1], is_delta=True)
             return held
@@ -283,7 +284,7 @@ class Deltas:
         ) as child:
             for indices in _portions(held):
                 wanted = [
-                    (
+                    PieceToMake(
                         index,
                         files[pieces[index].file].name,
                         pieces[index].offset,
@@ -292,18 +293,15 @@ class Deltas:
                     )
                     for index in indices
                 ]
-                size = sum(pieces[index].size_bytes for index in indices)
-                result = await child.call(
-                    "make",
-                    {
-                        "base": str(local(base.folder)),
-                        "target": str(local(held.folder)),
-                        "deltas": [str(local(f"{folder}/{DELTA_FILE}")) for folder in folders],
-                        "pieces": wanted,
-                    },
-                    deadline_seconds=60 + size / _BYTES_PER_SECOND_MIN,
+                result = await DeltaClient(child).make(
+                    MakePieces(
+                        base=str(local(base.folder)),
+                        target=str(local(held.folder)),
+                        deltas=[str(local(f"{folder}/{DELTA_FILE}")) for folder in folders],
+                        pieces=wanted,
+                    )
                 )
-                for index in result["made"]:
+                for index in result.made:
                     done_bytes += pieces[index].size_bytes
                     self._store.landed(held, index)
         return done_bytes

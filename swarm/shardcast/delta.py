@@ -38,10 +38,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import trio
 import zstandard
 from blake3 import blake3
 
 from swarm.errors import DECODE_ERRORS, SwarmError
+from swarm.shardcast import jobs
+from swarm.shardcast.jobs import PieceToMake
+from swarm.world.progress import report
 
 DELTA_BLOCK_BYTES = 256 * 1024
 """Compared, packed and changed at a time: fits a core's cache, and divides every piece."""
@@ -255,6 +259,7 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
                 (new / file.name).open("rb", buffering=0) as source,
             ):
                 for old, fresh in _pairs(old_file, source, block_bytes):
+                    report()
                     payload = encode_block(old, fresh, file.word_bytes)
                     if payload:
                         changed += struct.unpack_from("<I", payload)[0]
@@ -373,19 +378,6 @@ class Delta:
         apply_block(payload, block, file.word_bytes)
 
 
-class PieceToMake(msgspec.Struct, array_like=True, frozen=True):
-    """A piece of the checkpoint wanted."""
-
-    index: int
-    name: str
-    """Of its file."""
-    offset: int
-    """Within the file; a multiple of the piece size."""
-    size_bytes: int
-    digest: bytes
-    """BLAKE3-256: nothing is written that has another."""
-
-
 class Chain:
     """Deltas that lead, one after the other, from a complete checkpoint to a later one; in a
     `with` block."""
@@ -443,6 +435,7 @@ class Chain:
     def _change(self, piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:
         step = DELTA_BLOCK_BYTES
         for start in range(0, piece.size_bytes, step):
+            report()
             part = data[start : start + step]
             for delta in self._deltas:
                 delta.change(piece.name, (piece.offset + start) // step, part)
@@ -452,20 +445,27 @@ class Chain:
 
 
 class DeltaService:
-    """What runs in the child: arguments and results as `swarm.world.Child.call` carries them."""
+    """Implements `swarm.shardcast.jobs.DeltaService`."""
 
-    def encode(
-        self, base: str, new: str, out: str, names: list[str], limit_bytes: int
-    ) -> dict[str, Any]:
+    async def encode(self, job: jobs.EncodeDelta) -> jobs.DeltaEncoded:
         """See `encode`."""
-        made = encode(Path(base), Path(new), Path(out), names, limit_bytes=limit_bytes)
-        return {
-            "size_bytes": made.size_bytes,
-            "changed_words": made.changed_words,
-            "words": made.words,
-        }
+        return await trio.to_thread.run_sync(self._encode, job)
 
-    def make(self, base: str, target: str, deltas: list[str], pieces: list[Any]) -> dict[str, Any]:
-        """See `Chain.make`; `pieces` are `PieceToMake` as arrays."""
-        with Chain(Path(base), Path(target), [Path(path) for path in deltas]) as chain:
-            return {"made": chain.make(msgspec.convert(pieces, list[PieceToMake]))}
+    async def make(self, job: jobs.MakePieces) -> jobs.PiecesMade:
+        """See `Chain.make`."""
+        return await trio.to_thread.run_sync(self._make, job)
+
+    def _encode(self, job: jobs.EncodeDelta) -> jobs.DeltaEncoded:
+        made = encode(
+            Path(job.base), Path(job.new), Path(job.out), job.names, limit_bytes=job.limit_bytes
+        )
+        return jobs.DeltaEncoded(
+            size_bytes=made.size_bytes, changed_words=made.changed_words, words=made.words
+        )
+
+    def _make(self, job: jobs.MakePieces) -> jobs.PiecesMade:
+        with Chain(Path(job.base), Path(job.target), [Path(each) for each in job.deltas]) as chain:
+            return jobs.PiecesMade(made=chain.make(job.pieces))
+
+
+_SERVICE: type[jobs.DeltaService] = DeltaService

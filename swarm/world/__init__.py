@@ -220,12 +220,6 @@ class Child(Protocol):
         """
         ...
 
-    async def call(
-        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
-    ) -> dict[str, Any]:
-        """Call an untyped method of the child's service."""
-        ...
-
 
 class Compute(Protocol):
     """Starts child processes: engines, prefill, training, parsers of hostile files."""

@@ -18,7 +18,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -178,10 +177,7 @@ class _Calls:
                 await self._credits[call.number].acquire()
                 await self._owner.send(Part(call.number, raw(item)))
             return {}
-        if inspect.iscoroutinefunction(function):
-            return await function(_job(call, function))
-        arguments = msgspec.msgpack.decode(call.job, type=dict[str, Any])
-        return await trio.to_thread.run_sync(partial(function, **arguments))
+        return await function(_job(call, function))
 
 
 def _job(call: Call, function: Callable[..., Any]) -> Any:

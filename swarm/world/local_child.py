@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import trio
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
-from swarm.world import ChildDied, ChildError, ChildUserError, Job
+from swarm.world import ChildDied, ChildError, ChildUserError, Job, process
 from swarm.world.frames import (
     PARTS_AHEAD_MAX,
     Answer,
@@ -31,7 +31,7 @@ from swarm.world.frames import (
     encode,
     raw,
 )
-from swarm.world.process import GRACE_SECONDS, Process
+from swarm.world.process import Process
 
 T = TypeVar("T")
 
@@ -121,14 +121,6 @@ class LocalChild:
                 with trio.CancelScope(shield=True):
                     await items.aclose()
 
-    async def call(
-        self, method: str, arguments: Mapping[str, Any] | None = None, *, deadline_seconds: float
-    ) -> dict[str, Any]:
-        """See `swarm.world.Child.call`."""
-        with self._calling(repr(method), deadline_seconds) as call:
-            await self._send(call, encode(Call(call.number, method, raw(dict(arguments or {})))))
-            return await self._decode(call, (await self._answer(call)).reply, dict[str, Any])
-
     async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
         """Tell the child what to be; raises as `request` does."""
         with self._calling("start", deadline_seconds, number=0) as call:
@@ -153,7 +145,7 @@ class LocalChild:
                 self._nursery.start_soon(self._give_up, call)
 
     async def _give_up(self, call: _Pending) -> None:
-        with trio.move_on_after(GRACE_SECONDS):
+        with trio.move_on_after(process.GRACE_SECONDS):
             async with self._sending:
                 await self._write(encode(Cancel(call.number)))
             await call.ended.wait()
@@ -311,7 +303,7 @@ class LocalChild:
 
     async def _wait_gone(self) -> None:
         """Until the process has ended: by itself within the grace, else killed."""
-        with trio.move_on_after(GRACE_SECONDS):
+        with trio.move_on_after(process.GRACE_SECONDS):
             await self._gone.wait()
         self._process.kill()
         with trio.move_on_after(KILLED_SECONDS):
@@ -341,7 +333,7 @@ class LocalChild:
                 task_status.started()
                 await self._process.wait()
                 self._ended = True
-                with trio.move_on_after(GRACE_SECONDS):  # its own child may hold them
+                with trio.move_on_after(process.GRACE_SECONDS):  # its own child may hold them
                     await self._frames_ended.wait()
                     await self._stderr_ended.wait()
                 nursery.cancel_scope.cancel()

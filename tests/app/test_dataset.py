@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+import trio
 from typer.testing import CliRunner
 
 from peers.environments.listed import Listed
@@ -17,6 +19,7 @@ from peers.trainer.dataset import DatasetService
 from swarm.app.dataset import parse_bounds
 from swarm.app.main import app
 from swarm.errors import UserError
+from swarm.offline_jobs import MeasureTasks
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +92,14 @@ def test_bounds_out_of_order_are_refused(text: str) -> None:
 def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> None:
     """Checked against the environment's own answers, put into the engine's mouth."""
     service = DatasetService(str(policy), "sort-digits", "1")
-    asked = {"seed": 0, "first": 2, "count": 3, "attempts": 2, "temperature": 1.0}
-    rest = {"max_new_tokens": 8, "stop_ids": [2]}
-    rows = service.measure(**asked, **rest)["rows"]  # type: ignore[arg-type]
-    assert [row["index"] for row in rows] == [2, 3, 4]
-    assert [row["passes"] for row in rows] == [0, 0, 0]
-    assert [SortDigits().task(bytes.fromhex(row["seed"])).prompt for row in rows] == [
-        row["prompt"] for row in rows
+    job = MeasureTasks(
+        seed=0, first=2, count=3, attempts=2, temperature=1.0, max_new_tokens=8, stop_ids=[2]
+    )
+    rows = trio.run(service.measure, job).rows
+    assert [row.index for row in rows] == [2, 3, 4]
+    assert [row.passes for row in rows] == [0, 0, 0]
+    assert [SortDigits().task(bytes.fromhex(row.seed)).prompt for row in rows] == [
+        row.prompt for row in rows
     ]
 
     class Right(type(service._engine)):  # type: ignore[misc]
@@ -108,8 +112,8 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
             return made
 
     service._engine.__class__ = Right
-    rows = service.measure(**asked, **rest)["rows"]  # type: ignore[arg-type]
-    assert [row["passes"] for row in rows] == [1, 1, 1]
+    rows = trio.run(service.measure, job).rows
+    assert [row.passes for row in rows] == [1, 1, 1]
 
 
 def test_an_environment_that_raises_is_named(policy: Path) -> None:
@@ -119,10 +123,13 @@ def test_an_environment_that_raises_is_named(policy: Path) -> None:
 
     service = DatasetService(str(policy), "sort-digits", "1")
     service._environment = Broken()
+    job = MeasureTasks(
+        seed=0, first=0, count=1, attempts=1, temperature=1.0, max_new_tokens=3, stop_ids=[2]
+    )
     with pytest.raises(UserError, match=r"'sort-digits' cannot grade .*ZeroDivisionError"):
-        service.measure(0, 0, 1, 1, 1.0, max_new_tokens=3, stop_ids=[2])
+        trio.run(service.measure, job)
     with pytest.raises(UserError, match="give a smaller --max-new-tokens"):
-        service.measure(0, 0, 1, 1, 1.0, max_new_tokens=1 << 20, stop_ids=[2])
+        trio.run(service.measure, msgspec.structs.replace(job, max_new_tokens=1 << 20))
 
 
 def test_an_environment_of_the_kept_tasks(tmp_path: Path) -> None:

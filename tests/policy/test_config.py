@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import trio
 
 from peers.policy.config import why_unsupported
 from peers.policy.engine import make_engine
@@ -17,6 +18,7 @@ from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService
 from swarm.errors import UserError
 from swarm.messages import Objective
+from swarm.offline_jobs import StartTuning, TuningSettings
 from swarm.rollouts.rollout import Rollout
 from tests.policy.harness import prefill_completions
 from tests.policy.test_native import save_random
@@ -106,10 +108,11 @@ GROUPS = [
 def test_it_is_exact_or_refused_by_name(name: str, tmp_path: Path) -> None:
     model = save_random(FAMILIES[name], tmp_path, seed=4)
     if name in REFUSED:
+        tuning = StartTuning(model=str(tmp_path), settings=TuningSettings(), data="unread")
         for use in (
             lambda: make_engine("native", tmp_path),
             lambda: Scorer(model),
-            lambda: SftService().start(model=str(tmp_path), settings={}, data="unread"),
+            lambda: trio.run(SftService().start, tuning),
         ):
             with pytest.raises(UserError, match=REFUSED[name]):
                 use()

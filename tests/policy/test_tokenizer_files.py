@@ -13,9 +13,11 @@ from peers.policy.demo import make_policy
 from peers.policy.tokenizer import BYTES_MAX, copy_tokenizer
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.supervised import SftService, SftSettings
+from peers.trainer.supervised import SftService
 from swarm.errors import UserError
-from swarm.messages import Objective, Schedule
+from swarm.jobs import Export
+from swarm.messages import EnvironmentReference, Objective, Schedule
+from swarm.offline_jobs import StartTuning, TuningSettings
 from swarm.shardcast.manifest import build
 from swarm.world.disk import LocalDisk
 
@@ -54,9 +56,13 @@ def learner_exports(base: Path, out: Path) -> None:
 
 def sft_saves(base: Path, out: Path) -> None:
     service = SftService()
-    settings = {name: getattr(SftSettings(steps=1, batch=1), name) for name in ("steps", "batch")}
-    service.start(str(base), settings, environment="sort-digits", environment_version="1")
-    service.save(str(out))
+    job = StartTuning(
+        model=str(base),
+        settings=TuningSettings(steps=1, batch=1),
+        environment=EnvironmentReference(name="sort-digits", version="1"),
+    )
+    trio.run(service.start, job)
+    trio.run(service.save, Export(folder=str(out)))
 
 
 @pytest.mark.parametrize("publish", [learner_exports, sft_saves])

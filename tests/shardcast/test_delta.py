@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,13 +21,13 @@ from swarm.shardcast.delta import (
     Chain,
     Delta,
     DeltaService,
-    PieceToMake,
     apply_block,
     changed_positions,
     encode,
     encode_block,
     word_bytes_of,
 )
+from swarm.shardcast.jobs import EncodeDelta, MakePieces, PieceToMake
 
 BLOCK = delta_module.DELTA_BLOCK_BYTES
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "F8_E4M3": 1}
@@ -315,18 +316,17 @@ def test_a_delta_on_another_base_makes_nothing(tmp_path: Path) -> None:
     assert not any((tmp_path / "t/m").read_bytes())
 
 
-def test_the_service_speaks_plain_maps(tmp_path: Path) -> None:
+def test_the_service_encodes_and_applies(tmp_path: Path) -> None:
     old = safetensors({"w": ("BF16", bytes(1000))})
     new = safetensors({"w": ("BF16", b"\1\0" * 500)})
     write(tmp_path / "a", {"m": old})
     write(tmp_path / "b", {"m": new})
     write(tmp_path / "c", {"m": bytes(len(new))})
+    base, fresh, target, delta = (str(tmp_path / name) for name in "abcd")
     service = DeltaService()
-    told = service.encode(
-        str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "d"), ["m"], 1 << 20
-    )
-    assert told["changed_words"] == 500
-    piece = [0, "m", 0, len(new), _hash(new)]
-    chain = (str(tmp_path / "a"), str(tmp_path / "c"), [str(tmp_path / "d")])
-    assert service.make(*chain, [piece]) == {"made": [0]}
+    wanted = EncodeDelta(base=base, new=fresh, out=delta, names=["m"], limit_bytes=1 << 20)
+    assert trio.run(service.encode, wanted).changed_words == 500
+    piece = PieceToMake(0, "m", 0, len(new), _hash(new))
+    make = MakePieces(base=base, target=target, deltas=[delta], pieces=[piece])
+    assert trio.run(service.make, make).made == [0]
     assert (tmp_path / "c/m").read_bytes() == new

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ from typer.testing import CliRunner
 from simnet import scenarios
 from simnet.cli import command
 from simnet.clock import run_virtual
-from simnet.compute import MODELS, Hardware, Workload
+from simnet.compute import Hardware, Workload
 from simnet.lines import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulate import simulate
@@ -359,31 +357,6 @@ def test_policies_travel_as_deltas_where_those_are_small() -> None:
     assert set(applied) >= {"v0", "v1"}
     assert set(deltas) <= {weights // 50, 2 * (weights // 50)}  # a chain where one was skipped
     assert sum(size < weights // 50 for size in fetched) == len(deltas)
-
-
-# --- the cost models ---
-
-
-@pytest.mark.parametrize("service", sorted(MODELS))
-def test_a_model_takes_what_its_service_takes(service: str) -> None:
-    module, _, name = service.partition(":")
-    real, model = getattr(importlib.import_module(module), name), MODELS[service]
-    if name == "open_service":  # makes the service behind which other ranks may stand
-        real = importlib.import_module(module).TrainerService
-
-    def parameters(function: Any) -> dict[str, Any]:
-        return {
-            name: parameter.default
-            for name, parameter in inspect.signature(function).parameters.items()
-            if name not in ("self", "setting", "_")
-        }
-
-    called = [
-        name for name in vars(real) if not name.startswith("_") and name not in ("close", "resume")
-    ]
-    assert called
-    for method in called:
-        assert parameters(getattr(model, method)) == parameters(getattr(real, method)), method
 
 
 # --- the command line ---

@@ -1,21 +1,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trio
 from typer.testing import CliRunner
 
 from peers.environments import Renderer
 from peers.policy.demo import EOS_ID
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
-from peers.trainer.supervised import SftService, SftSettings, stop_id
+from peers.trainer.supervised import SftService, stop_id
 from swarm.app.main import app
 from swarm.errors import UserError
+from swarm.jobs import Export
+from swarm.offline_jobs import StartTuning, Tune, Tuned, TuningSettings, TuningStarted, Validate
 
 
 def write_examples(path: Path, count: int = 40) -> Path:
@@ -24,18 +26,23 @@ def write_examples(path: Path, count: int = 40) -> Path:
     return path
 
 
-def begin(base: Path, data: Path, **settings: Any) -> tuple[SftService, dict[str, Any]]:
+def begin(base: Path, data: Path, **settings: Any) -> tuple[SftService, TuningStarted]:
     service = SftService()
-    chosen = SftSettings(**{"batch": 8, "learning_rate": 3e-3, "steps": 40, **settings})
-    return service, service.start(model=str(base), settings=asdict(chosen), data=str(data))
+    chosen = TuningSettings(**{"batch": 8, "learning_rate": 3e-3, "steps": 40, **settings})
+    job = StartTuning(model=str(base), settings=chosen, data=str(data))
+    return service, trio.run(service.start, job)
+
+
+def step(service: SftService) -> Tuned:
+    return trio.run(service.step, Tune())
 
 
 def test_it_learns_the_answers_and_writes_a_policy(base: Path, tmp_path: Path) -> None:
     service, told = begin(base, write_examples(tmp_path / "data"), validation_share=0.1)
-    assert told["examples"] == 36 and told["held_back"] == 4 and told["left_out"] == 0
-    losses = [service.step()["loss"] for _ in range(40)]
+    assert (told.examples, told.held_back, told.left_out) == (36, 4, 0)
+    losses = [step(service).loss for _ in range(40)]
     assert losses[0] > 3 > 1.5 > sum(losses[-4:]) / 4
-    service.save(str(tmp_path / "out"))
+    trio.run(service.save, Export(folder=str(tmp_path / "out")))
     before, after = read_weights(base), read_weights(tmp_path / "out")
     assert before.keys() == after.keys()
     assert {value.dtype for value in after.values()} == {torch.float32}
@@ -55,17 +62,18 @@ def test_the_loss_is_on_the_answer_alone_packed_or_not(base: Path, tmp_path: Pat
         log_all = torch.log_softmax(logits.detach(), -1)
         surprise -= float(log_all[range(len(answer)), answer].sum())
         count += len(answer)
-    first = service.step()
-    assert first["tokens"] == count
-    assert first["loss"] == pytest.approx(surprise / count, abs=1e-5)
+    first = step(service)
+    assert first.tokens == count
+    assert first.loss == pytest.approx(surprise / count, abs=1e-5)
 
 
 def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> None:
     service, _ = begin(base, write_examples(tmp_path / "data"), validation_share=0.3)
     trained = {tuple(prompt) for prompt, _ in service._examples}
     assert not trained & {tuple(prompt) for prompt, _ in service._held_back}
-    measured = service.validate()
-    assert measured["loss"] > 3 and 0 <= measured["exact"] < 0.01
+    measured = trio.run(service.validate, Validate())
+    assert measured.loss is not None and measured.loss > 3
+    assert measured.exact is not None and 0 <= measured.exact < 0.01
 
 
 @pytest.mark.parametrize(

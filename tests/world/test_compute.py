@@ -19,7 +19,7 @@ import trio
 
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.world import Child, ChildDied, ChildError, frames, local_child
+from swarm.world import Child, ChildDied, ChildError, frames, local_child, process
 from swarm.world.compute import LocalCompute
 from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
@@ -176,7 +176,7 @@ def test_a_child_ends_with_its_block_and_leaves_no_zombie(
 def test_a_child_that_outstays_its_block_is_killed(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_child, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
 
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
@@ -334,7 +334,7 @@ def test_a_call_cancelled_in_a_thread_ends_at_its_next_report_and_the_child_live
             with trio.move_on_after(0.1):
                 await child.request("rest", Nothing(), NoneType)
             assert await child.request("pid", Nothing(), int) == pid
-            await trio.sleep(local_child.GRACE_SECONDS)  # a child that went on would be killed
+            await trio.sleep(process.GRACE_SECONDS)  # a child that went on would be killed
             (tmp_path / "0").touch()
             assert await child.request("pid", Nothing(), int) == pid
             assert not (tmp_path / "0.done").exists()
@@ -345,7 +345,7 @@ def test_a_call_cancelled_in_a_thread_ends_at_its_next_report_and_the_child_live
 def test_a_child_that_does_not_obey_a_cancellation_is_killed(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_child, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
 
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:

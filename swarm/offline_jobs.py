@@ -1,0 +1,194 @@
+"""The jobs of commands that need no network: supervised fine-tuning, and filtering of tasks."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from swarm.jobs import LOAD_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export, Reply
+from swarm.messages import EnvironmentReference
+from swarm.world import Child, Job
+
+# --- supervised fine-tuning --------------------------------------------------------------------
+
+
+class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to fine-tune."""
+
+    steps: int = 100
+    batch: int = 32
+    """Examples a step."""
+    learning_rate: float = 1e-5
+    warmup_steps: int = 10
+    final_learning_rate_share: float = 0.1
+    """Where the cosine decay ends."""
+    gradient_norm_max: float = 1.0
+    validation_share: float = 0.05
+    """Of the examples; never trained on."""
+    validation_examples_max: int = 256
+    tokens_max: int = 8192
+    """Longest example; a longer one is left out and counted."""
+    seed: int = 0
+
+
+class StartTuning(Job, frozen=True, kw_only=True):
+    """Load a Hugging Face folder and the examples, from a file or an environment."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    model: str
+    settings: TuningSettings
+    data: str = ""
+    """A file of JSON lines; empty: the environment's tasks with their answers."""
+    environment: EnvironmentReference | None = None
+
+
+class TuningStarted(Reply, frozen=True, kw_only=True):
+    examples: int
+    held_back: int
+    """For validation."""
+    left_out: int
+    """Too long, or without a prompt."""
+    parameters: int
+
+
+class Tune(Job, frozen=True, kw_only=True):
+    """Take one optimiser step."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+
+class Tuned(Reply, frozen=True, kw_only=True):
+    step: int
+    loss: float
+    """Nats per answer token."""
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    skipped: bool
+    """The loss or the gradient was not finite, so the weights stayed as they were."""
+
+
+class Validate(Job, frozen=True, kw_only=True):
+    """Measure the policy on the examples held back."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+
+class Validated(Reply, frozen=True, kw_only=True, omit_defaults=True):
+    """Means over the examples held back; empty where there are none."""
+
+    loss: float | None = None
+    """Nats per answer token."""
+    exact: float | None = None
+    """Probability of whole answers."""
+
+
+class TuningService(Protocol):
+    """Fine-tunes one policy."""
+
+    async def start(self, job: StartTuning) -> TuningStarted:
+        """Raises `UserError` for settings, models and examples that cannot be used."""
+        ...
+
+    async def step(self, job: Tune) -> Tuned: ...
+
+    async def validate(self, job: Validate) -> Validated: ...
+
+    async def save(self, job: Export) -> Done: ...
+
+
+class TuningClient:
+    """Calls the `TuningService` in a child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def start(self, job: StartTuning) -> TuningStarted:
+        return await self._child.request("start", job, TuningStarted)
+
+    async def step(self, job: Tune) -> Tuned:
+        return await self._child.request("step", job, Tuned)
+
+    async def validate(self, job: Validate) -> Validated:
+        return await self._child.request("validate", job, Validated)
+
+    async def save(self, job: Export) -> Done:
+        return await self._child.request("save", job, Done)
+
+
+_TUNING: type[TuningService] = TuningClient
+
+
+# --- filtering of tasks ------------------------------------------------------------------------
+
+
+class DescribePolicy(Job, frozen=True, kw_only=True):
+    """Identify the policy by its weights."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+
+class PolicyDescribed(Reply, frozen=True, kw_only=True):
+    policy: str
+    """BLAKE3-256 of its weights, hex."""
+    stop_ids: list[int]
+    """Those that the model names."""
+
+
+class MeasureTasks(Job, frozen=True, kw_only=True):
+    """Count how often the policy solves each of `count` tasks, from index `first` on."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    seed: int
+    first: int
+    count: int
+    attempts: int
+    """Completions per task."""
+    temperature: float
+    max_new_tokens: int
+    stop_ids: list[int]
+
+
+class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    seed: str
+    """Hex."""
+    prompt: str
+    answer: str
+    passes: int
+    """Completions with full reward."""
+
+
+class TasksMeasured(Reply, frozen=True, kw_only=True):
+    rows: list[MeasuredTask]
+
+
+class FilterService(Protocol):
+    """Samples tasks of an environment with one policy."""
+
+    async def describe(self, job: DescribePolicy) -> PolicyDescribed:
+        """Raises `UserError` for a model that names no stop token."""
+        ...
+
+    async def measure(self, job: MeasureTasks) -> TasksMeasured:
+        """Raises `UserError` for a task that the policy has no room for."""
+        ...
+
+
+class FilterClient:
+    """Calls the `FilterService` in a child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def describe(self, job: DescribePolicy) -> PolicyDescribed:
+        return await self._child.request("describe", job, PolicyDescribed)
+
+    async def measure(self, job: MeasureTasks) -> TasksMeasured:
+        return await self._child.request("measure", job, TasksMeasured)
+
+
+_FILTER: type[FilterService] = FilterClient

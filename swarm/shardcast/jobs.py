@@ -1,0 +1,89 @@
+"""The jobs of the child that encodes and applies deltas."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from swarm.jobs import Reply
+from swarm.messages import Digest
+from swarm.world import Child, Job
+
+PATIENCE_SECONDS = 120.0
+"""Every block is reported. One takes milliseconds, and a disk may hang for a minute."""
+
+
+class PieceToMake(msgspec.Struct, array_like=True, frozen=True):
+    """A wanted piece of a checkpoint."""
+
+    index: int
+    name: str
+    """Of its file."""
+    offset: int
+    """Within the file; a multiple of the piece size."""
+    size_bytes: int
+    digest: Digest
+    """BLAKE3-256: nothing is written that has another."""
+
+
+class EncodeDelta(Job, frozen=True, kw_only=True):
+    """Write the delta that turns files of folder `base` into those of `new`."""
+
+    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
+
+    base: str
+    new: str
+    out: str
+    names: list[str]
+    limit_bytes: int
+    """A larger delta is given up."""
+
+
+class DeltaEncoded(Reply, frozen=True, kw_only=True):
+    size_bytes: int
+    """0: given up."""
+    changed_words: int
+    words: int
+
+
+class MakePieces(Job, frozen=True, kw_only=True):
+    """Make pieces of a checkpoint from a complete one and a chain of deltas, oldest first."""
+
+    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
+
+    base: str
+    target: str
+    deltas: list[str]
+    pieces: list[PieceToMake]
+
+
+class PiecesMade(Reply, frozen=True, kw_only=True):
+    made: list[int]
+    """Indices of the pieces that came out right."""
+
+
+class DeltaService(Protocol):
+    """Encodes and applies deltas."""
+
+    async def encode(self, job: EncodeDelta) -> DeltaEncoded: ...
+
+    async def make(self, job: MakePieces) -> PiecesMade:
+        """Raises `BadDelta` for a delta that is malformed or of another base."""
+        ...
+
+
+class DeltaClient:
+    """Calls the `DeltaService` in a child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def encode(self, job: EncodeDelta) -> DeltaEncoded:
+        return await self._child.request("encode", job, DeltaEncoded)
+
+    async def make(self, job: MakePieces) -> PiecesMade:
+        return await self._child.request("make", job, PiecesMade)
+
+
+_DELTAS: type[DeltaService] = DeltaClient
