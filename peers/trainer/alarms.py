@@ -16,13 +16,13 @@ from typing import Literal
 Action = Literal["report", "pause", "rollback"]
 
 RECENT_STEPS = 5
-"""Steps whose mean is looked at."""
+"""Newest steps, whose mean is compared with the limits."""
 
 HISTORY_STEPS = 50
-"""Steps before those, whose median is what is usual."""
+"""Steps before those, whose median is the usual figure."""
 
 HISTORY_STEPS_MIN = 10
-"""With fewer nothing is called unusual."""
+"""With fewer of them no alarm rings that compares with a median."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,21 @@ class Limits:
     """Where the alarms ring."""
 
     gradient_norm: float = 4.0
-    """Times its median."""
+    """Largest multiple of the gradient norm's median."""
     clipped_share: float = 4.0
-    """Times its median, and above `clipped_share_min` at all."""
+    """Largest multiple of the median share of tokens clipped."""
     clipped_share_min: float = 0.05
+    """Shares up to this never ring."""
     entropy: float = 1.5
-    """Times its lowest so far, and above it by `entropy_min`."""
+    """Largest multiple of the lowest entropy so far."""
     entropy_min: float = 0.1
-    """Nats."""
+    """Nats above the lowest entropy that never ring."""
     reward: float = 0.5
-    """Share of its best so far."""
+    """Smallest share of the best reward so far."""
     reward_min: float = 0.1
-    """A best below this is no height to fall from."""
+    """A best reward below this is too low to compare with."""
     skipped_share: float = 0.5
-    """Of recent optimiser steps, left out because a number was not finite."""
+    """Largest share of recent optimiser steps skipped because a number was not finite."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Alarm:
 
 
 class Alarms:
-    """Reads every step's metrics. Rings once per sign, again only after it had gone."""
+    """Reads every step's metrics; rings once per sign, and again only after the sign had gone."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -142,11 +143,11 @@ class Alarms:
         return Alarm(name, figure, limit, f"{words}: {figure:.3g}, above {limit:.3g}")
 
     def _recent(self, name: str) -> float | None:
-        """Mean of the last steps, or None as long as there are too few."""
+        """Mean of the last steps; None while there are too few."""
         values = list(self._history.get(name, ()))[-RECENT_STEPS:]
         return statistics.fmean(values) if len(values) == RECENT_STEPS else None
 
     def _usual(self, name: str) -> float:
-        """Median of the steps before those; infinite while there are few, so that nothing rings."""
+        """Median of the steps before those; infinite, so that nothing rings, while too few."""
         before = list(self._history.get(name, ()))[:-RECENT_STEPS]
         return statistics.median(before) if len(before) >= HISTORY_STEPS_MIN else float("inf")

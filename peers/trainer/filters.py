@@ -95,6 +95,8 @@ class KeepRate:
 
 
 def groups_to_ask_for(missing: int, keep_rate: float, coming: int) -> int:
-    """Groups a step order asks for: what is missing after the filter, at the rate it keeps, less
-    those announced and not yet judged."""
+    """Number of groups that a step order asks for.
+
+    Those missing after the filter, at the rate it keeps, less those announced and not yet judged.
+    """
     return max(0, math.ceil(missing / keep_rate - 1e-9) - coming)

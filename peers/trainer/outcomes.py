@@ -55,7 +55,7 @@ class Outcomes:
             self._events.emit("trainer.log_completed", submissions=len(missing))
 
     async def carried(self, submissions: Sequence[Accepted]) -> None:
-        """Log what the pool holds as the run ends, kept for steps that never come."""
+        """Log what the pool still holds when the run ends."""
         await self._trusted.append(
             [
                 Consumed(

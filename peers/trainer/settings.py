@@ -47,22 +47,22 @@ class TrainerSettings(ComputeSettings):
     go back to. 0: none, or 10 where `alarm_action` is rollback."""
     mirrors: list[str] = pydantic.Field(default=[], max_length=limits.MIRRORS_MAX)
     """Addresses of web servers or buckets that each published manifest names as sources of the
-    policy and its deltas; somebody has to put there what `swarm checkpoint export` writes."""
+    policy and its deltas. Upload to them what `swarm checkpoint export` writes."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
-    """Without a new accepted rollout for so long, the trainer revises the step's order, and again
-    after each further time. (It says whom it waits for after 30 s.)"""
+    """Seconds without a new accepted rollout after which the trainer revises the step's order, and
+    between further revisions. (It says whom it waits for after 30 s.)"""
     alarm_action: Action = "report"
-    """What an alarm does: say so, pause the run, or go back to the last good state."""
+    """What an alarm does: report, pause the run, or go back to the last good state."""
     alarm_gradient_norm: float = pydantic.Field(default=Limits.gradient_norm, gt=1)
     """An alarm rings where the gradient norm is more than this times its median."""
     alarm_clipped_share: float = pydantic.Field(default=Limits.clipped_share, gt=1)
-    """Likewise the share of tokens clipped."""
+    """An alarm rings where the share of tokens clipped is more than this times its median."""
     alarm_entropy: float = pydantic.Field(default=Limits.entropy, gt=1)
     """An alarm rings where the entropy is more than this times its lowest so far."""
     alarm_reward: float = pydantic.Field(default=Limits.reward, ge=0, lt=1)
     """An alarm rings where the reward falls below this share of its best so far."""
     rollbacks_max: int = pydantic.Field(default=3, ge=0)
-    """After so many in one life the trainer pauses instead."""
+    """Rollbacks in one life of the trainer, after which it pauses instead."""
     tensorboard: str = ""
     """Folder for TensorBoard's event files; empty: none."""
     wandb: str = ""
