@@ -73,6 +73,7 @@ def test_create_signs_and_show_verifies(tmp_path: Path) -> None:
     assert f"{owner.peer_id} (signature verified)" in shown.output
     assert f"{TRAINER} (from version 1)" in shown.output
     assert 'broadcast_mode = "relay-only"\n' in shown.output
+    assert '[[environments]]\n  name = "sort-digits"\n' in shown.output
     told = json.loads(swarm("run", "show", tmp_path / "run.manifest", "--json").output)
     assert told["run"] == f"{owner.peer_id}/sorting"
     assert told["schedule"]["steps"] == 100

@@ -124,17 +124,22 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
     print(f"signed   {issued} UTC")
     assert isinstance(envelope.message, msgspec.Struct)
-    for name, value in sorted(fields.items(), key=lambda item: isinstance(item[1], dict)):
+    environments = fields.pop("environments")
+    tables = [("[[environments]]", each) for each in environments]
+    tables += [(f"[{name}]", value) for name, value in fields.items() if isinstance(value, dict)]
+    for name, value in fields.items():
         if isinstance(value, dict):
-            print(f"\n[{name}]")
-            for key, inner in value.items():
-                print(f"  {key} = {json.dumps(inner)}")
-        elif name in ("trainers", "validators"):
+            continue
+        if name in ("trainers", "validators"):
             print(f"\n{name}:")
             for key in value:
                 print(f"  {key['peer']} (from version {key['from_version']})")
         else:
             print(f"{name} = {json.dumps(value)}")
+    for heading, table in tables:
+        print(f"\n{heading}")
+        for key, value in table.items():
+            print(f"  {key} = {json.dumps(value)}")
 
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
