@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from peers.validator.checks.base import Report
 from peers.validator.inbox import Key
+from swarm import jobs
 from swarm.envelope import Envelope
 from swarm.messages import StepOrder, Submission, Verdict
 
@@ -65,6 +66,17 @@ class Outcome(Report):
     rollouts_digest: bytes = b""
     """BLAKE3-256 of the rollouts in canonical form, which lie beside the submission's file."""
     rollouts_bytes: int = 0
+
+    @classmethod
+    def of(cls, report: Report | jobs.Report) -> Outcome:
+        """The outcome of checks alone, without rewards. `report`: made here, or by a child."""
+        return cls(
+            checks=list(report.checks),
+            failed=report.failed,
+            detail=report.detail,
+            proven_fault=report.proven_fault,
+            quarantined=report.quarantined,
+        )
 
     @property
     def word(self) -> Literal["accepted", "refused", "quarantined"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -14,7 +14,6 @@ from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, Age
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
-from swarm import jobs
 from swarm.errors import PeerError
 from swarm.jobs import (
     Inspect,
@@ -71,7 +70,7 @@ class Examiner:
         age = newest.step - case.submission.policy if newest is not None else 0
         stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
         if stale is not None:
-            return Outcome(**vars(stale))
+            return Outcome.of(stale)
         folder = await self._peer.policies.get(
             case.order.checkpoint, deadline_seconds=manifest.limits.verdict_seconds
         )
@@ -100,15 +99,13 @@ class Examiner:
         """Inspect a case's file, and recompute what it holds if the case is drawn for that."""
         inspected = await children.inspector.inspect(inspect)
         self._inspector_restarts.succeeded()
-        outcome = Outcome(
-            **_report(inspected),
-            rewards=inspected.rewards,
-            task_means=inspected.task_means,
-            task_spreads=inspected.task_spreads,
-            environments=inspected.environments,
-            rollouts_digest=inspected.canonical_digest,
-            rollouts_bytes=inspected.canonical_bytes,
-        )
+        outcome = Outcome.of(inspected)
+        outcome.rewards = inspected.rewards
+        outcome.task_means = inspected.task_means
+        outcome.task_spreads = inspected.task_spreads
+        outcome.environments = inspected.environments
+        outcome.rollouts_digest = inspected.canonical_digest
+        outcome.rollouts_bytes = inspected.canonical_bytes
         history = History(
             worker=case.worker,
             group_digests=inspected.group_digests,
@@ -184,14 +181,3 @@ class Examiner:
 
     def _local(self, path: str) -> str:
         return str(self._disk.local_path(path))
-
-
-def _report(report: jobs.Report) -> dict[str, Any]:
-    """The fields of a child's report as those of an `Outcome`."""
-    return {
-        "checks": list(report.checks),
-        "failed": report.failed,
-        "detail": report.detail,
-        "proven_fault": report.proven_fault,
-        "quarantined": report.quarantined,
-    }

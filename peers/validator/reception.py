@@ -121,7 +121,7 @@ class Reception:
     async def _turn_down(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
         """Refuse an announcement, to its worker alone. It cost nothing to make, so others see
         nothing of it: no entry in the log, no message to the trainer."""
-        outcome = Outcome(**vars(refusal))
+        outcome = Outcome.of(refusal)
         verdict = verdict_on(worker, submission, outcome, log_index=-1)
         envelope = await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
         self._docket.turn_down((worker, submission.digest), envelope)

@@ -143,7 +143,7 @@ class ValidatorRole:
         """Queue a case when its turn comes; refuse it if the one before never did."""
         refusal = await self._queue.line_up(case)
         if refusal is not None:
-            await self._verdicts.give(case, Outcome(**vars(refusal)), nursery)
+            await self._verdicts.give(case, Outcome.of(refusal), nursery)
 
     # --- judging -----------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class Verdicts:
     def if_evicted(self, worker: str) -> Outcome | None:
         """The outcome of a submission whose worker is out of the run; None if it is not."""
         refusal = first_failure(WORKER, self._peer.run.evicted(worker))
-        return None if refusal is None else Outcome(**vars(refusal))
+        return None if refusal is None else Outcome.of(refusal)
 
     async def leave_to(self, quicker: PeerId, case: Case) -> None:
         """Leave a case to a validator that was quicker. A worker turns to the next in rank when a
