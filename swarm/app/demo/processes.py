@@ -1,4 +1,4 @@
-"""The demo's processes: started, listened to, restarted when they die, ended without a trace.
+"""The demo's processes: started, read, restarted when they die, and ended completely.
 
 Each gets a process group of its own, so that Ctrl-C reaches the demo alone, which then ends them
 all, and so that nothing a process started outlives it.
@@ -25,30 +25,31 @@ LINE_BYTES_MAX = 256 * 1024
 LAST_LINES_KEPT = 12
 LAST_LINE_CHARACTERS = 400
 TERMINATE_SECONDS = 3.5
-"""Between SIGTERM and SIGKILL; a peer allows itself 4 s, the whole demo has 5."""
+"""Time from SIGTERM to SIGKILL. The whole demo must end within 5 s."""
 BACKOFF_SECONDS = 0.2
-"""Before the first restart; doubles with each death in a row."""
+"""Wait before the first restart; it doubles with each further death."""
 BACKOFF_SECONDS_MAX = 3.0
 DEATHS_IN_A_ROW_MAX = 5
 STEADY_SECONDS = 20.0
-"""A process that lived this long ends the row of deaths."""
+"""A process that lived this long starts with a fresh count of deaths."""
 
 
 class ProcessFailed(SwarmError):
-    """A process of the demo died again and again; the message has its last lines."""
+    """A process of the demo died too often in a row; the message has its last lines."""
 
 
 class Watcher(Protocol):
-    """Who is told what the processes say and do. Called at once; must not block."""
+    """Receiver of what the processes print and do. Its methods are called at once, and must not
+    block."""
 
     def said(self, name: str, event: Mapping[str, Any]) -> None:
-        """A JSON line arrived on standard output."""
+        """Handle a JSON line from standard output."""
 
     def died(self, name: str, status: int) -> None:
-        """It ended with a status other than 0 and will be restarted."""
+        """Handle an end with a status other than 0, before the restart."""
 
     def finished(self, name: str) -> None:
-        """It ended and stays so."""
+        """Handle an end without a restart."""
 
     def restart_wanted(self, name: str) -> bool:
         """Whether a process that ended with a status other than 0 is still needed."""
@@ -60,13 +61,13 @@ class Process:
 
     name: str
     command: Callable[[bool], Sequence[str]]
-    """The command line; the argument says whether this is a restart."""
+    """Makes the command line; its argument says whether this is a restart."""
     log: Path | None = None
-    """Where everything it prints is appended."""
+    """File to which all output is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's own environment."""
+    """Variables added to this process's own environment."""
     pid: int | None = None
-    """While it runs."""
+    """Process id while it runs."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
 
 
@@ -105,7 +106,7 @@ def _how(status: int) -> str:
 
 
 def _spawn(process: Process, restart: bool) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start a life; the child, and what it prints: standard output, standard error.
+    """Start the process once; gives it with the pipes of its standard output and standard error.
 
     Not trio's open_process: that forks in a worker thread, whose end the kernel would take for
     the parent's death in a child that asked to die with its parent (the fork server does).
@@ -135,7 +136,7 @@ def _spawn(process: Process, restart: bool) -> tuple[subprocess.Popen[bytes], in
 
 
 async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
-    """One life of the process; its exit status (negative: the signal)."""
+    """Run the process once; gives its exit status, negative for a signal."""
     child, output, complaints = _spawn(process, restart)
     process.pid = child.pid
     log = process.log.open("a", encoding="utf-8") if process.log is not None else None
@@ -168,7 +169,7 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
             nursery.start_soon(listen)
             nursery.start_soon(hear_complaints)
             await trio.lowlevel.wait_readable(watch)
-            # Its own children may hold the pipes open: they end with it.
+            # Its own children may hold the pipes open, so they are ended too.
             _signal_group(child.pid, signal.SIGKILL)
         return child.wait()
     finally:
@@ -181,7 +182,7 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """A line as an event, if it is one."""
+    """Read a line as an event; None if it is none."""
     if not line.startswith("{"):
         return None
     try:
@@ -208,7 +209,7 @@ def _signal_group(group: int, which: signal.Signals) -> None:
 
 
 async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
-    """Lines of a pipe as text, each cut at `LINE_BYTES_MAX`."""
+    """Read lines of text from a pipe, each cut at `LINE_BYTES_MAX`."""
     held = b""
     with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
         async for chunk in stream:

@@ -1,4 +1,4 @@
-"""What the demo knows of its swarm, folded out of the peers' events: view and summary read this.
+"""The state of a demo's swarm, gathered from the peers' events for view and summary.
 
 Events come as JSON lines from processes of our own, yet every field is looked at with a default:
 a peer that says too little makes a gap in the table, never the end of the demo.
@@ -16,16 +16,16 @@ from swarm.untrusted import printable
 VERDICTS_KEPT = 64
 NOTES_KEPT = 64
 SPEED_STEPS = 20
-"""Steps over which the time left is estimated."""
+"""Number of last steps from which the time left is estimated."""
 
 SPEED_SECONDS = 10.0
-"""Over which tokens a second are averaged."""
+"""Window over which tokens per second are averaged."""
 
 Fields = Mapping[str, Any]
 
 
 def number(fields: Fields, name: str, default: float = 0.0) -> float:
-    """A numeric field, or the default when it is missing, no number, or beyond all reason."""
+    """Read a numeric field; the default if it is missing, no number, or absurdly large."""
     value = fields.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 2**53:
         return float(value)
@@ -33,20 +33,20 @@ def number(fields: Fields, name: str, default: float = 0.0) -> float:
 
 
 def text(fields: Fields, name: str) -> str:
-    """A text field as it may be shown, or the empty text: strangers write some of them."""
+    """Read a text field, made safe to print, since strangers write some; empty if it is missing."""
     value = fields.get(name)
     return printable(value) if isinstance(value, str) else ""
 
 
 @dataclass
 class PeerState:
-    """One row of the table."""
+    """One peer: one row of the table."""
 
     name: str
     role: str
     peer: str
     own: bool = True
-    """A process of this demo, rather than a guest who joined by hand."""
+    """Whether it is a process of this demo; otherwise a guest that joined by hand."""
     state: str = "starting"
     """starting, joining, live, suspected, gone, evicted, restarting, finished."""
     doing: str = ""
@@ -56,12 +56,12 @@ class PeerState:
     restarts: int = 0
     sent: int = 0
     received: int = 0
-    """Bytes of blobs, over all lives of the process."""
+    """Bytes of blobs received, over all restarts of the process."""
     _sent_before: int = 0
     _received_before: int = 0
 
     def moved(self, sent: int, received: int) -> None:
-        """Take a process's own counts, which begin at 0 with each life."""
+        """Add a process's own counts, which start at 0 after each restart."""
         self.sent = self._sent_before + sent
         self.received = self._received_before + received
 
@@ -72,7 +72,7 @@ class PeerState:
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One judgement, as it is shown."""
+    """One verdict, as it is shown."""
 
     at: float
     worker: str
@@ -101,7 +101,7 @@ class TrainedStep:
 
 @dataclass
 class Note:
-    """Something worth a line: a restart, an eviction, a guest."""
+    """One line about an event: a restart, an eviction, a guest."""
 
     at: float
     text: str
@@ -110,7 +110,7 @@ class Note:
 
 @dataclass
 class SwarmState:
-    """Everything shown, and everything summed up at the end. Times: seconds on one clock."""
+    """Everything that view and summary need. Times are seconds on one clock."""
 
     steps_wanted: int
     started: float
@@ -122,31 +122,31 @@ class SwarmState:
     counts: Counter[str] = field(default_factory=Counter)
     """Verdicts: accepted, quarantined, or the name of the check that failed."""
     verdicts: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
-    """Accepted ones."""
+    """Latest accepted ones."""
     refusals: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
-    """Those that were not accepted, which would soon be crowded out."""
+    """Latest others, kept apart because accepted ones would soon crowd them out."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     generated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
-    """(when, tokens) of the submissions made."""
+    """Time and tokens of each submission made."""
     evicted: dict[str, str] = field(default_factory=dict)
-    """Reason, by name."""
+    """Reasons of evictions, by peer name."""
     accuracy_after: dict[str, float] = field(default_factory=dict)
-    """sampled and greedy, once evaluated."""
+    """Accuracies `sampled` and `greedy`, once evaluated."""
     accuracy_before: dict[str, float] = field(default_factory=dict)
     finished_folder: str | None = None
-    """Where the trainer left the trained policy; None until the run is complete."""
+    """Folder of the trained policy; None until the run is complete."""
     phase: str = "preparing"
     marks: dict[str, float] = field(default_factory=dict)
-    """When each phase began."""
+    """Start time of each phase."""
     changes: int = 0
-    """Grows with everything that is shown."""
+    """Counter that grows with every visible change."""
 
     def add_peer(self, name: str, role: str, peer: str, *, own: bool = True) -> PeerState:
         self.peers[peer] = PeerState(name, role, peer, own, "starting" if own else "live")
         return self.peers[peer]
 
     def name_of(self, peer: str) -> str:
-        """The name in the table, or the end of a stranger's id."""
+        """Name of a peer in the table, or the end of a stranger's id."""
         held = self.peers.get(peer)
         return held.name if held else f"…{peer[-6:]}"
 
@@ -157,15 +157,15 @@ class SwarmState:
 
     @property
     def step(self) -> int:
-        """Steps trained, counted from 1."""
+        """Number of steps trained."""
         return max(self.trained, default=-1) + 1
 
     def rewards(self) -> list[tuple[int, float]]:
-        """(step, mean reward), in order."""
+        """Step and mean reward of each trained step, in order."""
         return [(step, self.trained[step].reward) for step in sorted(self.trained)]
 
     def tokens_per_second(self, now: float) -> float:
-        """Tokens generated by the demo's own peers, over the last seconds."""
+        """Tokens per second that the demo's own peers generated lately."""
         tokens = sum(count for at, count in self.generated if at > now - SPEED_SECONDS)
         return tokens / SPEED_SECONDS
 
@@ -173,7 +173,7 @@ class SwarmState:
         return sum(peer.restarts for peer in self.peers.values())
 
     def seconds_left(self) -> float | None:
-        """By the pace of the last steps; None before there is one."""
+        """Time left at the pace of the last steps; None before the first."""
         recent = [self.trained[step] for step in sorted(self.trained)[-SPEED_STEPS:]]
         if len(recent) < 2:
             return None
@@ -183,7 +183,7 @@ class SwarmState:
     # --- what happens ------------------------------------------------------------------------
 
     def enter(self, phase: str, now: float) -> None:
-        """A new phase begins."""
+        """Begin a new phase."""
         self.phase = phase
         self.marks.setdefault(phase, now)
         self.changes += 1
@@ -211,7 +211,7 @@ class SwarmState:
         self.changes += 1
 
     def apply(self, event: Fields, now: float) -> None:
-        """Take one event of a peer; unknown ones change nothing."""
+        """Apply one event of a peer; unknown events change nothing."""
         name = text(event, "event")
         handler = getattr(self, f"_on_{name.replace('.', '_')}", None)
         if handler is not None:
@@ -280,7 +280,7 @@ class SwarmState:
         name = self.name_of(remote)
         reason = text(event, "reason")
         if not remote or not reason or name in self.evicted:
-            return  # some only notice that it was evicted; why is said by whoever did it
+            return  # these peers only noticed the eviction; the evicting peer gives the reason
         self.evicted[name] = reason
         held = self.peers.get(remote)
         if held is not None:

@@ -1,4 +1,4 @@
-"""What a demo came to: one JSON object, a picture of the reward curve, a page on the screen."""
+"""The summary of a demo: one JSON object, a picture of the reward curve, a page on the screen."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from swarm.app.demo.state import SwarmState
 from swarm.app.figures import readable_bytes, readable_seconds
 
 SMOOTHING_STEPS = 15
-"""Steps, half before and half after, whose mean is the smooth line of the picture."""
+"""Window, in steps, of the moving average that the picture shows as a smooth line."""
 
 
 def seconds_by_phase(state: SwarmState, now: float) -> dict[str, float]:
-    """Seconds spent in each phase; they add up to the whole, because phases follow each other."""
+    """Measure the seconds of each phase; phases do not overlap, so they add up to the whole."""
     begins = sorted(state.marks.items(), key=lambda item: item[1])
     ends = [begin for _, begin in begins[1:]] + [now]
     return {phase: round(end - begin, 2) for (phase, begin), end in zip(begins, ends, strict=True)}
@@ -25,8 +25,11 @@ def seconds_by_phase(state: SwarmState, now: float) -> dict[str, float]:
 def summarise(
     state: SwarmState, now: float, *, seed: int, policy_folder: str | None = None
 ) -> dict[str, Any]:
-    """The summary as plain data. Accuracies are shares of 512 held-out prompts; times seconds;
-    bytes are bodies of blobs. What is not known (a run cut short) is None."""
+    """Convert the state to the summary, as plain data.
+
+    Accuracies are shares of 512 held-out prompts, times are seconds, and bytes are bodies of blobs.
+    A value that is not known, because the run was cut short, is None.
+    """
     rewards = state.rewards()
     return {
         "reward_first": rewards[0][1] if rewards else None,
@@ -56,7 +59,7 @@ def summarise(
 
 
 def draw_rewards(summary: dict[str, Any], path: Path) -> None:
-    """The reward curve as a PNG. Imports matplotlib, so it is called once, at the end."""
+    """Draw the reward curve as a PNG. Imports matplotlib, which takes a second."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,7 +101,7 @@ def _share(value: float | None) -> str:
 
 
 def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
-    """The summary for the screen."""
+    """Lay the summary out for the screen."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

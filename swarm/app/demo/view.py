@@ -1,4 +1,4 @@
-"""The demo's screen: the state as lines of text that fill a terminal of any size exactly.
+"""The demo's screen: the state as lines of text that exactly fill a terminal of any size.
 
 Lines are composed by hand rather than with rich's tables and layouts: every screen has the same
 shape from one refresh to the next, nothing jumps, and drawing costs a few milliseconds.
@@ -26,7 +26,7 @@ from swarm.app.figures import (
 )
 
 REFRESH_SECONDS = 0.5
-"""Between two looks at the state: quick enough to feel alive, cheap enough not to be noticed."""
+"""Interval between two refreshes: fast enough to feel alive, and cheap."""
 
 WIDTH_MIN, HEIGHT_MIN = 40, 12
 PLOT_HEIGHT_MAX = 14
@@ -44,8 +44,8 @@ PHASES = {
 
 
 def paste_lines(line: str, width: int) -> list[str]:
-    """A shell command cut to `width` so that pasting it works: each cut is a backslash in the
-    last column, which the shell joins again."""
+    """Cut a shell command into lines of `width` that can be pasted: each but the last ends with a
+    backslash, so that the shell joins them."""
     lines = []
     while len(line) > width:
         lines.append(line[: width - 1] + "\\")
@@ -60,7 +60,7 @@ _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: int) -> list[str]:
-    """A curve of (step, value in [0, 1]) over 0..steps as `height` lines of `width` characters.
+    """Draw a curve of (step, value in [0, 1]) over 0..steps, in `height` lines of `width` columns.
 
     Each column of dots shows the mean of its steps; neighbours are joined, gaps are bridged.
     """
@@ -158,7 +158,7 @@ def _reward(state: SwarmState, width: int, height: int) -> list[Text]:
 
 
 _STEP_AT_END = re.compile(r"( of)?( step)? \d+$")
-"""Said by its own column already."""
+"""A step at the end of an activity; the table has a column for it."""
 
 
 def _peer_columns(peer: PeerState, width: int) -> Text:
@@ -170,7 +170,7 @@ def _peer_columns(peer: PeerState, width: int) -> Text:
     line.append(f"{peer.policy if peer.policy >= 0 else '–':>6} ")
     line.append(f"{peer.step if peer.step >= 0 else '–':>5} ")
     for moved in (peer.sent, peer.received):
-        # What a guest moves it tells only the peer it sends its heartbeats to.
+        # A guest reports its traffic only to the peer that gets its heartbeats.
         shown = readable_bytes(moved) if peer.own else "–"
         line.append(f"{shown:>8} ", style="" if moved else DIM)
     if width >= 90:
@@ -219,7 +219,7 @@ def _note(note: Note, state: SwarmState) -> Text:
 
 
 def _log(state: SwarmState, rows: int) -> list[Text]:
-    """The newest verdicts and notes in order of time; what went wrong keeps its place longest."""
+    """Compose the newest verdicts and notes in order of time; refusals stay longest."""
     important: list[VerdictLine | Note] = [
         *state.refusals,
         *(note for note in state.notes if note.grave),
@@ -232,7 +232,7 @@ def _log(state: SwarmState, rows: int) -> list[Text]:
     routine.sort(key=lambda entry: entry.at)
     kept_important = important[-max(1, rows - (1 if rows < 6 else 2)) :]
     if state.refusals and state.refusals[-1] not in kept_important:
-        # The newest refusal with its figure stays, whatever else happened since.
+        # The newest refusal with a figure always stays.
         kept_important = [state.refusals[-1], *kept_important[1:]]
     kept: list[VerdictLine | Note] = [
         *kept_important,
@@ -272,7 +272,7 @@ def _join(state: SwarmState, width: int) -> list[Text]:
 
 
 def compose(state: SwarmState, now: float, width: int, height: int) -> list[Text]:
-    """At most `height` lines; none is wider than `width` once cropped."""
+    """Compose at most `height` lines for a screen `width` columns wide."""
     if width < WIDTH_MIN or height < HEIGHT_MIN:
         return [_header(state, now, max(width, 20))[0]]
     header = _header(state, now, width)
@@ -300,7 +300,7 @@ def _pad(lines: list[Text], rows: int) -> list[Text]:
 
 
 class Screen:
-    """The rich renderable: composed anew for the terminal's size whenever it is drawn."""
+    """Renderable for rich: each drawing composes the screen for the terminal's current size."""
 
     def __init__(self, state: SwarmState, clock: Callable[[], float]) -> None:
         self._state = state
@@ -321,7 +321,7 @@ def _cropped(line: Text, width: int, console: Console) -> Iterable[Segment]:
 
 
 async def draw(state: SwarmState, console: Console) -> None:
-    """Show the live view, until cancelled."""
+    """Show the live view until cancelled."""
     screen = Screen(state, trio.current_time)
     with Live(
         screen,
