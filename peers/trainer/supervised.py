@@ -8,7 +8,6 @@ included. One share of them is held back to validate on.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,9 @@ from typing import Any, TypeVar
 import torch
 import trio
 
-from peers.environments import Environment, Renderer, task_of
 from peers.environments import load as load_environment
 from peers.policy import model as policy_model
-from peers.policy.config import read_config
+from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.packing import Scorer, fastest_attention, lay_out, lay_out_flat
@@ -41,18 +39,10 @@ from swarm.offline_jobs import (
     Validate,
     Validated,
 )
-from swarm.rollouts.seeds import digest
 from swarm.world.progress import report
-
-LINE_BYTES_MAX = 16 << 20
-ENVIRONMENT_EXAMPLES = 100_000
-"""Drawn from an environment, at most: a tiny one repeats itself."""
 
 J = TypeVar("J")
 R = TypeVar("R")
-
-Example = tuple[list[int], list[int]]
-"""Token ids of a prompt and of its answer, the stop token included."""
 
 
 def check(settings: TuningSettings) -> None:
@@ -116,40 +106,39 @@ class SftService:
             final_learning_rate_share=self._settings.final_learning_rate_share,
             learning_rate_schedule="cosine",
         )
-        renderer = Renderer(self._base)
-        stop = stop_id(self._base)
         if job.environment is None:
-            source, rows = job.data, _from_file(Path(job.data))
+            source, pairs = job.data, read_pairs(Path(job.data))
         else:
-            drawn = load_environment(
+            environment = load_environment(
                 job.environment.name, job.environment.version, job.environment.options
             )
-            source, rows = job.environment.name, _from_environment(drawn, self._settings)
-        limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
-        found, long = [], 0
-        for prompt, answer in rows:
-            ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), stop])
-            if ids[0] and len(ids[0]) + len(ids[1]) <= limit:
-                found.append(ids)
-            else:
-                long += 1
-        random.Random(self._settings.seed).shuffle(found)
-        held_back = math.ceil(self._settings.validation_share * len(found))
-        self._held_back = found[: min(held_back, self._settings.validation_examples_max)]
-        self._examples = found[held_back:]
-        if len(self._examples) < 1:
-            raise UserError(
-                f"{source} leaves no example to train on ({len(found)} of at most "
-                f"{limit} tokens, {long} longer or without a prompt)"
-            )
-        self._order = _repeat(self._examples, self._settings.seed)
+            count = 2 * self._settings.steps * self._settings.batch
+            source = job.environment.name
+            pairs = draw_pairs(environment, count, self._settings.seed)
+        left_out = self._split(pairs, source)
+        self._order = epochs(self._examples, self._settings.seed)
         self._done = 0
         return TuningStarted(
             examples=len(self._examples),
             held_back=len(self._held_back),
-            left_out=long,
+            left_out=left_out,
             parameters=policy_model.count_parameters(self._model),
         )
+
+    def _split(self, pairs: Iterator[tuple[str, str]], source: str) -> int:
+        """Encode examples and hold some back; how many were left out. Raises `UserError`."""
+        limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
+        found, left_out = encode_examples(pairs, self._base, limit)
+        random.Random(self._settings.seed).shuffle(found)
+        held_back = math.ceil(self._settings.validation_share * len(found))
+        self._held_back = found[: min(held_back, self._settings.validation_examples_max)]
+        self._examples = found[held_back:]
+        if not self._examples:
+            raise UserError(
+                f"{source} leaves no example to train on ({len(found)} of at most "
+                f"{limit} tokens, {left_out} longer or without a prompt)"
+            )
+        return left_out
 
     def _step(self, job: Tune) -> Tuned:
         batch = as_batch(list(itertools.islice(self._order, self._settings.batch)))
@@ -230,72 +219,3 @@ def as_batch(examples: Sequence[Example]) -> Batch:
         policy=torch.zeros(len(examples), dtype=torch.int64),
         temperature=torch.ones(len(examples), dtype=torch.float64),
     )
-
-
-def stop_id(folder: Path) -> int:
-    """The token that ends an answer, as the model's config names it; raises `UserError`."""
-    found = read_config(folder).get("eos_token_id")
-    if isinstance(found, list) and found:
-        found = found[0]
-    if not isinstance(found, int):
-        raise UserError(
-            f"model config {folder / 'config.json'}: eos_token_id is {found!r}; it must be the id "
-            "of the token that ends an answer"
-        )
-    return found
-
-
-def _from_file(path: Path) -> Iterator[tuple[str, str]]:
-    """(prompt, answer) of each line of a JSONL file; raises `UserError` naming the line."""
-    try:
-        with path.open("rb") as file:
-            for number in itertools.count(1):
-                line = file.readline(LINE_BYTES_MAX + 1)
-                if not line:
-                    return
-                if not line.strip():
-                    continue
-                yield _example(line, f"{path}, line {number}")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
-
-
-def _example(line: bytes, where: str) -> tuple[str, str]:
-    if len(line) > LINE_BYTES_MAX:
-        raise UserError(f"{where} has more than {LINE_BYTES_MAX} bytes")
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise UserError(f'{where} is not an object with "prompt" and "answer"')
-    for key in ("prompt", "answer"):
-        if not isinstance(row.get(key), str):
-            raise UserError(f"{where}: {key} is {row.get(key)!r}; it must be text")
-    return row["prompt"], row["answer"]
-
-
-def _from_environment(
-    environment: Environment, settings: TuningSettings
-) -> Iterator[tuple[str, str]]:
-    """Training tasks with their answers; only distinct prompts."""
-    wanted = min(ENVIRONMENT_EXAMPLES, 2 * settings.steps * settings.batch)
-    seen = set()
-    for index in range(2 * wanted):
-        seed = settings.seed.to_bytes(8, "big") + index.to_bytes(8, "big")
-        task = task_of(environment, digest("swarm/1/sft-example", seed))
-        if task.prompt in seen:
-            continue
-        seen.add(task.prompt)
-        yield task.prompt, task.answer
-        if len(seen) >= wanted:
-            return
-
-
-def _repeat(examples: Sequence[Example], seed: int) -> Iterator[Example]:
-    """All examples, epoch after epoch, each in an order of its own."""
-    for epoch in itertools.count():
-        order = list(range(len(examples)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        for index in order:
-            yield examples[index]

@@ -13,7 +13,8 @@ from peers.environments import Renderer
 from peers.policy.demo import EOS_ID
 from peers.policy.model import load as load_model
 from peers.policy.model import read_weights
-from peers.trainer.supervised import SftService, stop_id
+from peers.trainer.examples import stop_id
+from peers.trainer.supervised import SftService
 from swarm.app.main import app
 from swarm.errors import UserError
 from swarm.jobs import Export

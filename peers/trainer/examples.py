@@ -1,0 +1,108 @@
+"""Examples to fine-tune on: prompts with answers, from a file or from an environment."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from peers.environments import Environment, Renderer, task_of
+from peers.policy.config import read_config
+from swarm.errors import UserError
+from swarm.rollouts.seeds import digest
+
+LINE_BYTES_MAX = 16 << 20
+"""Of one example in a file."""
+
+ENVIRONMENT_EXAMPLES_MAX = 100_000
+"""Drawn from an environment: a tiny one repeats itself."""
+
+Example = tuple[list[int], list[int]]
+"""Token ids of a prompt and of its answer, the stop token included."""
+
+
+def encode_examples(
+    pairs: Iterable[tuple[str, str]], model: Path, tokens_max: int
+) -> tuple[list[Example], int]:
+    """(prompt, answer) pairs as the Hugging Face folder `model` tokenizes them, and how many were
+    left out: those that are longer than `tokens_max` or have an empty prompt."""
+    renderer = Renderer(model)
+    stop = stop_id(model)
+    found: list[Example] = []
+    left_out = 0
+    for prompt, answer in pairs:
+        ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), stop])
+        if ids[0] and len(ids[0]) + len(ids[1]) <= tokens_max:
+            found.append(ids)
+        else:
+            left_out += 1
+    return found, left_out
+
+
+def epochs(examples: Sequence[Example], seed: int) -> Iterator[Example]:
+    """All examples, epoch after epoch, each in an order of its own."""
+    for epoch in itertools.count():
+        order = list(range(len(examples)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        for index in order:
+            yield examples[index]
+
+
+def stop_id(folder: Path) -> int:
+    """The token that ends an answer, as the model's config names it; raises `UserError`."""
+    found = read_config(folder).get("eos_token_id")
+    if isinstance(found, list) and found:
+        found = found[0]
+    if not isinstance(found, int):
+        raise UserError(
+            f"model config {folder / 'config.json'}: eos_token_id is {found!r}; it must be the id "
+            "of the token that ends an answer"
+        )
+    return found
+
+
+def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """(prompt, answer) of each line of a JSONL file; raises `UserError` that names the line."""
+    try:
+        with path.open("rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(LINE_BYTES_MAX + 1)
+                if not line:
+                    return
+                if not line.strip():
+                    continue
+                yield _pair(line, f"{path}, line {number}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _pair(line: bytes, where: str) -> tuple[str, str]:
+    if len(line) > LINE_BYTES_MAX:
+        raise UserError(f"{where} has more than {LINE_BYTES_MAX} bytes")
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise UserError(f'{where} is not an object with "prompt" and "answer"')
+    for key in ("prompt", "answer"):
+        if not isinstance(row.get(key), str):
+            raise UserError(f"{where}: {key} is {row.get(key)!r}; it must be text")
+    return row["prompt"], row["answer"]
+
+
+def draw_pairs(environment: Environment, count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """(prompt, answer) of up to `count` training tasks with distinct prompts."""
+    wanted = min(ENVIRONMENT_EXAMPLES_MAX, count)
+    seen = set()
+    for index in range(2 * wanted):
+        drawn = seed.to_bytes(8, "big") + index.to_bytes(8, "big")
+        task = task_of(environment, digest("swarm/1/sft-example", drawn))
+        if task.prompt in seen:
+            continue
+        seen.add(task.prompt)
+        yield task.prompt, task.answer
+        if len(seen) >= wanted:
+            return
