@@ -1,0 +1,121 @@
+"""The docket: which submission fills each slot, and which verdicts are known."""
+
+from __future__ import annotations
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.validator.cases import Slot, slot_of
+from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket, verdict_in
+from swarm.envelope import Envelope, seal
+from swarm.messages import Checkpoint, StepOrder, Verdict
+from tests.network.harness import identity
+
+HERE, ELSEWHERE, WORKER = identity(1), identity(2), identity(3)
+
+
+def verdict(number: int, *, step: int = 5, outcome: str = "accepted", by: int = 1) -> Envelope:
+    """On submission `number`, by the validator with identity `by`."""
+    said = Verdict(
+        submission=blake3(b"%d %d" % (step, number)).digest(), size_bytes=1,
+        worker=WORKER.peer_id, lineage=0, step=step, policy=step, number=number,
+        outcome=outcome, log_index=0,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return seal(
+        identity(by), said, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
+    )
+
+
+def key_of(envelope: Envelope) -> tuple[str, bytes]:
+    return (verdict_in(envelope).worker, verdict_in(envelope).submission)
+
+
+def slot(number: int, step: int = 5) -> Slot:
+    return Slot(WORKER.peer_id, 0, step, number)
+
+
+def order(step: int, revision: int = 0) -> StepOrder:
+    return StepOrder(
+        lineage=0, step=step, revision=revision, policy=step, manifest_digest=bytes(32),
+        manifest_bytes=1, nonce=bytes(32), groups_wanted=1, submissions_max=1,
+        run_digest=bytes(32), run_version=1,
+    )  # fmt: skip
+
+
+def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
+    return Checkpoint(
+        lineage=lineage, step=step, manifest_digest=bytes(32), manifest_bytes=1, total_bytes=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counts"), [("accepted", True), ("refused", False), ("quarantined", False)]
+)
+def test_only_an_acceptance_by_another_validator_is_as_good_as_ones_own(
+    outcome: str, counts: bool
+) -> None:
+    docket = Docket(HERE.peer_id)
+    heard = verdict(0, outcome=outcome, by=2)
+    docket.hear(heard)
+    assert (docket.verdict_on(key_of(heard)) is not None) == counts
+    assert docket.is_settled(slot(0)) and not docket.is_judged_here(key_of(heard))
+
+
+def test_ones_own_verdict_counts_before_anothers() -> None:
+    docket = Docket(HERE.peer_id)
+    own, other = verdict(0, outcome="quarantined"), verdict(0, by=2)
+    docket.hear(other)
+    docket.give(key_of(own), own)
+    assert docket.verdict_on(key_of(own)) is own
+    assert docket.accepted_elsewhere(key_of(own)) is other
+
+
+def test_the_first_file_fills_a_slot() -> None:
+    docket = Docket(HERE.peer_id)
+    docket.settle(slot(0), b"first")
+    docket.settle(slot(0), b"second")
+    assert docket.submission_in(slot(0)) == b"first"
+    assert slot(1).before == slot(0) == slot_of(WORKER.peer_id, verdict_in(verdict(0)))
+
+
+def test_the_newest_order_of_a_step_counts() -> None:
+    docket = Docket(HERE.peer_id)
+    for revision in (1, 2, 0):
+        docket.take_order(order(7, revision))
+    assert docket.order_of(0, 7) == order(7, 2)
+
+
+@given(st.lists(st.integers(0, 3 * ORDERS_KEPT), max_size=4 * ORDERS_KEPT))
+def test_orders_and_refusals_are_bounded(steps: list[int]) -> None:
+    docket = Docket(HERE.peer_id)
+    for step in steps:
+        docket.take_order(order(step))
+    newest = sorted(set(steps))[-ORDERS_KEPT:]
+    held = {step for step in steps if docket.order_of(0, step) is not None}
+    assert len(held) <= ORDERS_KEPT and held >= set(newest[-1:])
+    refusal = verdict(0)
+    for number in range(TURNED_DOWN_KEPT + 1):
+        docket.turn_down((WORKER.peer_id, b"%d" % number), refusal)
+    assert docket.answer_to((WORKER.peer_id, b"0")) is None
+    assert docket.answer_to((WORKER.peer_id, b"1")) is refusal
+
+
+def test_what_can_no_longer_be_trained_on_is_forgotten() -> None:
+    docket = Docket(HERE.peer_id)
+    given_here = {step: verdict(0, step=step) for step in (3, 5)}
+    for step, own in given_here.items():
+        docket.give(key_of(own), own)
+        docket.hear(own)
+        docket.hear(verdict(1, step=step, by=2))
+    newest = checkpoint(7)
+    assert docket.too_old(newest, oldest_step=5) == [key_of(given_here[3])]
+    docket.forget(key_of(given_here[3]))
+    docket.forget_older(newest, oldest_step=5)
+    assert docket.judged_here() == [key_of(given_here[5])]
+    for number in (0, 1):
+        assert not docket.is_settled(slot(number, 3)) and docket.is_settled(slot(number))
+        assert docket.submission_in(slot(number, 3)) is None
+    assert docket.accepted_elsewhere(key_of(verdict(1, step=3, by=2))) is None
+    assert docket.too_old(checkpoint(1, lineage=1), oldest_step=0) == [key_of(given_here[5])]
