@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.environments import Environment, Renderer, Task, grade, task_of_step
-from peers.environments.base import PROBE_TASKS, probe_hash, probe_seed
+from peers.environments.base import PROBE_TASKS, answer_of, probe_hash, probe_seed
 from peers.environments.collection import Environments
 from peers.policy.config import read_supported_config
 from swarm.errors import UserError
@@ -132,6 +132,7 @@ def _probe_environment(environment: Environment, renderer: Renderer, steps: int)
             longest, largest = max(longest, len(tokens)), max(largest, *tokens)
             if index < GRADED_TASKS:
                 _try_grades(environment, task)
+                _try_answers(environment, task)
     return longest, largest
 
 
@@ -145,3 +146,14 @@ def _try_grades(environment: Environment, task: Task) -> None:
                     f"environment {environment.name!r} gives the completion {text[:40]!r} first "
                     f"the reward {first:g}, then {second:g}; equal texts must get equal rewards"
                 )
+
+
+def _try_answers(environment: Environment, task: Task) -> None:
+    """Have an environment of several turns answer each text twice; raises `UserError`."""
+    for text in (task.answer, *ODD_TEXTS):
+        first, second = (answer_of(environment, task, [text]) for _ in range(2))
+        if first != second:
+            raise UserError(
+                f"environment {environment.name!r} gives the turn {text[:40]!r} first the answer "
+                f"{first!r:.100}, then {second!r:.100}; equal turns must get equal answers"
+            )

@@ -155,6 +155,14 @@ class Broken(SortDigits):
         ("def reward(self, *_): return float('nan')", "the reward nan; it must be a number of"),
         ("def reward(self, *_): return 'good'", "the reward 'good'; it must be a number of"),
         ("def reward(self, *_): return random.random()", "equal texts must get equal rewards"),
+        (
+            "answer = lambda *_: str(random.random()); episode_reward = lambda *_: 0.0",
+            "gives the turn '.*' first the answer '.*; equal turns must get equal answers",
+        ),
+        (
+            "answer = lambda *_: 1 / 0; episode_reward = lambda *_: 0.0",
+            "cannot answer the turn '.*' .ZeroDivisionError",
+        ),
         ("def task(self, *_): raise OSError('gone')", "cannot draw a task .OSError: gone.; repair"),
         ("def task(self, *_): return 'sort'", "draws 'sort'; it must be a Task"),
         ("def task(self, *_): return Task(str(random.random()), '')", "different tasks from one"),
