@@ -101,9 +101,9 @@ class Probed(Reply, frozen=True, kw_only=True):
 class Generate(Job, frozen=True, kw_only=True):
     """Generate one submission with its proofs and write it, durably, to `path`."""
 
-    patience_seconds: ClassVar[float] = 600.0
-    """The longest decoding step of a large model on a busy machine takes seconds; building all
-    proofs and writing the file report nothing on their way."""
+    patience_seconds: ClassVar[float] = 3600.0
+    """The native engine reports each decoding step, but one of another package may report nothing
+    before the whole submission is done."""
 
     order: SubmissionOrder
     path: str

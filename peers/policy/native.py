@@ -22,6 +22,7 @@ from peers.policy.engine import Completions, Prefill
 from peers.policy.model import read_weights
 from peers.policy.sampling import gumbel_noise, sample
 from swarm.errors import UserError
+from swarm.world.progress import checkpoint
 
 PROMPT_ROWS_MAX = 128
 """Hidden rows kept before a completion: a proof chunk wants 128 values and a row has at least 1."""
@@ -160,6 +161,7 @@ class NativeEngine:
         block_start = block_end = 0
 
         for step in range(steps):
+            checkpoint()
             logits = self.logits(hidden)  # [live, vocabulary]
             noise = None
             if noise_key is not None:
@@ -234,6 +236,7 @@ class NativeEngine:
             inputs.append(list(tokens[:-1]))  # the last token predicts nothing
         start = 0
         while start < len(inputs):
+            checkpoint()
             end = _batch_end(inputs, start)
             hidden = self._causal(inputs[start:end])
             for index in range(start, end):

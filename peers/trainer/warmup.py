@@ -23,6 +23,7 @@ from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import accuracy
 from swarm.jobs import BasePrepared
 from swarm.rollouts.seeds import digest
+from swarm.world.progress import report
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | 
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, fused=True)
     recent: deque[float] = deque(maxlen=recipe.window)
     for step in range(recipe.steps_max):
+        report()
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(
             1.0, (step + 1) / recipe.warmup_steps
         )

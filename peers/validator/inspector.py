@@ -27,6 +27,7 @@ from swarm.jobs import Inspect, Inspected, InspectionService, SubmissionOrder
 from swarm.messages import EnvironmentReference
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
+from swarm.world.progress import checkpoint
 
 
 class InspectorService:
@@ -169,19 +170,17 @@ class _ModelFacts(msgspec.Struct):
 def _rewards(rollouts: Rollouts, inspection: Inspection) -> list[list[float]]:
     """[groups][G], from the very tokens that go on to proof and training; raises `UserError`."""
     size = inspection.group_size
-    return [
-        [
-            grade_segments(
-                each.environment,
-                each.task,
-                inspection.renderer,
-                rollouts.rollout(row).segments,
-                inspection.limits.stop_ids,
+    rewards: list[list[float]] = []
+    for group, each in enumerate(inspection.groups):
+        rewards.append([])
+        for row in range(group * size, (group + 1) * size):
+            checkpoint()
+            segments, stops = rollouts.rollout(row).segments, inspection.limits.stop_ids
+            reward = grade_segments(
+                each.environment, each.task, inspection.renderer, segments, stops
             )
-            for row in range(group * size, (group + 1) * size)
-        ]
-        for group, each in enumerate(inspection.groups)
-    ]
+            rewards[-1].append(reward)
+    return rewards
 
 
 def _less_penalties(

@@ -29,6 +29,7 @@ from swarm.jobs import Hardware, Judge, Judged, Load, PoliciesLoaded
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
+from swarm.world.progress import checkpoint
 
 CERTAIN = 0.99
 """Where the likeliest token has at least this probability, the right token shows nothing."""
@@ -163,6 +164,7 @@ def judge_sampling(
     positions = torch.cat([torch.arange(len(row), device=device) for row in completions])
     step = max(1, entries_max // engine.vocabulary_size)
     for start in range(0, len(tokens), step):
+        checkpoint()
         here = slice(start, start + step)
         noise = gumbel_noise(key, row_index[here], positions[here], engine.vocabulary_size)
         logits = engine.logits(states[here])

@@ -45,7 +45,7 @@ from blake3 import blake3
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.shardcast import jobs
 from swarm.shardcast.jobs import PieceToMake
-from swarm.world.progress import report
+from swarm.world.progress import checkpoint
 
 DELTA_BLOCK_BYTES = 256 * 1024
 """Compared, packed and changed at a time: fits a core's cache, and divides every piece."""
@@ -259,7 +259,7 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
                 (new / file.name).open("rb", buffering=0) as source,
             ):
                 for old, fresh in _pairs(old_file, source, block_bytes):
-                    report()
+                    checkpoint()
                     payload = encode_block(old, fresh, file.word_bytes)
                     if payload:
                         changed += struct.unpack_from("<I", payload)[0]
@@ -435,7 +435,7 @@ class Chain:
     def _change(self, piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:
         step = DELTA_BLOCK_BYTES
         for start in range(0, piece.size_bytes, step):
-            report()
+            checkpoint()
             part = data[start : start + step]
             for delta in self._deltas:
                 delta.change(piece.name, (piece.offset + start) // step, part)

@@ -2,7 +2,7 @@
 
 Methods are async and take one job; several may run at once, and a service that cannot do that uses
 a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
-`swarm.world.progress.report` now and then. A method that is an async generator streams its items.
+`swarm.world.progress` now and then. A method that is an async generator streams its items.
 The child ends when the socket does.
 """
 

@@ -20,10 +20,10 @@ class Reporter:
         self._send = send
         self._sent_at = time.monotonic()
 
-    def report(self) -> None:
-        """See `report`."""
+    def report(self, *, cancellable: bool) -> None:
+        """See `report` and `checkpoint`."""
         in_thread = not trio.lowlevel.in_trio_run()
-        if in_thread:
+        if in_thread and cancellable:
             trio.from_thread.check_cancelled()
         now = time.monotonic()
         if now - self._sent_at >= REPORT_SECONDS:
@@ -41,9 +41,18 @@ current: ContextVar[Reporter | None] = ContextVar("current", default=None)
 def report() -> None:
     """Report that the current job advances: its caller's patience begins anew.
 
-    Raises `trio.Cancelled` if the caller has cancelled the job. Cheap enough for every decoding
-    step; outside a child it does nothing.
+    Outside a child it does nothing.
     """
     reporter = current.get()
     if reporter is not None:
-        reporter.report()
+        reporter.report(cancellable=False)
+
+
+def checkpoint() -> None:
+    """Report, and raise `trio.Cancelled` if the caller has cancelled the job.
+
+    For work that leaves nothing half changed. Cheap enough for every decoding step.
+    """
+    reporter = current.get()
+    if reporter is not None:
+        reporter.report(cancellable=True)

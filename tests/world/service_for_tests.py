@@ -146,7 +146,7 @@ class Service:
 def _work(job: Rounds) -> int:
     for number in range(job.rounds):
         while not (Path(job.folder) / str(number)).exists():
-            progress.report()
+            progress.checkpoint()
             time.sleep(0.001)
         Path(job.folder, f"{number}.done").touch()
     return job.rounds

@@ -13,6 +13,7 @@ from peers.trainer.learning.policy import Weights
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.sharding import assign, rest, shard
 from swarm.jobs import Sharding
+from swarm.world.progress import report
 
 
 class PastPolicies:
@@ -54,6 +55,7 @@ class PastPolicies:
         assign(self._spare, weights)
         values = torch.empty(sum(len(rows.index) for rows in passes), device=self._device)
         for rows in passes:
+            report()
             values[rows.index] = self._scorer(rows, entropy=False)[0]
         rest(self._scorer)
         return values

@@ -20,6 +20,7 @@ from peers.trainer.learning.policy import TrainedPolicy
 from peers.trainer.learning.scoring import ScoredBatch, compare_engines, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole
+from swarm.world.progress import report
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class GrpoStep:
         sums: dict[str, Tensor] = {}
         optimiser.zero_grad()
         for rows in batch.passes:  # k completion tokens each
+            report()
             log_pi, entropy = self.policy.scorer(  # fp32 [k] each
                 rows, entropy_gradient=bool(goal.entropy_coefficient)
             )
