@@ -7,13 +7,13 @@ from peers.environments.base import (
     Renderer,
     Task,
     grade,
-    load,
     multi_turn,
     probe_hash,
     split_of,
     task_of,
     task_of_step,
 )
+from peers.environments.registry import load
 
 __all__ = [
     "Curriculum",

@@ -6,24 +6,17 @@ validator redraws every task and regrades every completion (design §7, checks 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import blake3
-import msgspec
 import tokenizers
 
 from swarm.errors import UserError
-from swarm.messages import OptionValue
 from swarm.rollouts.seeds import digest
-from swarm.tables import struct_from_mapping
-
-ENTRY_POINT_GROUP = "swarm.environments"
-"""A lab's own environments: `name = "module:Class"`."""
 
 PROBE_TASKS = 64
 HELD_OUT_BELOW = 16
@@ -126,7 +119,7 @@ def answer_of(environment: Environment, task: Task, turns: Sequence[str]) -> str
     except Exception as error:  # the code is a lab's, and may raise anything
         raise UserError(
             f"environment {environment.name!r} cannot answer the turn {text} "
-            f"({_described(error)}); repair it"
+            f"({described(error)}); repair it"
         ) from error
     if answer is not None and not isinstance(answer, str):
         raise UserError(
@@ -157,7 +150,7 @@ def _drawn(environment: Environment, draw_it: Callable[[], Task]) -> Task:
         task = draw_it()
     except Exception as error:  # the code is a lab's, and may raise anything
         raise UserError(
-            f"environment {environment.name!r} cannot draw a task ({_described(error)}); repair it"
+            f"environment {environment.name!r} cannot draw a task ({described(error)}); repair it"
         ) from error
     if not isinstance(task, Task) or not isinstance(task.prompt, str):
         raise UserError(
@@ -183,7 +176,7 @@ def grade(environment: Environment, task: Task, turns: Sequence[str], finished: 
     except Exception as error:
         raise UserError(
             f"environment {environment.name!r} cannot grade the completion {text} "
-            f"({_described(error)}); a reward must never raise, but be 0 for what it does not "
+            f"({described(error)}); a reward must never raise, but be 0 for what it does not "
             "understand"
         ) from error
     if not isinstance(reward, (int, float)) or not abs(reward) <= REWARD_MAX:
@@ -194,7 +187,7 @@ def grade(environment: Environment, task: Task, turns: Sequence[str], finished: 
     return float(reward)
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
 
 
@@ -215,65 +208,6 @@ def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
         if split_of(task.prompt) == split:
             return task
     raise ValueError(f"no {split} task in {DRAWS_MAX} draws")
-
-
-def load(name: str, version: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
-    """The environment of that name and version: a built-in one, or one a package registers.
-
-    Of the options, those of `LengthOptions` give it length targets; its own are the rest. Raises
-    `UserError` when there is none, it has another version, or the options make no sense.
-    """
-    from peers.environments.calculator import Calculator
-    from peers.environments.length import LengthOptions, LengthTargets
-    from peers.environments.sort_digits import SortDigits
-
-    built_in: dict[str, Callable[[], Environment]] = {
-        SortDigits.name: SortDigits,
-        Calculator.name: Calculator,
-    }
-    installed = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in built_in and name not in installed.names:
-        known = sorted({*built_in, *installed.names})
-        raise UserError(
-            f"environment {name!r} is not installed here; there are: {', '.join(known)}"
-        )
-    length_names = LengthOptions.__struct_fields__
-    own = {key: value for key, value in (options or {}).items() if key not in length_names}
-    of_length = {key: value for key, value in (options or {}).items() if key in length_names}
-    try:
-        made = built_in[name] if name in built_in else installed[name].load()
-        environment: Environment = _made(made, own, f"environment {name!r}: options")
-    except UserError:
-        raise
-    except Exception as error:  # a lab's package may do anything
-        raise UserError(
-            f"environment {name!r} cannot be loaded ({_described(error)}); repair its package"
-        ) from error
-    if environment.version != version:
-        raise UserError(
-            f"environment {name!r} is installed in version {environment.version!r}, but the run "
-            f"wants {version!r}; install that version"
-        )
-    if not of_length:
-        return environment
-    where = f"environment {name!r}: options"
-    return LengthTargets(environment, struct_from_mapping(LengthOptions, of_length, where))
-
-
-def _made(made: Any, options: Mapping[str, OptionValue], where: str) -> Environment:
-    """Make an environment with its own options; raises `UserError` for those it does not have."""
-    from peers.environments.length import LengthOptions
-
-    kind: type[msgspec.Struct] | None = getattr(made, "Options", None)
-    known = kind.__struct_fields__ if kind is not None else ()
-    for name in options:
-        if name not in known:
-            there = ", ".join(sorted({*known, *LengthOptions.__struct_fields__}))
-            raise UserError(f"{where}: unknown key {name!r}; there are: {there}")
-    environment: Environment = (
-        made() if kind is None else made(struct_from_mapping(kind, options, where))
-    )
-    return environment
 
 
 class Renderer:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from peers.environments.base import Environment, Task, load, task_of_step
+from peers.environments.base import Environment, Task, task_of_step
+from peers.environments.registry import load
 from swarm.messages import EnvironmentReference
 from swarm.rollouts.seeds import environment_of_group, task_seed
 

@@ -18,7 +18,8 @@ import trio
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
 from peers.policy.device import use_hardware
-from peers.policy.engine import Engine, check_engine, make_engine
+from peers.policy.engine import Engine
+from peers.policy.engines import check_engine, make_engine
 from peers.policy.episodes import Episodes, play
 from peers.policy.model import read_weights
 from peers.proofs import toploc

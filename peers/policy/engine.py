@@ -1,19 +1,13 @@
-"""What generates: the interface of every engine, and how one is chosen by name."""
+"""What every engine does: generate with one policy, and prefill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
-
-from peers.policy.device import find_device, find_dtype
-from swarm.errors import UserError
-from swarm.jobs import Hardware
 
 
 @dataclass
@@ -39,12 +33,6 @@ class Prefill:
     """[n, hidden]: the same in the precision they were computed in, for `Engine.logits`: all
     logits of a batch together may take gigabytes."""
     prompt_hidden: list[Tensor]
-
-
-NATIVE = "native"
-
-ENTRY_POINT_GROUP = "swarm.engines"
-"""Engines of other packages: `name = "module:Class"`, an `EngineFactory`."""
 
 
 class Engine(Protocol):
@@ -96,46 +84,3 @@ class Engine(Protocol):
         Raises `UserError` when they do not fit; the old ones then stay.
         """
         ...
-
-
-class EngineFactory(Protocol):
-    """Makes an engine; its class, most often."""
-
-    def __call__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> Engine:
-        """The policy of a Hugging Face folder on a device; raises `UserError`."""
-        ...
-
-
-def check_engine(name: str) -> None:
-    """Raise `UserError` unless there is an engine of that name here."""
-    installed = entry_points(group=ENTRY_POINT_GROUP).names
-    if name == NATIVE or name in installed:
-        return
-    if name == "vllm":
-        raise UserError(
-            "engine 'vllm' is not built into this version; install the extra swarm-rl[vllm] in an "
-            "environment of its own once a release has it, and use engine 'native' until then"
-        )
-    known = sorted({NATIVE, "vllm", *installed})
-    raise UserError(f"engine {name!r} is unknown; there are: {', '.join(known)}")
-
-
-def make_engine(name: str, folder: Path, hardware: Hardware | None = None) -> Engine:
-    """The engine `name` with the policy in `folder` on this hardware; raises `UserError`."""
-    check_engine(name)
-    hardware = hardware or Hardware()
-    device = find_device(hardware.device)
-    make: EngineFactory
-    if name == NATIVE:
-        from peers.policy.native import NativeEngine
-
-        make = NativeEngine
-    else:
-        try:
-            make = entry_points(group=ENTRY_POINT_GROUP)[name].load()
-        except Exception as error:  # a package of others may do anything
-            raise UserError(
-                f"engine {name!r} cannot be loaded ({type(error).__name__}: {error}); repair its "
-                "package"
-            ) from error
-    return make(folder, device, find_dtype(hardware.dtype, device))

@@ -18,7 +18,8 @@ import torch
 import trio
 
 from peers.policy.device import use_hardware
-from peers.policy.engine import Engine, Prefill, check_engine, make_engine
+from peers.policy.engine import Engine, Prefill
+from peers.policy.engines import check_engine, make_engine
 from peers.policy.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split

@@ -12,7 +12,7 @@ import transformers
 import trio
 
 from peers.policy.config import why_unsupported
-from peers.policy.engine import make_engine
+from peers.policy.engines import make_engine
 from peers.trainer.learning.batch import Group, make_batch
 from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService

@@ -5,7 +5,7 @@ import torch
 
 from peers.policy.demo import make_policy
 from peers.policy.device import find_device, find_dtype, use_hardware
-from peers.policy.engine import make_engine
+from peers.policy.engines import make_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from peers.policy import demo, model, native
-from peers.policy.engine import make_engine
+from peers.policy.engines import make_engine
 from peers.policy.native import NativeEngine
 from swarm.errors import UserError
 from tests.policy.harness import prefill_completions

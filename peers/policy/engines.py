@@ -1,0 +1,61 @@
+"""Engines by name: the native one, and those that other packages register."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from peers.policy.device import find_device, find_dtype
+from peers.policy.engine import Engine
+from peers.policy.native import NativeEngine
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+
+NATIVE = "native"
+
+ENTRY_POINT_GROUP = "swarm.engines"
+"""Engines of other packages: `name = "module:Class"`, an `EngineFactory`."""
+
+
+class EngineFactory(Protocol):
+    """Makes an engine; its class, most often."""
+
+    def __call__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> Engine:
+        """The policy of a Hugging Face folder on a device; raises `UserError`."""
+        ...
+
+
+def check_engine(name: str) -> None:
+    """Raise `UserError` unless there is an engine of that name here."""
+    installed = entry_points(group=ENTRY_POINT_GROUP).names
+    if name == NATIVE or name in installed:
+        return
+    if name == "vllm":
+        raise UserError(
+            "engine 'vllm' is not built into this version; install the extra swarm-rl[vllm] in an "
+            "environment of its own once a release has it, and use engine 'native' until then"
+        )
+    known = sorted({NATIVE, "vllm", *installed})
+    raise UserError(f"engine {name!r} is unknown; there are: {', '.join(known)}")
+
+
+def make_engine(name: str, folder: Path, hardware: Hardware | None = None) -> Engine:
+    """The engine `name` with the policy in `folder` on this hardware; raises `UserError`."""
+    check_engine(name)
+    hardware = hardware or Hardware()
+    device = find_device(hardware.device)
+    make: EngineFactory
+    if name == NATIVE:
+        make = NativeEngine
+    else:
+        try:
+            make = entry_points(group=ENTRY_POINT_GROUP)[name].load()
+        except Exception as error:  # a package of others may do anything
+            raise UserError(
+                f"engine {name!r} cannot be loaded ({type(error).__name__}: {error}); repair its "
+                "package"
+            ) from error
+    return make(folder, device, find_dtype(hardware.dtype, device))
