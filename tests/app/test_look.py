@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import trio
 from hypothesis import given
@@ -151,7 +152,7 @@ def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
         ):
             for by in (alice, bob):
                 await by.trusted.append_verdict(verdict_at(0))
-            late = {"outcome": "refused", "failed": "stale", "rewards": []}
+            late: dict[str, Any] = {"outcome": "refused", "failed": "stale", "rewards": []}
             for number in (1, 2):
                 await alice.trusted.append_verdict(verdict_at(number, **late))
                 await bob.trusted.append_verdict(verdict_at(number))

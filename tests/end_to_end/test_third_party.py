@@ -14,6 +14,8 @@ import trio
 
 from peers.environments import Renderer, load, probe_hash
 from peers.policy.demo import EOS_ID, make_policy
+from swarm.app.demo.recipe import demo_manifest
+from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
 from swarm.jobs import Generate, Generated, Inspect, Inspected, Load, Loaded, Probe, Probed
@@ -23,7 +25,7 @@ from swarm.rollouts.seeds import environment_of_group
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.world.compute import LocalCompute
-from tests.app.harness import bootstrap_peer, demo_manifest, probe_hashes
+from tests.app.harness import bootstrap_peer
 from tests.orders import ORDER, reference, submission_order
 
 PACKAGE = '''

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from peers.validator.checks import announcement, file, history, policy, standing
 from peers.validator.checks.base import Check, Finding, Report, at_most, first_failure
@@ -68,7 +70,12 @@ def test_checks_that_pass_in_silence_leave_only_the_failure() -> None:
 
 
 def test_every_check_is_in_the_protocols_table() -> None:
-    lists = [announcement.CHECKS, standing.WORKER, standing.POLICY, standing.TURN]
+    lists: list[Sequence[Check[Any]]] = [
+        announcement.CHECKS,
+        standing.WORKER,
+        standing.POLICY,
+        standing.TURN,
+    ]
     lists += [file.CHECKS, history.CHECKS, policy.CHECKS]
     page = Path("docs/protocol.md").read_text(encoding="utf-8")
     table = page.partition("### Checks")[2].partition("## The ledger")[0]

@@ -43,19 +43,6 @@ def sft(
 ) -> None:
     """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""
 
-    def say(told: dict[str, Any]) -> None:
-        if as_json:
-            print(to_json(told), flush=True)
-            return
-        words = " ".join(
-            f"{name.replace('_', ' ')} {value:.4g}"
-            if isinstance(value, float)
-            else f"{name.replace('_', ' ')} {value}"
-            for name, value in told.items()
-            if name != "event"
-        )
-        print(f"{told['event']:<10} {words}", flush=True)
-
     def work() -> None:
         require_extra("train", "swarm sft")
         from swarm.app.sft import SftOptions, run_sft
@@ -75,6 +62,19 @@ def sft(
             seed=seed,
             report_every=report_every,
         )
-        run_until_interrupted(run_sft, options, say)
+        run_until_interrupted(run_sft, options, _say_json if as_json else _say)
 
     finish(work)
+
+
+def _say_json(event: dict[str, Any]) -> None:
+    print(to_json(event), flush=True)
+
+
+def _say(event: dict[str, Any]) -> None:
+    words = " ".join(
+        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in event.items()
+        if name != "event"
+    )
+    print(f"{event['event']:<10} {words}", flush=True)
