@@ -439,7 +439,7 @@ class DoubleDeliveries(Deliveries):
 
 class Copier(InferenceRole):
     """Hands in another worker's files as its own, byte for byte, while that one delivers them:
-    they follow from the seed, so that whoever has the weights can make them. *Caught*: by
+    they follow from the seed, so that any peer with the weights can make them. *Caught*: by
     `header`, which names who made it, and evicted; the other one is credited."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)

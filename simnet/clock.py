@@ -179,23 +179,23 @@ def _waiting_tasks() -> list[str]:
         children = _children(task)
         own = task.name.startswith(("trio.", "simulated network")) or task is main
         if not children and not own:
-            leaves.append(f"{task.name} ({_place(task)})")
+            leaves.append(f"{task.name} ({_position(task)})")
         todo += children
     leaves.sort()
     if len(leaves) > TASKS_NAMED_MAX:
         leaves[TASKS_NAMED_MAX:] = [f"and {len(leaves) - TASKS_NAMED_MAX} more"]
-    return ([f"the main task ({_place(main)})"] if main is not None else []) + leaves
+    return ([f"the main task ({_position(main)})"] if main is not None else []) + leaves
 
 
 def _children(task: trio.lowlevel.Task) -> list[trio.lowlevel.Task]:
     return [child for nursery in task.child_nurseries for child in nursery.child_tasks]
 
 
-def _place(task: trio.lowlevel.Task) -> str:
+def _position(task: trio.lowlevel.Task) -> str:
     """`function, file:line` of the innermost frame of a waiting task outside trio."""
-    place = "not begun"
+    where = "not begun"
     for frame, line in task.iter_await_frames():
         if f"{os.sep}trio{os.sep}" not in frame.f_code.co_filename:
             path = Path(frame.f_code.co_filename)
-            place = f"{frame.f_code.co_name}, {path.parent.name}/{path.name}:{line}"
-    return place
+            where = f"{frame.f_code.co_name}, {path.parent.name}/{path.name}:{line}"
+    return where

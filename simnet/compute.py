@@ -4,7 +4,7 @@ A model takes the place of a service by its name, with the same methods and para
 compares them). It reads and writes the peer's simulated disk, charges virtual time by the peer's
 `Hardware`, and answers what the real service would. Submissions are small real files with real
 hashes, so that everything between the roles happens as on a network; lengths and rewards follow
-from the submission's seed, so that whoever looks at a file finds the same.
+from the submission's seed, so that every reader of a file finds the same.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class File:
         now, self.extents = self.extents, self.synced
         for start, end in self.written:
             if chance.random() < 0.5:
-                for place, content in now.get(start, end):
-                    self.extents.put(place, content)
+                for offset, content in now.get(start, end):
+                    self.extents.put(offset, content)
         self.sync()
 
 
@@ -184,10 +184,10 @@ class SimulatedDisk:
         """Of a file without bytes: what its content is called, in order; "?" for gaps and bytes."""
         file = self._file(path)
         names, done = [], 0
-        for place, content in file.extents.get(0, file.size_bytes):
-            whole = isinstance(content, Symbol) and place == done and content.start == place
+        for offset, content in file.extents.get(0, file.size_bytes):
+            whole = isinstance(content, Symbol) and offset == done and content.start == offset
             names.append(content.name if whole and isinstance(content, Symbol) else "?")
-            done = place + size_of(content)
+            done = offset + size_of(content)
         return names if done == file.size_bytes else [*names, "?"]
 
     def path_of(self, local: str) -> str:
@@ -209,10 +209,10 @@ class SimulatedDisk:
         if end - start > READ_BYTES_MAX:
             raise OSError(f"{path}: {end - start} bytes are too many to read in a simulation")
         data = bytearray(max(0, end - start))
-        for place, content in found:
+        for offset, content in found:
             if isinstance(content, Symbol):
                 raise OSError(f"{path}: this content exists in name only and cannot be read")
-            data[place - start : place - start + len(content)] = content
+            data[offset - start : offset - start + len(content)] = content
         return bytes(data)
 
     async def write(self, path: str, data: bytes) -> None:
@@ -280,9 +280,9 @@ class SimulatedDisk:
     def _mixed_digest(self, path: str, start: int, end: int) -> bytes:
         """What stands for a hash over content that has bytes only in part, or none."""
         fields = []
-        for place, content in self._file(path).extents.get(start, end):
+        for offset, content in self._file(path).extents.get(start, end):
             fields += [
-                (place - start).to_bytes(8, "big"),
+                (offset - start).to_bytes(8, "big"),
                 content.digest() if isinstance(content, Symbol) else blake3(content).digest(),
             ]
         return digest_of("simnet/1/mixed", (end - start).to_bytes(8, "big"), *fields)

@@ -77,13 +77,13 @@ class Extents:
             pieces.append((self._starts[last], self._contents[last]))
             last += 1
         merged = [pieces[0]]
-        for place, piece in pieces[1:]:
+        for offset, piece in pieces[1:]:
             before, held = merged[-1]
             if (
                 isinstance(held, Symbol)
                 and isinstance(piece, Symbol)
                 and held.name == piece.name
-                and before + held.size_bytes == place
+                and before + held.size_bytes == offset
                 and held.start + held.size_bytes == piece.start
             ):
                 merged[-1] = (
@@ -91,8 +91,8 @@ class Extents:
                     Symbol(held.name, held.start, held.size_bytes + size_of(piece)),
                 )
             else:
-                merged.append((place, piece))
-        self._starts[first:last] = [place for place, _ in merged]
+                merged.append((offset, piece))
+        self._starts[first:last] = [offset for offset, _ in merged]
         self._contents[first:last] = [piece for _, piece in merged]
 
     def get(self, start: int, end: int) -> list[tuple[int, Content]]:
@@ -100,15 +100,15 @@ class Extents:
         found = []
         index = max(0, bisect.bisect_right(self._starts, start) - 1)
         while index < len(self._starts) and self._starts[index] < end:
-            place, content = self._starts[index], self._contents[index]
-            from_, to = max(start, place), min(end, place + size_of(content))
+            offset, content = self._starts[index], self._contents[index]
+            from_, to = max(start, offset), min(end, offset + size_of(content))
             if from_ < to:
-                found.append((from_, part_of(content, from_ - place, to - place)))
+                found.append((from_, part_of(content, from_ - offset, to - offset)))
             index += 1
         return found
 
     def cut(self, size_bytes: int) -> None:
         """Forget what is beyond a size."""
         kept = self.get(0, size_bytes)
-        self._starts = [place for place, _ in kept]
+        self._starts = [offset for offset, _ in kept]
         self._contents = [content for _, content in kept]

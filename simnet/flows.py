@@ -42,13 +42,13 @@ class Link:
             raise ValueError(f"a link carries more than 0 bytes a second, not {bytes_per_second}")
         self.bytes_per_second = bytes_per_second
         self.number = -1
-        """Its place among the links of `Flows`."""
+        """Its index among the links of `Flows`."""
 
 
 class Flow:
     """One transfer."""
 
-    __slots__ = ("down", "failure", "number", "on_end", "place", "saved", "up")
+    __slots__ = ("down", "failure", "index", "number", "on_end", "saved", "up")
 
     def __init__(
         self, number: int, up: Link, down: Link, size_bytes: float, on_end: Callable[[Flow], None]
@@ -60,7 +60,7 @@ class Flow:
         """Called once, when it is through or has failed; None afterwards."""
         self.failure: str | None = None
         """Why it failed, if it did."""
-        self.place = -1
+        self.index = -1
         """Where its numbers are while it flows."""
         self.saved = float(size_bytes)
         """Bytes left while it does not."""
@@ -84,7 +84,7 @@ class Flows:
         self._used: _Floats = np.zeros(64)
         """Bytes a second of each link's transfers, as of now."""
         self._ends = 0
-        # Of the transfers that flow, densely: the last one takes the place of one that leaves.
+        # Of the transfers that flow, densely: the last one takes the index of one that leaves.
         self._flows: list[Flow] = []
         self._up: _Indices = np.zeros(64, dtype=np.intp)
         self._down: _Indices = np.zeros(64, dtype=np.intp)
@@ -109,15 +109,15 @@ class Flows:
 
     def left_bytes(self, flow: Flow) -> float:
         """What has not arrived yet."""
-        place = flow.place
-        if place < 0:
+        index = flow.index
+        if index < 0:
             return flow.saved
-        passed = trio.current_time() - float(self._since[place])
-        return max(0.0, float(self._left[place]) - float(self._rate[place]) * passed)
+        passed = trio.current_time() - float(self._since[index])
+        return max(0.0, float(self._left[index]) - float(self._rate[index]) * passed)
 
     def rate(self, flow: Flow) -> float:
         """Bytes a second, as of now."""
-        return float(self._rate[flow.place]) if flow.place >= 0 else 0.0
+        return float(self._rate[flow.index]) if flow.index >= 0 else 0.0
 
     def total_rate(self) -> float:
         """Bytes a second of all transfers together, as of now."""
@@ -125,21 +125,21 @@ class Flows:
 
     def pause(self, flow: Flow) -> None:
         """Nothing of it arrives, until `resume`."""
-        if flow.place >= 0:
+        if flow.index >= 0:
             flow.saved = self.left_bytes(flow)
             self._leave(flow)
 
     def resume(self, flow: Flow) -> None:
         """Let a paused transfer flow again."""
-        if flow.ended or flow.place >= 0:
+        if flow.ended or flow.index >= 0:
             return
         up, down = flow.up, flow.down
         if up.number < 0:
             self._add_link(up)
         if down.number < 0:
             self._add_link(down)
-        place = flow.place = len(self._flows)
-        if place == len(self._rate):
+        index = flow.index = len(self._flows)
+        if index == len(self._rate):
             for name in ("_up", "_down", "_rate", "_left", "_since"):
                 setattr(self, name, _doubled(getattr(self, name)))
         self._flows.append(flow)
@@ -150,11 +150,11 @@ class Flows:
         rate = max(0.0, float(room if room < other else other))
         used[up.number] += rate
         used[down.number] += rate
-        self._up[place] = up.number
-        self._down[place] = down.number
-        self._rate[place] = rate
-        self._left[place] = flow.saved
-        self._since[place] = now
+        self._up[index] = up.number
+        self._down[index] = down.number
+        self._rate[index] = rate
+        self._left[index] = flow.saved
+        self._since[index] = now
         self._change(now)
         if rate > 0.0 and now + flow.saved / rate <= self._batch_at:
             self._end_at(now + flow.saved / rate, flow)
@@ -174,18 +174,18 @@ class Flows:
         self._capacity[link.number] = link.bytes_per_second
 
     def _leave(self, flow: Flow) -> None:
-        place = flow.place
-        rate = self._rate[place]
+        index = flow.index
+        rate = self._rate[index]
         self._used[flow.up.number] -= rate
         self._used[flow.down.number] -= rate
         last = self._flows.pop()
         if last is not flow:
-            moved = last.place
-            self._flows[place] = last
-            last.place = place
+            moved = last.index
+            self._flows[index] = last
+            last.index = index
             for array in (self._up, self._down, self._rate, self._left, self._since):
-                array[place] = array[moved]
-        flow.place = -1
+                array[index] = array[moved]
+        flow.index = -1
         self._change(trio.current_time())
 
     @staticmethod
@@ -223,15 +223,15 @@ class Flows:
         due += now
         # Nothing changes before the next end; later ends are looked for then.
         horizon = max(now + BATCH_SECONDS, float(due.min()))
-        for place in np.flatnonzero(due <= horizon).tolist():
-            self._end_at(float(due[place]), self._flows[place])
+        for index in np.flatnonzero(due <= horizon).tolist():
+            self._end_at(float(due[index]), self._flows[index])
 
     def _end_at(self, time: float, flow: Flow) -> None:
         self._ends += 1
         self._timeline.at(time, "flow end", self._ends, partial(self._through, flow))
 
     def _through(self, flow: Flow) -> None:
-        if flow.place < 0:
+        if flow.index < 0:
             return
         left = self.left_bytes(flow)
         rate = self.rate(flow)
@@ -246,7 +246,7 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
     """Max-min fair rates of transfers over the links `up[i]` and `down[i]`."""
     links = len(capacity)
     rates: _Floats = np.empty(len(up))
-    places: _Indices = np.arange(len(up))
+    indices: _Indices = np.arange(len(up))
     left = capacity.copy()
     while True:
         counts = np.bincount(up, minlength=links) + np.bincount(down, minlength=links)
@@ -261,15 +261,15 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
         settled = (by_up & ~loose[up]) | (by_down & ~loose[down])
         rate = np.minimum(at_up, at_down)
         if settled.all():
-            rates[places] = rate
+            rates[indices] = rate
             # Rounding must not let one stand still.
             return np.maximum(rates, 1e-3)
-        rates[places[settled]] = rate[settled]
+        rates[indices[settled]] = rate[settled]
         left -= np.bincount(up[settled], rate[settled], links)
         left -= np.bincount(down[settled], rate[settled], links)
         np.maximum(left, 0.0, out=left)
         rest = ~settled
-        places, up, down = places[rest], up[rest], down[rest]
+        indices, up, down = indices[rest], up[rest], down[rest]
 
 
 def _doubled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

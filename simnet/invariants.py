@@ -51,7 +51,7 @@ PIECES_HASHED = 64
 
 COLLECTION_ENTRIES_MAX = 2000
 COLLECTION_ENTRIES_PER_PEER = 40
-"""Entries in a collection inside a peer: so many, and so many for each peer there is."""
+"""Entries in a collection inside a peer: a fixed part, and one for each peer of the run."""
 COLLECTIONS = {
     "CheckpointStore._places": 1_000_000,
     "Gate._seen": SEEN_ENVELOPES_MAX,
@@ -67,7 +67,7 @@ COLLECTIONS = {
 """Those with a bound of their own: pieces held, and what remembers repetitions."""
 
 SETTLED_SECONDS = 60.0
-"""An accepted submission this old must be in the trainer's hands, so long after the last fault."""
+"""Age, and time since the last fault, by which the trainer must have an accepted submission."""
 
 
 class Invariants:

@@ -121,7 +121,7 @@ class SimulatedNetwork:
     # --- faults ---
 
     def cut(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
-        """Let nothing pass from `a` to `b` (nor back, unless `one_way`). Neither is told: pings
+        """Let nothing pass from `a` to `b` (nor back, unless `one_way`). Neither hears of it: pings
         go unanswered, and pieces stall."""
         for pair in [(a, b)] if one_way else [(a, b), (b, a)]:
             self._cuts[pair] = self._cuts.get(pair, 0) + 1
@@ -136,7 +136,7 @@ class SimulatedNetwork:
         self._speak_again(a, b)
 
     def freeze(self, peer: PeerId) -> None:
-        """Let nothing pass to or from a peer, whoever comes and goes meanwhile."""
+        """Let nothing pass to or from a peer, whichever peers come and go meanwhile."""
         self._frozen[peer] = self._frozen.get(peer, 0) + 1
         for other in self._neighbours_of(peer):
             self._fall_silent(peer, other)

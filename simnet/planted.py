@@ -25,7 +25,7 @@ _Patch = tuple[Any, str, Any]
 
 
 def _skip_signature_check() -> _Patch:
-    """Envelopes are believed whoever signed them."""
+    """Envelopes are believed whatever their signature."""
     return swarm.envelope, "verify", lambda *_: True
 
 

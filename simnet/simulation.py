@@ -309,7 +309,7 @@ class Simulation:
         self.workload = workload or Workload()
         self.peers: dict[str, Peer] = {}
         self.bootstrap: list[str] = []
-        """Addresses that new peers are told."""
+        """Bootstrap addresses of new peers."""
         self.trace = Trace()
         self.violations: list[str] = []
         self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
@@ -324,7 +324,7 @@ class Simulation:
         self.listeners: list[Callable[[float, Peer, Event], None]] = []
         """Called with the virtual time, the peer and each event of it. They must change nothing."""
         self.ends_at: float | None = None
-        """About when the scenario expects to end, in virtual seconds, for whoever waits for it."""
+        """Virtual second at which the scenario expects to end, about, for observers."""
         self.nursery: trio.Nursery
         self._expectations: list[Expectation] = []
         self._roles: dict[str, type[Role]] = {}

@@ -41,7 +41,7 @@ FUTURE_SECONDS_MAX = 3600.0
 sequences order states, and a sender chooses when they expire. A wrong clock must not end a run."""
 
 TRUSTED_STATE_LATE_SECONDS_MAX = 3600.0
-"""A trusted peer's newest state counts so long after it expired: its clock may be slow, and only
+"""How long a trusted peer's newest state counts after it expired: its clock may be slow, and only
 the newest of each is ever taken, so there is nothing to replay."""
 
 EVENT_LIFETIME_SECONDS = 120.0

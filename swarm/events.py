@@ -380,10 +380,10 @@ class Lines:
         self._verbose = verbose
 
     def __call__(self, event: Event) -> None:
-        told = shown(event.fields)  # some of it is what strangers wrote
-        line = sentence(event.name, told)
+        fields = shown(event.fields)  # some of it is what strangers wrote
+        line = sentence(event.name, fields)
         if self._verbose:
-            line = f"{event.name}: {line or _fields(told)}"
+            line = f"{event.name}: {line or _fields(fields)}"
         if line is not None:
             moment = datetime.fromtimestamp(event.wall_time).strftime("%Y-%m-%d %H:%M:%S")
             print(f"{moment} {line}", file=self._stream, flush=True)

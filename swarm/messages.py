@@ -345,7 +345,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     filters: Filters = Filters()
     broadcast_mode: Literal["open", "relay-only"] = "open"
     """open: every peer passes pieces on. relay-only: relays and trusted peers do, and the others
-    deal with nobody else (`swarm.run.run.Run.passes_on`)."""
+    deal with nobody else (`swarm.run.run.Run.serves`)."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)

@@ -205,7 +205,7 @@ class Publisher:
                     break
 
     def _owed_to(self, peer: PeerId) -> list[Held]:
-        """Records of which a new contact should be a holder, and this peer is to tell it."""
+        """Records that a new contact should hold, and that this peer is to give it."""
         owed = []
         for key in self.records.held_keys():
             target = key_id(key)
@@ -237,24 +237,24 @@ class Publisher:
         message = Message(
             MessageType.ADD_PROVIDER, key, provider_peers=(wire.peer_to_wire(itself),)
         )
-        told = 0
+        heard = 0
         if self._is_holder(key, result):
-            told += self.providers.add(key, itself, self._world.now())
+            heard += self.providers.add(key, itself, self._world.now())
 
         async def tell(neighbour: Neighbour) -> None:
-            nonlocal told
+            nonlocal heard
             try:
                 await self._contacts.requests.tell(neighbour, message)
             except PeerError as error:
                 self._emit("dht.announce_failed", other=neighbour.peer, reason=str(error))
             else:
-                told += 1
+                heard += 1
 
         async with trio.open_nursery() as nursery:
             for neighbour in result.closest:
                 nursery.start_soon(tell, neighbour)
-        self._emit("dht.announced", key=key, told=told)
-        return told
+        self._emit("dht.announced", key=key, told=heard)
+        return heard
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:
         """Whether this peer belongs to the k nearest itself."""

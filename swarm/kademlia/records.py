@@ -157,7 +157,7 @@ class RecordStore:
         return [key for slots in self._slots.values() for key in slots]
 
     def due(self, now: float) -> list[Held]:
-        """The records this peer should pass on again, sorted by key; invalid ones are dropped."""
+        """The records this peer should republish, sorted by key; invalid ones are dropped."""
         keys = sorted(
             key
             for slots in self._slots.values()

@@ -29,21 +29,22 @@ CONTACT_FAILURES_MAX = 2
 
 CONTACT_FRESH_SECONDS = 300.0
 """The oldest contact of a full bucket that answered, or was connected, this recently is not asked
-whether it is there still when somebody else would take its place."""
+whether it still answers when another peer would replace it."""
 
 ID_BITS = 256
 _REPLACEMENTS_WANTED = 5
-"""A full bucket with so many in waiting looks at newcomers only when its contacts are stale."""
+"""Peers in waiting from which on a full bucket considers newcomers only if its contacts are
+stale."""
 
 
 def key_id(key: bytes) -> int:
-    """A key's place in the id space: its SHA-256 as an integer. Distance is XOR."""
+    """A key's position in the id space: its SHA-256 as an integer. Distance is XOR."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big")
 
 
 @functools.lru_cache(maxsize=65536)
 def node_id(peer: PeerId) -> int:
-    """A peer's place in the id space: the SHA-256 of its multihash bytes."""
+    """A peer's position in the id space: the SHA-256 of its multihash bytes."""
     return key_id(peer_id_bytes(peer))
 
 

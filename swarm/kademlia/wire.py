@@ -106,7 +106,7 @@ class Neighbour:
 
     @functools.cached_property
     def contact(self) -> Peer:
-        """How others are told of it when it is a contact of ours."""
+        """How it is described to others when it is a contact of ours."""
         return _peer_to_wire(self, Connection.CAN_CONNECT)
 
 
@@ -326,7 +326,7 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
 
 
 def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_CONNECTED) -> Peer:
-    """A peer to tell others about. Addresses that are no multiaddrs are left out."""
+    """A peer to name to others. Addresses that are no multiaddrs are left out."""
     if connection is Connection.CAN_CONNECT:
         return neighbour.contact
     return _peer_to_wire(neighbour, connection)

@@ -14,7 +14,7 @@ from swarm.messages import Count, Digest, Key, Line, Rewards, Verdict
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """What became of an accepted group; all five are credited. Stale: its policy was too old, its
 worker evicted, or another file taken under its number (and that one credited). Unreadable: the
-trainer could not read its file again, whoever's fault that was."""
+trainer could not read its file again, whatever the reason."""
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
@@ -27,7 +27,7 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Admitted(_Struct, frozen=True, kw_only=True, tag="admitted"):
-    """A peer that was admitted has delivered something (once: whoever returns is known from
+    """A peer that was admitted has delivered something (once: a peer that returns is known from
     the logs): an identity costs nothing, so being admitted alone leaves no trace."""
 
     peer: Key

@@ -30,13 +30,13 @@ LAST_BOOTSTRAP = "last-bootstrap"
 """File in the home with the addresses this peer last joined through: `swarm status` asks there."""
 
 MET_AFTER_SECONDS = 2.0
-"""Bootstrap peers have so long to themselves before peers met earlier are tried as well."""
+"""Head start of the bootstrap peers before peers met earlier are tried as well."""
 
 ENTRY_GRACE_SECONDS = 1.0
-"""After one way into the network is found, the others that are tried have so long."""
+"""Time left to the other attempts once one peer has answered."""
 
 NEWER_MANIFEST_SECONDS = 1.0
-"""A peer that joins looks so long in the DHT for a newer manifest than it was given."""
+"""How long a joining peer looks in the DHT for a newer manifest than it was given."""
 
 EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
 """Peers through which one joins, with their addresses."""
@@ -74,13 +74,13 @@ async def join_network(node: Node) -> EntryPoints:
     if not answered:
         failed = {failure.address: failure for failure in failures}
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
-        told = [
+        tried = [
             failed.get(address) or DialFailure(address, silent)
             for address in node.settings.bootstrap
         ]
         raise UserError(
             "no bootstrap peer can be reached: "
-            + "; ".join(f"{failure} ({failure.advice})" for failure in told)
+            + "; ".join(f"{failure} ({failure.advice})" for failure in tried)
         )
     await node.disk.write(LAST_BOOTSTRAP, "\n".join(node.settings.bootstrap).encode())
     return answered
@@ -169,11 +169,11 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     if not known and problems:
         raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
-    node.dht.serving = not looks_on and Run(manifest).passes_on(node.peer_id, node.settings.role)
+    node.dht.serving = not looks_on and Run(manifest).serves(node.peer_id, node.settings.role)
     await join_dht(node, entry_points)
     raw = None
     if not looks_on:
-        # A lookup may meet peers that hang; what it would find, neighbours tell soon as well.
+        # A lookup may meet peers that hang; neighbours soon announce the same.
         with trio.move_on_after(NEWER_MANIFEST_SECONDS):
             raw = await node.dht.get(run_key(manifest.body.run))
     if raw is not None:

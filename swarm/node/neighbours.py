@@ -39,7 +39,7 @@ class Neighbours:
 
     def deals_with(self, peer: str, record: PeerRecord) -> bool:
         """Whether a peer is asked for pieces, connected to and named to others."""
-        return self._run.evicted(peer) is None and self._run.passes_on(peer, record.roles)
+        return self._run.evicted(peer) is None and self._run.serves(peer, record.roles)
 
     def others(self) -> dict[PeerId, PeerRecord]:
         """The peers heard of that this one deals with."""
@@ -54,12 +54,12 @@ class Neighbours:
 
     def records(self) -> list[Envelope]:
         """Peer records for neighbours."""
-        told = []
+        found = []
         for envelope in self._node.records():
             assert isinstance(envelope.message, PeerRecord)
-            if self._run.passes_on(envelope.sender, envelope.message.roles):
-                told.append(envelope)
-        return told
+            if self._run.serves(envelope.sender, envelope.message.roles):
+                found.append(envelope)
+        return found
 
     async def meet(self) -> PeerId | None:
         """Connect to one more peer of the run, drawn at random: there is uplink to spare."""
@@ -76,7 +76,7 @@ class Neighbours:
 
     async def keep_enough(self, gossip: Gossip, *, trusted_wanted: int) -> None:
         """Keep enough gossip neighbours that take part, trusted ones among them: of these a trusted
-        peer wants as many, and every other at least one, whoever else crowds in."""
+        peer wants as many, and every other at least one, however many others connect."""
         while True:
             members = gossip.members()
             near = sum(self._run.trusts(peer) for peer in members)
@@ -106,7 +106,7 @@ class Neighbours:
         transport = self._node.transport
         if transport.reachability() is Reachability.PUBLIC or "relay" in self._node.settings.role:
             return
-        if not self._run.passes_on(self._node.peer_id, self._node.settings.role):
+        if not self._run.serves(self._node.peer_id, self._node.settings.role):
             return  # nobody is to come
         used = 0
         for envelope in self._node.records():

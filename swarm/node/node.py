@@ -91,7 +91,7 @@ class Part(Protocol):
     def run(self) -> Run: ...
 
     @property
-    def passes_on(self) -> bool: ...
+    def serves(self) -> bool: ...
 
     def hear_manifest(self, envelope: Envelope) -> None: ...
 
@@ -139,7 +139,7 @@ class Node:
     # --- run manifests -----------------------------------------------------------------------
 
     def serve_manifests(self) -> None:
-        """Hand out the manifests known here to whoever asks, and take newer ones."""
+        """Hand out the manifests known here to any peer that asks, and take newer ones."""
         serve_manifests(
             self.transport,
             newest=lambda: list(self.manifests.values()),
@@ -293,7 +293,7 @@ class Node:
         until = 0.0
         while True:
             addresses = (list(self.transport.addresses()), list(self.transport.bulk_addresses()))
-            if self.part is not None and not self.part.passes_on:
+            if self.part is not None and not self.part.serves:
                 self.dht.withdraw(peer_key(self.peer_id))
                 published = None
             elif addresses != published or self.world.now() >= until:

@@ -44,7 +44,7 @@ PROVIDE_SECONDS = 30.0
 by HAVE, the DHT only serves newcomers."""
 
 PROVIDERS_WANTED = 64
-"""About so many inference peers are named as sources of a checkpoint."""
+"""Inference peers named as sources of a checkpoint, about."""
 
 
 class _Prefetch(NamedTuple):
@@ -86,7 +86,7 @@ class Policies:
             node.events,
             uploads=uploads,
             meet=neighbours.meet,
-            tells=self._passes_on,
+            tells=self._serves,
         )
         self.deltas = Deltas(store, node.compute, node.events)
         self.fetcher = Fetcher(
@@ -104,8 +104,8 @@ class Policies:
         self._lot = b""
         """Secret, drawn when first needed: decides which of many peers are sources."""
 
-    def _passes_on(self) -> bool:
-        return self._run.passes_on(self._node.peer_id, self._node.settings.role)
+    def _serves(self) -> bool:
+        return self._run.serves(self._node.peer_id, self._node.settings.role)
 
     def newest(self) -> Checkpoint | None:
         envelope = self._checkpoint.value
@@ -229,7 +229,7 @@ class Policies:
         for provider in providers:
             record = self._node.record(provider.peer)
             try:
-                if not self._run.passes_on(provider.peer, record.roles if record else ()):
+                if not self._run.serves(provider.peer, record.roles if record else ()):
                     record = record or await self._node.find_record(provider.peer)
                     if record is None or not self._neighbours.deals_with(provider.peer, record):
                         continue
@@ -295,7 +295,7 @@ class Policies:
         provided: bytes | None = None
         while True:
             complete = self._store.complete()
-            held = self._store.held(max(complete)) if complete and self._passes_on() else None
+            held = self._store.held(max(complete)) if complete and self._serves() else None
             if held is not None and held.digest != provided:
                 if provided is not None:
                     self._node.dht.stop_providing(checkpoint_key(provided))

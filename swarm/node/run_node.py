@@ -173,7 +173,7 @@ class RunNode:
 
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
         """Whether a client of the bulk plane may use it."""
-        if not self.passes_on and peer not in self.run.manifest.trusted_ids():
+        if not self.serves and peer not in self.run.manifest.trusted_ids():
             return False
         admitted = admits(self.run, peer, credential, self.node.world.wall_time())
         if admitted and peer is not None:
@@ -183,13 +183,13 @@ class RunNode:
     # --- who deals with whom -----------------------------------------------------------------
 
     @property
-    def passes_on(self) -> bool:
-        """Whether this peer passes on what it has. One that does not is a client: it asks, and is
-        not to be found."""
-        return self.run.passes_on(self.peer_id, self.node.settings.role)
+    def serves(self) -> bool:
+        """Whether this peer serves others. One that does not is a client: it asks, and publishes
+        no address."""
+        return self.run.serves(self.peer_id, self.node.settings.role)
 
     def _obey_mode(self) -> None:
-        self.node.dht.serving = self.passes_on
+        self.node.dht.serving = self.serves
 
     def _vouch_for_trusted(self) -> None:
         for peer in self.run.manifest.trusted_ids():
@@ -255,13 +255,13 @@ class RunNode:
         self.gossip.show(admission)
 
     def _on_manifest(self, envelope: Envelope) -> None:
-        passed_on = self.passes_on
+        served = self.serves
         self.node.take_version(self.run, envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
         self.store.keep = self._checkpoints_kept()
         self._vouch_for_trusted()
         self._obey_mode()
-        if self.passes_on != passed_on:
+        if self.serves != served:
             self.policies.have.tells_changed()
         self.versions.changed.touch()
 

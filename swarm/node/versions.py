@@ -111,8 +111,8 @@ class Versions:
                     if peer not in self._node.transport.connected():
                         await self._node.transport.connect(peer, [address])
                     mine = self._run.manifest_envelope
-                    for told in await ask_for_manifests(self._node.transport, peer, mine.raw):
-                        if told.body.run == self._run.id:
-                            self._hear(told)
+                    for newer in await ask_for_manifests(self._node.transport, peer, mine.raw):
+                        if newer.body.run == self._run.id:
+                            self._hear(newer)
                 except PeerError as error:
                     self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))

@@ -48,7 +48,7 @@ class Lease:
         granted: Callable[[Envelope], None],
     ) -> None:
         """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
-        `granted` is told of every new admission."""
+        `granted` hears of every new admission."""
         self._run = run
         self._messenger = messenger
         self._world = world
@@ -59,7 +59,7 @@ class Lease:
         self._describe = describe
         self._granted = granted
         self._full = ""
-        """Why there is no place yet."""
+        """Why the run had no room at the last attempt."""
         self.admission: Envelope | None = None
 
     async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -50,10 +50,10 @@ PRESENCE_BYTES_MAX = 32 * 1024
 again before any would count as suspected. The next digest goes on where this one ended."""
 
 PLACE_IDLE_SECONDS = 600.0
-"""An unproven peer of which nothing was accepted for so long gives its place to one that waits."""
+"""An unproven peer without an accepted submission for this long yields to one that waits."""
 
 PLACE_CROWDED_SECONDS = 60.0
-"""The same where the one that waits comes from a network that has fewer places."""
+"""The same where the waiting peer comes from a network with fewer members."""
 
 Standing = Literal["live", "suspected", "gone", "evicted"]
 
@@ -97,9 +97,9 @@ class Registrar:
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`accepted` counts a worker's accepted submissions; `admitted` is told once of each peer
-        that came to have any, and makes it durable; `network_of` names the /24 or /48 that a
-        connected peer comes from, or nothing; `vouch` is told who is admitted, and for how long."""
+        """`accepted` counts a worker's accepted submissions; `admitted` is called once for each
+        peer that came to have any, and makes it durable; `network_of` names the /24 or /48 that a
+        connected peer comes from, or nothing; `vouch` hears who is admitted, and for how long."""
         self._run = run
         self._gate = gate
         self._gossip = gossip
@@ -182,16 +182,16 @@ class Registrar:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
             return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
         now = self._world.now()
-        told = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
+        kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
         member = self._members.get(peer)
         if member is None:
-            member = self._members[peer] = _Member(told, now, now, accepted, network)
+            member = self._members[peer] = _Member(kept, now, now, accepted, network)
             self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
         elif member.standing != "live":
             self._events.emit("membership.peer_returned", remote=peer)
         if accepted > member.accepted:
             member.accepted, member.useful = accepted, now
-        member.heartbeat, member.heard, member.standing = told, now, "live"
+        member.heartbeat, member.heard, member.standing = kept, now, "live"
         if accepted and not member.logged:
             member.logged = True
             await self._admitted(peer, heartbeat.roles)
@@ -202,7 +202,7 @@ class Registrar:
     def _refusal(
         self, peer: str, roles: Sequence[str], accepted: int, network: str
     ) -> AdmissionRefused | None:
-        """Why a peer is not let in, or None; one that waits may take an idle one's place."""
+        """Why a peer is not admitted, or None; a waiting peer may replace an idle one."""
 
         def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
             return AdmissionRefused(peer=peer, reason=reason, later=later)
@@ -235,8 +235,8 @@ class Registrar:
         return refused(full, later=True) if full else None
 
     def _make_room(self, worker: bool, network: str) -> str:
-        """Find a place for one more worker without a record, or one more helper: free, or of one
-        that is idle. Else why there is none."""
+        """Make room for one more worker without a record, or one more helper, if need be by
+        dropping an idle one. Why there is none, or an empty string."""
         admissions, trusted = self._run.manifest.admissions, self._run.manifest.trusted_ids()
         proven_after = self._run.manifest.thresholds.proven_after
         bound = admissions.unproven_max if worker else admissions.helpers_max

@@ -161,9 +161,9 @@ class Run:
         found = (self._evictions.get(peer), self._reinstatements.get(peer))
         return [envelope for envelope in found if envelope is not None]
 
-    def passes_on(self, peer: str, roles: Sequence[str]) -> bool:
-        """Whether a peer with these roles passes on the checkpoints it has. In `relay-only` mode
-        only relays and trusted peers do; others have nothing to do with a peer that does not."""
+    def serves(self, peer: str, roles: Sequence[str]) -> bool:
+        """Whether a peer with these roles serves checkpoints to others. In `relay-only` mode only
+        relays and trusted peers do; no peer connects to one that does not."""
         if self.manifest.broadcast_mode == "open":
             return True
         return "relay" in roles or peer in self.manifest.trusted_ids()

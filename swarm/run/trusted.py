@@ -242,7 +242,7 @@ class TrustedPart:
     # --- reading -----------------------------------------------------------------------------
 
     def verdicts(self, newest: int) -> list[Envelope]:
-        """This peer's newest own verdicts, at most so many, in log order."""
+        """This peer's own verdicts, the last `newest` of them, in log order."""
         rows = self._database.read(
             "SELECT envelope FROM (SELECT * FROM verdicts ORDER BY position DESC LIMIT ?) "
             "ORDER BY position",
@@ -495,7 +495,7 @@ class TrustedPart:
             self._run.reinstate(envelope)
 
     def _spread(self, raw: bytes) -> None:
-        """Gossip a signed eviction or reinstatement out of a log to whoever lacks it."""
+        """Gossip a signed eviction or reinstatement out of a log to peers that lack it."""
         try:
             self._peer.gossip.publish(open_envelope(raw))
         except Dropped as dropped:  # expired, or no longer permitted: the log keeps it all the same

@@ -87,14 +87,14 @@ async def hand_over(node: Node, envelope: Envelope) -> list[PeerId]:
         if peer not in node.transport.connected():
             continue
         try:
-            told = await ask_for_manifests(node.transport, peer, envelope.raw)
+            held = await ask_for_manifests(node.transport, peer, envelope.raw)
         except PeerError as error:
             problems.append(str(error))
             continue
-        if any(content_digest(each) == content_digest(envelope) for each in told):
+        if any(content_digest(each) == content_digest(envelope) for each in held):
             taken.append(peer)
         else:
-            versions = [str(manifest_in(each).version) for each in told]
+            versions = [str(manifest_in(each).version) for each in held]
             problems.append(f"{peer} keeps to version {', '.join(versions) or 'none'}")
     if not taken:
         raise SwarmError(f"no bootstrap peer took the manifest: {'; '.join(problems)}")

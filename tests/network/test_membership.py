@@ -118,10 +118,10 @@ def test_the_mode_says_who_passes_checkpoints_on() -> None:
         (WORKER.peer_id, ["observer"]),
     ]
     everybody = Run(sealed_manifest(OWNER, message))
-    assert all(everybody.passes_on(*who) for who in asked)
+    assert all(everybody.serves(*who) for who in asked)
     message = msgspec.structs.replace(message, broadcast_mode="relay-only")
     relays = Run(sealed_manifest(OWNER, message))
-    assert [relays.passes_on(*who) for who in asked] == [True, True, True, False, False]
+    assert [relays.serves(*who) for who in asked] == [True, True, True, False, False]
 
 
 def test_when_one_trusted_peer_is_silent_the_next_admits() -> None:
