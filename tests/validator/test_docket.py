@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from blake3 import blake3
 from hypothesis import given
@@ -13,16 +15,17 @@ from swarm.envelope import Envelope, seal
 from swarm.messages import Checkpoint, StepOrder, Verdict
 from tests.network.harness import identity
 
-HERE, ELSEWHERE, WORKER = identity(1), identity(2), identity(3)
+HERE, WORKER = identity(1), identity(3)
+Word = Literal["accepted", "refused", "quarantined"]
 
 
-def verdict(number: int, *, step: int = 5, outcome: str = "accepted", by: int = 1) -> Envelope:
+def verdict(number: int, *, step: int = 5, outcome: Word = "accepted", by: int = 1) -> Envelope:
     """On submission `number`, by the validator with identity `by`."""
     said = Verdict(
         submission=blake3(b"%d %d" % (step, number)).digest(), size_bytes=1,
         worker=WORKER.peer_id, lineage=0, step=step, policy=step, number=number,
         outcome=outcome, log_index=0,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     return seal(
         identity(by), said, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
     )
@@ -54,7 +57,7 @@ def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
     ("outcome", "counts"), [("accepted", True), ("refused", False), ("quarantined", False)]
 )
 def test_only_an_acceptance_by_another_validator_is_as_good_as_ones_own(
-    outcome: str, counts: bool
+    outcome: Word, counts: bool
 ) -> None:
     docket = Docket(HERE.peer_id)
     heard = verdict(0, outcome=outcome, by=2)

@@ -11,8 +11,9 @@ from peers.validator.checks.announcement.size import Size
 from peers.validator.checks.announcement.slot import FreeSlot
 from peers.validator.checks.announcement.step import Step
 from peers.validator.checks.announcement.version import Version
+from peers.validator.checks.base import Check
 
-CHECKS = (
+CHECKS: tuple[Check[Announcement], ...] = (
     Admitted(),
     Step(),
     Version(),

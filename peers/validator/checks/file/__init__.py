@@ -1,5 +1,6 @@
 """The exact checks of a file. Anyone with it, the step order and the manifest finds the same."""
 
+from peers.validator.checks.base import Check
 from peers.validator.checks.file.counts import Counts
 from peers.validator.checks.file.ending import Ending
 from peers.validator.checks.file.evidence import Inspection
@@ -11,7 +12,7 @@ from peers.validator.checks.file.spans import Spans
 from peers.validator.checks.file.tokens import Tokens
 from peers.validator.checks.file.turns import Turns
 
-CHECKS = (
+CHECKS: tuple[Check[Inspection], ...] = (
     Schema(),
     HeaderFields(),
     Counts(),
