@@ -50,8 +50,11 @@ INBOUND_MAX = 256
 DEADLINE_SECONDS = 10.0
 """A neighbour that does not take an announcement by then is no neighbour."""
 
-FRAME_SECONDS_MIN = 0.02
+FRAMES_PER_SECOND = 50.0
 """A neighbour's frames are read no faster than this on average; honest ones come every 250 ms."""
+
+FRAMES_BURST = 51.0
+"""And at once: the first, and a second of them."""
 
 Meet = Callable[[], Awaitable[PeerId | None]]
 """Connects to one more peer that may want checkpoints; None when none is known."""
@@ -249,8 +252,7 @@ class HaveExchange:
             and len(self._neighbours) < NEIGHBOURS_MAX
         ):
             self._begin(peer)
-        rate = 1 / FRAME_SECONDS_MIN
-        frames = TokenBucket(rate, burst=rate)
+        frames = TokenBucket(FRAMES_PER_SECOND, FRAMES_BURST)
         try:
             with scope:
                 # Entries of a replaced stream would be counted and never taken back.
@@ -260,7 +262,7 @@ class HaveExchange:
                         if claim is not None:
                             self._announcer.note_progress(peer, entry.manifest, claim)
                     self.claims.changed(peer)
-                    # A burst of a second passes; a faster neighbour waits for its stream's credit.
+                    # A burst passes; a faster neighbour waits for its stream's credit.
                     now = self._world.now()
                     frames.borrow(1, now)
                     seconds = frames.debt_seconds(now)
