@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import blake3
 import msgspec
 import safetensors.torch
 import torch
-import trio
 
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
@@ -38,9 +37,7 @@ from swarm.messages import CheckpointReference, EnvironmentReference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
-
-J = TypeVar("J")
-R = TypeVar("R")
+from swarm.world.job_thread import JobThread
 
 
 class EngineService:
@@ -67,28 +64,23 @@ class EngineService:
         self._engine: Engine | None = None
         self._folder = Path()
         self._policy: CheckpointReference | None = None
-        self._lock = trio.Lock()
+        self._thread = JobThread()
         self._renderer: Renderer | None = None
         self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
         _warm_up()
 
     async def load(self, job: Load) -> Loaded:
         """See `InferenceService.load`."""
-        return await self._alone(self._load, job)
+        return await self._thread.run(self._load, job)
 
     async def probe(self, job: Probe) -> Probed:
         """See `InferenceService.probe`: a worker whose digest is not the manifest's would be taken
         for a cheat."""
-        return await self._alone(self._probe, job)
+        return await self._thread.run(self._probe, job)
 
     async def generate(self, job: Generate) -> Generated:
         """See `InferenceService.generate`."""
-        return await self._alone(self._generate, job)
-
-    async def _alone(self, work: Callable[[J], R], job: J) -> R:
-        """Do a job in a worker thread; the next one waits, since they share one policy."""
-        async with self._lock:
-            return await trio.to_thread.run_sync(work, job)
+        return await self._thread.run(self._generate, job)
 
     def _load(self, job: Load) -> Loaded:
         started = time.perf_counter()

@@ -7,12 +7,11 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import blake3
-import trio
 
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
@@ -32,9 +31,7 @@ from swarm.offline_jobs import (
     TasksMeasured,
 )
 from swarm.rollouts.seeds import digest, noise_key
-
-J = TypeVar("J")
-R = TypeVar("R")
+from swarm.world.job_thread import JobThread
 
 BATCH = 128
 """Completions generated at a time."""
@@ -55,20 +52,15 @@ class DatasetService:
         self._environment = load_environment(environment, version, options)
         self._renderer = Renderer(self._folder)
         self._engine = NativeEngine(self._folder)
-        self._lock = trio.Lock()
+        self._thread = JobThread()
 
     async def describe(self, job: DescribePolicy) -> PolicyDescribed:
         """See `FilterService.describe`."""
-        return await self._alone(self._describe, job)
+        return await self._thread.run(self._describe, job)
 
     async def measure(self, job: MeasureTasks) -> TasksMeasured:
         """See `FilterService.measure`."""
-        return await self._alone(self._measure, job)
-
-    async def _alone(self, work: Callable[[J], R], job: J) -> R:
-        """Do a job in a worker thread; there is one engine."""
-        async with self._lock:
-            return await trio.to_thread.run_sync(work, job)
+        return await self._thread.run(self._measure, job)
 
     def _describe(self, job: DescribePolicy) -> PolicyDescribed:
         hasher = blake3.blake3()

@@ -6,11 +6,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
-import trio
 
 from peers.environments.collection import Environments, labels
 from peers.policy.device import find_dtype, use_hardware
@@ -50,9 +49,7 @@ from swarm.jobs import (
     TrainStep,
     Unreadable,
 )
-
-J = TypeVar("J")
-R = TypeVar("R")
+from swarm.world.job_thread import J, JobThread, R
 
 
 def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
@@ -60,6 +57,24 @@ def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
     used = msgspec.convert(hardware or Hardware(), Hardware)
     use_hardware(used)
     return lead(TrainerService, used.device)
+
+
+class _LearnerThread(JobThread):
+    """Collectives must come in the same order on every rank, on its own device."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._device = ranks.device
+
+    async def run(self, work: Callable[[J], R], job: J) -> R:
+        """See `JobThread.run`."""
+
+        def on_device(job: J) -> R:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # each thread has its own
+            return work(job)
+
+        return await super().run(on_device, job)
 
 
 class TrainerService:
@@ -70,71 +85,59 @@ class TrainerService:
         self._learner: Learner | None = None
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
-        self._lock = trio.Lock()
+        self._thread = _LearnerThread(self._ranks)
 
     async def start(self, job: StartTraining) -> Done:
         """See `TrainingService.start`."""
-        return await self._alone(self._start, job)
+        return await self._thread.run(self._start, job)
 
     async def resume(self, job: Resume) -> Resumed:
         """See `swarm.jobs.Resume`."""
-        return await self._alone(self._resume, job)
+        return await self._thread.run(self._resume, job)
 
     async def follow(self, job: Follow) -> Done:
         """See `swarm.jobs.Follow`."""
-        return await self._alone(self._follow, job)
+        return await self._thread.run(self._follow, job)
 
     async def roll_back(self, job: RollBack) -> Done:
         """See `swarm.jobs.RollBack`."""
-        return await self._alone(self._roll_back, job)
+        return await self._thread.run(self._roll_back, job)
 
     async def record_to(self, job: RecordTo) -> Recording:
         """See `TrainingService.record_to`."""
-        return await self._alone(self._record_to, job)
+        return await self._thread.run(self._record_to, job)
 
     async def record(self, job: Record) -> Done:
         """See `swarm.jobs.Record`."""
-        return await self._alone(self._record, job)
+        return await self._thread.run(self._record, job)
 
     async def train(self, job: TrainStep) -> Trained:
         """See `swarm.jobs.TrainStep`."""
-        return await self._alone(self._train, job)
+        return await self._thread.run(self._train, job)
 
     async def begin_save(self, job: BeginSave) -> Done:
         """See `swarm.jobs.BeginSave`."""
-        return await self._alone(self._begin_save, job)
+        return await self._thread.run(self._begin_save, job)
 
     async def finish_save(self, job: FinishSave) -> Done:
         """See `swarm.jobs.FinishSave`."""
-        return await self._alone(self._finish_save, job)
+        return await self._thread.run(self._finish_save, job)
 
     async def export(self, job: Export) -> Done:
         """See `swarm.jobs.Export`."""
-        return await self._alone(self._export, job)
+        return await self._thread.run(self._export, job)
 
     async def evaluate(self, job: Evaluate) -> Evaluated:
         """See `swarm.jobs.Evaluate`."""
-        return await self._alone(self._evaluate, job)
+        return await self._thread.run(self._evaluate, job)
 
     async def prepare_base(self, job: PrepareBase) -> BasePrepared:
         """See `swarm.jobs.PrepareBase`."""
-        return await self._alone(self._prepare_base, job)
+        return await self._thread.run(self._prepare_base, job)
 
     async def end(self, job: EndTraining) -> Done:
         """See `swarm.jobs.EndTraining`: a single process has no other ranks to end."""
         return Done()
-
-    async def _alone(self, work: Callable[[J], R], job: J) -> R:
-        """Do a job in a worker thread; the next one waits: all of them use the learner, and its
-        collectives must come in the same order on every rank."""
-
-        def on_device() -> R:
-            if self._ranks.device.type == "cuda":
-                torch.cuda.set_device(self._ranks.device)  # each thread has its own
-            return work(job)
-
-        async with self._lock:
-            return await trio.to_thread.run_sync(on_device)
 
     def _start(self, job: StartTraining) -> Done:
         self._sampling = job.lessons.sampling

@@ -10,12 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import trio
 
 from peers.environments import load as load_environment
 from peers.policy import model as policy_model
@@ -39,10 +38,8 @@ from swarm.offline_jobs import (
     Validate,
     Validated,
 )
+from swarm.world.job_thread import JobThread
 from swarm.world.progress import report
-
-J = TypeVar("J")
-R = TypeVar("R")
 
 
 def check(settings: TuningSettings) -> None:
@@ -64,28 +61,23 @@ class SftService:
     """Implements `TuningService`."""
 
     def __init__(self) -> None:
-        self._lock = trio.Lock()
+        self._thread = JobThread()
 
     async def start(self, job: StartTuning) -> TuningStarted:
         """See `TuningService.start`."""
-        return await self._alone(self._start, job)
+        return await self._thread.run(self._start, job)
 
     async def step(self, job: Tune) -> Tuned:
         """See `swarm.offline_jobs.Tune`."""
-        return await self._alone(self._step, job)
+        return await self._thread.run(self._step, job)
 
     async def validate(self, job: Validate) -> Validated:
         """See `swarm.offline_jobs.Validate`."""
-        return await self._alone(self._validate, job)
+        return await self._thread.run(self._validate, job)
 
     async def save(self, job: Export) -> Done:
         """Write the policy as a plain Hugging Face folder, durably, in the dtype it came in."""
-        return await self._alone(self._save, job)
-
-    async def _alone(self, work: Callable[[J], R], job: J) -> R:
-        """Do a job in a worker thread; all of them use the one model."""
-        async with self._lock:
-            return await trio.to_thread.run_sync(work, job)
+        return await self._thread.run(self._save, job)
 
     def _start(self, job: StartTuning) -> TuningStarted:
         self._settings = job.settings

@@ -14,7 +14,6 @@ from typing import Any
 import blake3
 import msgspec
 import numpy as np
-import trio
 
 from peers.environments import Renderer, multi_turn
 from peers.environments.collection import Environments, GroupTask
@@ -27,6 +26,7 @@ from swarm.jobs import Inspect, Inspected, InspectionService, SubmissionOrder
 from swarm.messages import EnvironmentReference
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
+from swarm.world.job_thread import JobThread
 from swarm.world.progress import checkpoint
 
 
@@ -38,12 +38,11 @@ class InspectorService:
         self._renderer: Renderer | None = None
         self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
         self._reader = Reader()
-        self._lock = trio.Lock()  # one reader reads one file at a time
+        self._thread = JobThread()
 
     async def inspect(self, job: Inspect) -> Inspected:
         """See `InspectionService.inspect`."""
-        async with self._lock:
-            return await trio.to_thread.run_sync(self._inspect, job)
+        return await self._thread.run(self._inspect, job)
 
     def _inspect(self, job: Inspect) -> Inspected:
         order = job.order

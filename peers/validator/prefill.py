@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-import trio
 
 from peers.policy.device import use_hardware
 from peers.policy.engine import Engine, Prefill
@@ -30,6 +29,7 @@ from swarm.jobs import Hardware, Judge, Judged, Load, PoliciesLoaded
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
+from swarm.world.job_thread import JobThread
 from swarm.world.progress import checkpoint
 
 CERTAIN = 0.99
@@ -62,7 +62,7 @@ class PrefillService:
         use_hardware(self._hardware)
         self._policies_kept = policies_kept
         self._engine_name = engine
-        self._lock = trio.Lock()  # calls share the memory of a device
+        self._thread = JobThread()
         self._engines: OrderedDict[CheckpointReference, Engine] = OrderedDict()
         # Build the tables of a first check now, not in the first submission.
         warm = [torch.randn(2, 128).bfloat16()]
@@ -70,13 +70,11 @@ class PrefillService:
 
     async def load(self, job: Load) -> PoliciesLoaded:
         """See `swarm.jobs.PrefillService.load`."""
-        async with self._lock:
-            return await trio.to_thread.run_sync(self._load, job)
+        return await self._thread.run(self._load, job)
 
     async def judge(self, job: Judge) -> Judged:
         """See `swarm.jobs.PrefillService.judge`."""
-        async with self._lock:
-            return await trio.to_thread.run_sync(self._judge, job)
+        return await self._thread.run(self._judge, job)
 
     def _load(self, job: Load) -> PoliciesLoaded:
         self._engines.pop(job.policy, None)
