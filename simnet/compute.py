@@ -237,16 +237,17 @@ class InspectorModel:
         right.invented = found.invented  # not to be seen in the file
         if found != right:
             return _fault("header", "another submission", _exact("schema"))
-        grades = self._setting.hardware.grades
+        grades, order = self._setting.hardware.grades, job.order
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
         await disk.write(disk.path_of(job.canonical_path), canonical)
         return jobs.Inspected(
             checks=[_exact("schema"), _exact("header")],
             ungraded="" if grades else "environment 'simulated' cannot grade",
             rewards=true_rewards(self._setting.workload, right) if grades else [],
+            environments=order.environments_of_groups(),
             group_digests=[
                 digest_of("simnet/1/group", found.seed, bytes([group]))
-                for group in range(job.order.groups)
+                for group in range(order.groups)
             ],
             canonical_digest=blake3(canonical).digest(),
             canonical_bytes=len(canonical),

@@ -59,6 +59,8 @@ SUPERVISOR_SECONDS = 5.0
 STATUS_SECONDS = 30.0
 """Between `peer.status` events while nothing changes: nobody looks on, and a thousand peers."""
 
+SIMULATED = EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
+
 LAST_EVENTS = 50
 """Events of each peer kept to show what led to a violation."""
 
@@ -369,7 +371,7 @@ class Simulation:
         groups_per_submission: int = 4,
         limits: Limits | None = None,
         filters: Filters | None = None,
-        accuracy_max: float = 1.0,
+        environments: Sequence[EnvironmentReference] = (SIMULATED,),
         broadcast_mode: Literal["open", "relay-only"] = "open",
         admissions: Admissions | None = None,
     ) -> Envelope:
@@ -380,14 +382,7 @@ class Simulation:
             version=1,
             model="simulated",
             tokenizer_hash=TOKENIZER_HASH,
-            environments=[
-                EnvironmentReference(
-                    name="simulated",
-                    version="1",
-                    probe_hash=PROBE_HASH,
-                    accuracy_max=accuracy_max,
-                )
-            ],
+            environments=list(environments),
             sampling=Sampling(
                 temperature=1.0,
                 max_new_tokens=max_new_tokens,

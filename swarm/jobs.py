@@ -23,7 +23,7 @@ from swarm.messages import (
     Schedule,
     Thresholds,
 )
-from swarm.rollouts.seeds import submission_seed
+from swarm.rollouts.seeds import environment_of_group, submission_seed
 from swarm.world import Child, Job
 
 LOAD_PATIENCE_SECONDS = 600.0
@@ -62,6 +62,14 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     def seed(self) -> bytes:
         """Seed of every prompt and of all noise in the submission."""
         return submission_seed(self.run, self.nonce, self.worker, self.number)
+
+    def environments_of_groups(self) -> list[int]:
+        """[groups] Index of each group's environment; empty: the run has only one."""
+        if len(self.environments) == 1:
+            return []
+        weights = [environment.weight for environment in self.environments]
+        seed = self.seed()
+        return [environment_of_group(seed, group, weights) for group in range(self.groups)]
 
     def rows(self) -> int:
         """Completions in the submission."""
@@ -205,7 +213,7 @@ class Inspected(Report, frozen=True, kw_only=True):
     task_spreads: list[float] = []
     """[groups] Likewise largest less smallest."""
     environments: list[int] = []
-    """[groups] Index among the run's environments."""
+    """[groups] Index among the run's environments; empty: the run has only one."""
     ungraded: str = ""
     """Why the environment cannot grade. The tokens tell whose fault that is."""
     group_digests: list[Digest] = []

@@ -77,7 +77,7 @@ class InspectorService:
             rewards=_less_penalties(rollouts, drawn, graded) if graded else [],
             task_means=[sum(group) / len(group) for group in graded] if penalised else [],
             task_spreads=[max(group) - min(group) for group in graded] if penalised else [],
-            environments=[each.index for each in drawn],
+            environments=order.environments_of_groups(),
             group_digests=_group_digests(rollouts, order.sampling.group_size),
             canonical_digest=inspection.contents.canonical_digest,
             canonical_bytes=inspection.contents.canonical_bytes,

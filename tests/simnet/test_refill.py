@@ -6,11 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
-from simnet.simulation import Plan, Simulation
+from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger.entries import Consumed, decode
 from swarm.messages import Filters
@@ -46,7 +47,7 @@ def train(
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=["v0"], steps=STEPS,
                 groups_per_step=BATCH, max_new_tokens=256, filters=filters,
-                accuracy_max=accuracy_max,
+                environments=[replace(SIMULATED, accuracy_max=accuracy_max)],
             )  # fmt: skip
             tables = {"trainer": {"model": "simulated"}}
             plans = [

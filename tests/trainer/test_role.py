@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -13,7 +14,7 @@ from peers.trainer.role import TrainerRole
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
-from simnet.simulation import Peer, Plan, Simulation
+from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
@@ -45,10 +46,11 @@ async def start_run(
     steps: int = 3,
     step_seconds: float = 60.0,
     validators: Sequence[str] = ("validator",),
+    **run: Any,
 ) -> dict[str, Peer]:
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=steps,
-        groups_per_step=8, max_new_tokens=256,
+        groups_per_step=8, max_new_tokens=256, **run,
     )  # fmt: skip
     peers = {}
     for name in names:
@@ -392,3 +394,21 @@ def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
     said = simulate(main)
     assert not [event for _, event in said if event.name == "trainer.paused"]
     assert {name for name, event in said if event.name == "validator.cannot_grade"} == {"broken"}
+
+
+def test_each_environment_has_a_reward_of_its_own() -> None:
+    async def main(simulation: Simulation) -> None:
+        environments = [SIMULATED, msgspec.structs.replace(SIMULATED, name="other", weight=3.0)]
+        await start_run(simulation, "validator", "trainer", environments=environments)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        await simulation.add(Plan("inference", ["inference"])).start()
+        assert await simulation.meet(over, 1800)
+
+    trained = [event.fields for _, event in simulate(main) if event.name == "trainer.step_trained"]
+    assert len(trained) == 3
+    seen: set[str] = set()
+    for fields in trained:
+        rewards = fields["environment_rewards"]
+        seen |= set(rewards)
+        assert min(rewards.values()) <= fields["reward"] <= max(rewards.values())
+    assert seen == {"simulated", "other"}
