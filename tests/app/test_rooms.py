@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-MODULE = re.compile(r"(peers|simnet|swarm)((?:\.[A-Za-z_]\w*)+)(:\w+)?")
-"""`package.module` or `package.module:attribute`, and nothing else in the string."""
+MODULE = re.compile(r"\b(?:peers|simnet|swarm)(?:\.[A-Za-z_]\w*)+")
 
 SWARM = {
     path
@@ -20,12 +19,12 @@ PEERS = set((REPOSITORY / "peers").rglob("*.py"))
 
 
 def named_modules(source: str) -> Iterator[str]:
-    """The modules that string literals of a program name."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            match = MODULE.fullmatch(node.value)
-            if match:
-                yield f"{match[1]}{match[2]}"
+    """The modules that strings of a program name, those that only document it left out."""
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield from MODULE.findall(node.value)
 
 
 def offences(paths: set[Path], forbidden: tuple[str, ...]) -> list[str]:
