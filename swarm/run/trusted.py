@@ -17,6 +17,7 @@ import trio
 
 from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, Gate, open_envelope
 from swarm.errors import PeerError, UserError
+from swarm.events import Events
 from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.ledger.client import LedgerClient, open_ledger
@@ -43,10 +44,11 @@ from swarm.messages import (
     Verdict,
 )
 from swarm.messenger import Messenger
-from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
+from swarm.transport import Transport
+from swarm.world import Disk, World
 
 EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
 """Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""
@@ -75,11 +77,26 @@ REINSTATEMENTS_WAITING_MAX = 1000
 """Reinstatements heard and not yet logged; an owner signs a handful."""
 
 
+class HostNode(Protocol):
+    """The node of that peer (`swarm.node.node.Node`)."""
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def disk(self) -> Disk: ...
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def events(self) -> Events: ...
+
+    async def reach(self, peer: PeerId) -> None: ...
+
+
 class Host(Protocol):
     """The peer in a run that a trusted part belongs to (`swarm.node.run_node.RunNode`)."""
 
     @property
-    def node(self) -> Node: ...
+    def node(self) -> HostNode: ...
     @property
     def peer_id(self) -> PeerId: ...
     @property

@@ -9,10 +9,10 @@ from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import Identity, PeerId
 from swarm.messages import RunManifest
-from swarm.node.node import Node
 from swarm.run.changes import NEVER, Change, changes
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
+from swarm.transport import Transport
 
 
 def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> Envelope:
@@ -74,20 +74,20 @@ def listed(found: Sequence[Change]) -> list[str]:
     ]
 
 
-async def hand_over(node: Node, envelope: Envelope) -> list[PeerId]:
+async def hand_over(
+    transport: Transport, bootstrap: Sequence[str], envelope: Envelope
+) -> list[PeerId]:
     """Bring a signed manifest to the bootstrap peers that answer; those that have it now.
 
     Raises `SwarmError` when none has.
     """
     taken, problems = [], []
-    named = dict.fromkeys(
-        PeerId(address.rpartition("/p2p/")[2]) for address in node.settings.bootstrap
-    )
+    named = dict.fromkeys(PeerId(address.rpartition("/p2p/")[2]) for address in bootstrap)
     for peer in named:
-        if peer not in node.transport.connected():
+        if peer not in transport.connected():
             continue
         try:
-            held = await ask_for_manifests(node.transport, peer, envelope.raw)
+            held = await ask_for_manifests(transport, peer, envelope.raw)
         except PeerError as error:
             problems.append(str(error))
             continue
