@@ -33,7 +33,7 @@ DELTA_SHARE_MAX = 0.5
 """Of the full bytes: a delta that would be larger is not published, nor a chain fetched."""
 
 DELTA_STALL_SECONDS = 60.0
-"""A delta of which nothing arrives for so long is given up, and the checkpoint fetched in full."""
+"""A delta of which nothing arrives for this long is given up; the checkpoint is fetched in full."""
 
 DELTA_TIME_SHARE = 0.25
 """Of the time that a fetch has left: a chain of deltas that takes longer to arrive is given up, and
@@ -51,7 +51,7 @@ DELTA_FILE = "delta"
 _SERVICE = "swarm.shardcast.delta:DeltaService"
 
 FetchDelta = Callable[[Checkpoint, float], Awaitable[str]]
-"""Fetch a delta like a checkpoint, within so many seconds: its folder."""
+"""Fetches a delta like a checkpoint, within a number of seconds: its folder."""
 
 
 class Deltas:
@@ -127,7 +127,7 @@ class Deltas:
     async def _encode_against(self, base: Held, folder: str, key: Key) -> Held | None:
         disk = self._store.disk
         making = f"{self._store.root}/{ENCODING_NAME}"
-        # Left by a crash between the delta and its checkpoint: nobody was told of it.
+        # Left by a crash between the delta and its checkpoint: it was never announced.
         await self._store.withdraw(delta_key(key))
         await disk.remove(making)
         await disk.write(f"{making}/{DELTA_FILE}", b"")
@@ -266,7 +266,7 @@ class Deltas:
         return folder
 
     def _changed(self, change: Change, held: Held, index: int) -> None:
-        """Something of a delta arrived: whoever waits for it may wait on."""
+        """Extend the deadline of a delta of which something arrived."""
         if change in (Change.BEGUN, Change.PIECE):
             for key, scope in self._waiting:
                 if key == held.key:

@@ -18,8 +18,8 @@ CHECKPOINT_PIECES_MAX = 65_536
 """2 TiB at the largest piece size; also bounds the bitmaps that neighbours exchange (8 KiB)."""
 
 DELTA_CHAIN_MAX = 8
-"""Deltas a manifest names: how old a policy may be from which a peer still catches up. Whoever is
-further behind fetches in full, as every checkpoint can be, so no chain hangs on older ones."""
+"""Deltas a manifest names: from how old a policy a peer still catches up by deltas. A peer with an
+older policy fetches in full, as every checkpoint can be, so no chain depends on older ones."""
 
 MIRRORS_MAX = 8
 """Mirrors that a manifest may name."""

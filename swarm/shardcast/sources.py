@@ -22,7 +22,7 @@ SOURCE_MEASURED_BYTES_MIN = 64 * 1024
 """The time of a smaller piece is latency and says nothing of bandwidth."""
 
 SOURCE_CORRUPT_SECONDS = 60.0
-"""A source of wrong bytes is not asked for so long, doubling: transport errors do not do that."""
+"""Pause of a source that sent wrong bytes, doubling; transport errors cost less."""
 
 SOURCE_BACKOFF_SECONDS = 0.1
 """Pause after a source's first failure, doubling up to the next number."""

@@ -1,13 +1,13 @@
 """How much this peer sends at once, and what the first holder of a checkpoint sends first.
 
 The number of uploads follows the uplink: no more is begun while what is being sent would keep the
-uplink busy for `UPLOAD_SECONDS`. The others are told to come back later ("busy"), and meanwhile
-ask somebody else. So a fast line feeds many and a slow one few, every upload goes about equally
-fast, and nobody waits long for a piece. An upload that takes several times as long does not count
-any more: its reader is slow, or means to keep others out. The uplink is measured: bytes sent over
+uplink busy for `UPLOAD_SECONDS`. Further clients get the answer "busy", and meanwhile ask other
+sources. So a fast line feeds many and a slow one few, every upload goes about equally fast, and no
+client waits long for a piece. An upload that takes several times as long is no longer counted: its
+reader is slow, or wants to keep others out. The uplink is measured: bytes sent over
 the time in which anything was being sent.
 
-Whoever published a checkpoint sends no piece twice before each has left it once: its line is the
+The publisher of a checkpoint sends no piece twice before each has left it once: its line is the
 only way for new pieces into the network.
 """
 
@@ -22,7 +22,7 @@ from swarm.transport import OpenBlob, Refused, Transport
 from swarm.world import World
 
 UPLOAD_SECONDS = 12.0
-"""A peer sends at once what keeps its uplink busy for so long: 3 pieces of 32 MiB at 50 Mb/s, 45
+"""A peer sends at once what keeps its uplink busy for this long: 3 pieces of 32 MiB at 50 Mb/s, 45
 at 1 Gb/s, so that each upload goes at about 20 Mb/s when all are in use, and there are a few more
 than `PARALLEL` for each peer of an average uplink of 200 Mb/s."""
 
@@ -37,11 +37,11 @@ UPLOAD_SLOWER_SMOOTHING = 0.1
 """Weight of a measurement below the average: the uplink may just not have been asked for more."""
 
 SEEDING_SECONDS = 10.0
-"""When no piece has left for the first time for so long, the publisher sends any."""
+"""When no piece has left for the first time for this long, the publisher sends any."""
 
 
 class Uploads:
-    """Begins and counts uploads. One a peer."""
+    """Begins and counts uploads. One per peer."""
 
     def __init__(self, world: World, transport: Transport, store: CheckpointStore) -> None:
         self._world = world
@@ -102,7 +102,7 @@ class Uploads:
             if left:
                 self._left_at = now
             return left
-        # Nobody asks for the rest: better any piece than none.
+        # No client asks for the rest: better any piece than none.
         self._store.seeding.end(digest)
         return True
 

@@ -28,8 +28,8 @@ from swarm.world import Disk, World
 log = logging.getLogger(__name__)
 
 STREAMS_HELD_BYTES_MAX = 64 << 20
-"""Received on all streams of a peer and not yet taken by who reads them; an honest stream holds a
-frame or two. Beyond it the fullest stream of whoever holds most is reset, of strangers first."""
+"""Received on all streams and not yet read; an honest stream holds a frame or two. Beyond it the
+fullest stream of the peer that holds most is reset, strangers first."""
 
 STREAMS_PER_PEER_MAX = 64
 """Streams one peer may have open at us at once; more are reset. A role uses about ten."""
@@ -150,7 +150,7 @@ class BaseTransport:
         return self._banned_until.get(peer, 0.0) > self._world.now()
 
     def vouch(self, peer: PeerId, seconds: float) -> None:
-        """Take a peer for trusted or admitted, as long as this is."""
+        """Treat a peer as trusted or admitted for `seconds`."""
         now = self._world.now()
         self._vouched_until = {p: t for p, t in self._vouched_until.items() if t > now}
         self._vouched_until[peer] = max(self._vouched_until.get(peer, 0.0), now + seconds)
@@ -179,7 +179,7 @@ class BaseTransport:
 
     @contextmanager
     def _counted(self, stream: FramedStream) -> Iterator[None]:
-        """Count what a stream holds as long as the block lasts."""
+        """Count what a stream holds until the block ends."""
         self._streams[stream] = None
         try:
             yield
@@ -188,8 +188,8 @@ class BaseTransport:
             del self._streams[stream]
 
     def _on_held(self, change_bytes: int) -> None:
-        """Streams hold so much more; when that is too much, the fullest one of whoever holds most
-        is given up, of strangers first."""
+        """Count bytes that streams hold; beyond the limit, reset the fullest stream of the peer
+        that holds most, strangers first."""
         self._held_bytes += change_bytes
         if self._held_bytes > STREAMS_HELD_BYTES_MAX:
             held: Counter[PeerId] = Counter()

@@ -269,7 +269,7 @@ class FramedStream:
         self._count_held()
 
     def stop_counting(self) -> None:
-        """Nobody is told of what is held any more."""
+        """Report no further change of what is held."""
         self._on_held(-self.held_bytes)
         self._on_held = lambda change_bytes: None
 

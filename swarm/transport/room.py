@@ -1,8 +1,8 @@
-"""Whose connections there is room for: nobody can take so many that the others find none.
+"""Admission of connections: no address range can take all of them.
 
-A handshake competes with other handshakes only, and a connection, once it is proven whose it is,
-with other connections. When there is no room, one that is there makes way for the newcomer: of the
-address range that has most of them, so that a flood displaces itself.
+A handshake competes with other handshakes only, and a proven connection with other proven ones.
+When all slots are taken, an existing connection makes way for the newcomer: one of the address
+range that has most of them, so that a flood displaces itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONNECTIONS_PER_ADDRESS_MAX = 64
 does not."""
 
 HANDSHAKES_MAX = 64
-"""At once; beyond it the oldest makes way that comes from where most of them come from."""
+"""At once; beyond it the oldest handshake of the most crowded range makes way."""
 
 HANDSHAKES_PER_SECOND = 16.0
 """From one /24 or, of IPv6, one /48, on average: each takes 3 ms of computing."""
@@ -55,16 +55,16 @@ def connections_max() -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a connection comes from."""
+    """The network that a connection comes from."""
 
     address: str
-    """What one owner has to itself: an IPv4 address, a /64 of IPv6."""
+    """The smallest unit that one owner has to itself: an IPv4 address, a /64 of IPv6."""
     range: str
-    """What one owner gets easily: a /24, a /48."""
+    """A unit that one owner gets easily: a /24, a /48."""
 
     @property
     def public_range(self) -> str:
-        """The range, or empty where others have the same: on loopback, in private networks."""
+        """The range; empty on loopback and in private networks, where it distinguishes nobody."""
         try:
             return self.range if ipaddress.ip_network(self.range).is_global else ""
         except ValueError:
@@ -72,7 +72,7 @@ class Origin:
 
 
 def origin_of(host: str) -> Origin:
-    """The origin of an IP address; of what is none, itself."""
+    """The origin of an IP address; other text is its own origin."""
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -130,7 +130,7 @@ def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
 
 
 class NoRoom(Exception):
-    """A connection is refused before it has said a word. Says why."""
+    """A connection is refused before its handshake. Says why."""
 
 
 @dataclass(eq=False)
@@ -144,7 +144,7 @@ class Caller:
 
 
 class Door:
-    """Accepted connections: so many of an address, so many handshakes at once and in a second."""
+    """Bounds connections per address, and handshakes at once and per second."""
 
     def __init__(self) -> None:
         self._callers: dict[Caller, None] = {}
@@ -152,10 +152,9 @@ class Door:
 
     @contextmanager
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
-        """Hold a place as long as the block lasts; also what has to be closed for it. Raises
-        `NoRoom`.
+        """Hold a slot until the block ends; also the connection to close for it. Raises `NoRoom`.
 
-        The caller's `handshake` scope is cancelled when others need its place more.
+        The caller's `handshake` scope is cancelled when others need its slot more.
         """
         caller = Caller(origin_of(host))
         displaced = self._displaced(caller.origin)

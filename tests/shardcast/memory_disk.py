@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from swarm.errors import DiskFullError
 from swarm.world import Database, Piece, Sink
+from swarm.world.disk import LocalPiece
 
 
 class PowerCut(Exception):
@@ -22,15 +23,6 @@ class _File:
     def __init__(self, size: int = 0) -> None:
         self.data = bytearray(size)
         self.durable: bytes | None = None
-
-
-class MemoryPiece:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.size_bytes = len(data)
-
-    def verify(self, digest: bytes) -> bool:
-        return blake3(self.data).digest() == digest
 
 
 class MemorySink:
@@ -49,8 +41,8 @@ class MemorySink:
         file.data[start : start + len(data)] = data
         self._data += data
 
-    def finish(self) -> MemoryPiece:
-        return MemoryPiece(bytes(self._data))
+    def finish(self) -> Piece:
+        return LocalPiece(len(self._data), blake3(self._data).digest())
 
     async def commit(self, piece: Piece) -> None:
         await self._disk.step("commit")

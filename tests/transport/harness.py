@@ -19,18 +19,10 @@ from swarm.transport import BlobReference, OpenBlob, Refused, Transport
 from swarm.transport.libp2p import open_libp2p
 from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece
+from swarm.world.disk import LocalPiece
 from tests.worlds import VirtualWorld
 
 ALICE, BOB, CAROL, MALLORY = (Identity(bytes([n]) * 32) for n in range(1, 5))
-
-
-class HashedPiece:
-    def __init__(self, size_bytes: int, digest: bytes) -> None:
-        self.size_bytes = size_bytes
-        self._digest = digest
-
-    def verify(self, digest: bytes) -> bool:
-        return digest == self._digest
 
 
 class Sink:
@@ -46,7 +38,7 @@ class Sink:
         self.data += data
 
     def finish(self) -> Piece:
-        return HashedPiece(len(self.data), blake3.blake3(self.data).digest())
+        return LocalPiece(len(self.data), blake3.blake3(self.data).digest())
 
     async def commit(self, piece: Piece) -> None:
         self.committed = True

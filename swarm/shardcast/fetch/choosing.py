@@ -13,22 +13,23 @@ from swarm.shardcast.sources import SourceBook, source_name
 from swarm.world import World
 
 FLOWING_SHARE = 0.8
-"""More are asked for where a request spends more than the rest of its time on its way and back."""
+"""Part of a request's time in which bytes should flow; more requests are made where the round trip
+takes longer than the rest."""
 
 ENDING_SHARE = 1 / 32
 """While no more than this part of the pieces is missing, twice as many are asked for at once."""
 
 LATE = 1.2
-"""Whoever lacks so many times the pieces that its neighbours lack (a tenth less than they said some
-time ago) is late, and looks for more neighbours."""
+"""A peer that lacks this many times the pieces that its neighbours lack (a tenth less than they
+announced some time ago) is late, and looks for more neighbours."""
 
 REQUEST_SECONDS = 0.02
 """On a fast line as many pieces are asked for at once as arrive within this time (4 MB at 200 MB/s
 and request): asking for each by itself takes about 0.3 ms of computing at both ends together. Below
-50 MB/s a request of 512 KiB is for one piece, as ever."""
+50 MB/s a request is for one piece of 512 KiB."""
 
 REQUEST_PIECES_MAX = 16
-"""What one request may ask for at once: 16 requests of HTTP fit in one packet of loopback, and
+"""Pieces that one request may ask for: 16 requests of HTTP fit in one packet of loopback, and
 their descriptors are few."""
 
 LEAVE_SHARE = 1 / 16
@@ -40,7 +41,7 @@ HEDGE_SECONDS = 0.5
 than this."""
 
 SILENCE_SECONDS = 1.0
-"""A neighbour that announces, but nothing of this checkpoint, is asked for it after so long."""
+"""After this long a neighbour is asked for a checkpoint that it announced nothing of."""
 
 _T = TypeVar("_T")
 

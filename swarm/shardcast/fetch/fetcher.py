@@ -26,7 +26,7 @@ from swarm.transport import BlobTransport, FetchError
 from swarm.world import World
 
 LOOK_SECONDS_MIN = 0.01
-"""A fetch with free lanes looks around no more often than this without being told of anything."""
+"""A fetch with free lanes and no news looks for sources no more often than this."""
 
 
 class Fetcher:

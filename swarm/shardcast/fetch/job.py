@@ -18,12 +18,12 @@ from swarm.transport import BlobReference, Source
 from swarm.transport.http import limits as http_limits
 
 MIRROR_PIECE_SECONDS = 1.0
-"""A mirror is not asked again so long for a piece that it lacks or has wrong, doubling."""
+"""Pause before a mirror is asked again for a piece that it lacks or has wrong, doubling."""
 
 MIRROR_PIECE_SECONDS_MAX = 30.0
 
 MIRROR_PIECE_ATTEMPTS = 4
-"""In vain, over seven seconds, after which a fetch from mirrors alone no longer waits for it."""
+"""Failed requests, over seven seconds, after which a fetch from mirrors alone gives a piece up."""
 
 NOT_YET_SECONDS = 0.05
 """Pause after a source said that it may have a piece later, doubling up to the next number."""
@@ -37,8 +37,8 @@ chance. Its line is full, so asking again soon would gain nothing."""
 BUSY_SECONDS_MAX = 16.0
 
 NEW_LANE_SECONDS = 2.0
-"""After a busy source a fetch tries no further lane for so long, doubling up to
-`BUSY_SECONDS_MAX`; sooner while it has few."""
+"""Pause after a busy source before a fetch tries a further lane, doubling up to
+`BUSY_SECONDS_MAX`; shorter while it has few."""
 
 PARALLEL = 8
 """Pieces one peer asks for at once to begin with: at 25 Mb/s each, the average uplink of a swarm
@@ -55,11 +55,11 @@ PIECE_DEADLINE_SECONDS = 10.0
 """A piece's deadline without its transfer time."""
 
 PIECE_BYTES_PER_SECOND_MIN = 2 * http_limits.BYTES_PER_SECOND_MIN
-"""A source slower than this misses the deadline: so much before the source breaks off that who
-fetches honestly gives up first."""
+"""A source slower than this misses the deadline: twice the rate at which the source itself breaks
+off, so that an honest client gives up first."""
 
 Sources = Callable[[], Iterable[Source]]
-"""Who may have the checkpoint, as of now; asked again while the fetch goes on."""
+"""Sources that may have the checkpoint, as of now; called again while the fetch runs."""
 
 MANIFEST = -1
 """The manifest's index among the pieces."""

@@ -33,7 +33,7 @@ from swarm.shardcast.store import CheckpointStore
 from swarm.world import World
 
 SEEDING_END_SHARE = 1 / 64
-"""When so few pieces have not left yet, the publisher sends any."""
+"""When only this part of the pieces has not left yet, the publisher sends any."""
 
 SEEDING_SHOWN = 8
 """Pieces that a publisher shows to one neighbour ahead of what that one has fetched."""
@@ -42,8 +42,8 @@ BATCH_SECONDS = 0.25
 """New pieces are announced to a neighbour at most this often."""
 
 PATIENCE = 0.25
-"""News of a checkpoint waits for so large a part of the time since it began to arrive: a neighbour
-always knows of most pieces, and a long broadcast costs few frames."""
+"""News of a checkpoint waits for this part of the time since it began to arrive: a neighbour always
+knows of most pieces, and a long broadcast costs few frames."""
 
 BATCH_SECONDS_MAX = 60.0
 """But never longer than this."""

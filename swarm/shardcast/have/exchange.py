@@ -26,20 +26,20 @@ NEIGHBOURS_LATE = 16
 """The same for a peer that is late: most of its neighbours may be on slow lines."""
 
 NEIGHBOURS_MAX = 64
-"""Neighbours that a peer announces to, those counted that chose it."""
+"""Neighbours that a peer announces to, including those that chose it."""
 
 NEIGHBOUR_BYTES_PER_SECOND = 4e6
-"""A neighbour is fed about so much: it receives 25 MB/s in a swarm with the average uplink of 200
+"""What a neighbour takes on average: it receives 25 MB/s in a swarm with the average uplink of 200
 Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
 
 GROW_PIECES = 16
 """With fewer pieces of the newest checkpoint a peer has little to offer to more neighbours."""
 
 GROW_SECONDS = 3.0
-"""A peer with fewer neighbours than its uplink can feed takes one more in so long."""
+"""Between two new neighbours of a peer whose uplink can feed more."""
 
 SATED_SECONDS = 12.0
-"""A peer with enough neighbours looks after so long whether they still want something."""
+"""Pause before a peer with enough neighbours checks whether they still want something."""
 
 FRUITLESS_MAX = 12
 """New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
