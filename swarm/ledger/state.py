@@ -116,14 +116,7 @@ def ledger_state(
     totals: dict[str, Totals] = {}
     for (submission, _), by_validator in sorted(cases.items()):
         trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
-        judge = min(
-            by_validator,
-            key=lambda owner: (
-                not (trained and by_validator[owner].outcome == "accepted"),
-                not by_validator[owner].proven_fault,
-                rank[owner],
-            ),
-        )
+        judge = _judge(by_validator, rank, trained=trained)
         final = by_validator[judge]
         held = verdicts.get(submission)
         if held is None or (held.outcome == "refused" and final.outcome != "refused"):
@@ -151,6 +144,18 @@ def ledger_state(
         consumed=dict(sorted(consumed.items())),
         evicted=_in_force(evictions, reinstatements),
         totals=dict(sorted(totals.items())),
+    )
+
+
+def _judge(by_validator: Mapping[str, Judged], rank: Mapping[str, int], *, trained: bool) -> str:
+    """The validator whose verdict on a submission is final."""
+    return min(
+        by_validator,
+        key=lambda owner: (
+            not (trained and by_validator[owner].outcome == "accepted"),
+            not by_validator[owner].proven_fault,
+            rank[owner],
+        ),
     )
 
 

@@ -110,21 +110,25 @@ class RunNode:
         if node.peer_id in run.manifest.trusted_ids():
             self._trusted = TrustedPart(self)
         else:
-            self.lease = Lease(
-                run,
-                self.messenger,
-                node.world,
-                node.events,
-                peer_id=node.peer_id,
-                seal=self.seal,
-                reach=node.reach,
-                describe=self.describe,
-                granted=self._on_granted,
-            )
+            self.lease = self._new_lease()
 
     @property
     def peer_id(self) -> PeerId:
         return self.node.peer_id
+
+    def _new_lease(self) -> Lease:
+        node = self.node
+        return Lease(
+            self.run,
+            self.messenger,
+            node.world,
+            node.events,
+            peer_id=node.peer_id,
+            seal=self.seal,
+            reach=node.reach,
+            describe=self.describe,
+            granted=self._on_granted,
+        )
 
     def trusted_part(self, role: str) -> TrustedPart:
         """The log and all else that this peer's trusted roles share.
