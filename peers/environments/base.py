@@ -1,7 +1,7 @@
-"""What an environment is, how it is found, and how its tasks become token ids.
+"""The interface of an environment, and the rendering of its tasks into token ids.
 
-An environment draws tasks from a seed and grades completions. Both must be deterministic, since a
-validator redraws every task and regrades every completion (design §7, checks 3 and 5).
+An environment draws tasks from a seed and grades completions. Both must be deterministic, because
+a validator redraws every task and regrades every completion.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ HELD_OUT_BELOW = 16
 """A prompt whose BLAKE3 starts with a byte below this is held out: one in sixteen."""
 
 REWARD_MAX = 1e6
-"""Largest reward, and least, that a verdict can carry."""
+"""Largest magnitude of a reward that a verdict can carry."""
 
 DRAWS_MAX = 10_000
-"""Redraws until a task falls into the split asked for; (15/16)^10000 is below 1e-280."""
+"""Attempts to draw a task of the requested split. A training task is missed by all of them with
+probability (1/16)^10000, a held-out task with (15/16)^10000, which is below 1e-280."""
 
 Split = Literal["train", "held_out"]
 
@@ -38,70 +39,73 @@ class Task:
     prompt: str
     answer: str
     target_length: int = 0
-    """Completion tokens asked for in the prompt; 0 means none."""
+    """Completion tokens that the prompt asks for; 0: it asks for no length."""
     length_weight: float = 0.0
-    """Reward lost per token off the target."""
+    """Reward lost per token of distance from the target."""
 
     def length_penalty(self, tokens: int) -> float:
-        """What a completion of so many tokens, its stop token included, loses of its reward."""
+        """The reward that a completion of `tokens` tokens, stop token included, loses."""
         return self.length_weight * abs(self.target_length - tokens)
 
 
 class Environment(Protocol):
-    """Tasks drawn from seeds, and their grading. A changed task or grade is a new `version`.
+    """Draws tasks from seeds and grades completions.
 
-    A class made without arguments, or one with an attribute `Options`, a `msgspec.Struct`: it is
-    then made with those of the run manifest.
+    A change to any task or grade needs a new `version`. The class is constructed without
+    arguments. If it has an attribute `Options`, a `msgspec.Struct`, it is constructed with an
+    instance of it that holds the options in the run manifest.
     """
 
     name: str
     version: str
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
-        """The task that `seed` gives; equal seeds give equal tasks on every machine."""
+        """Draw a task; equal seeds give equal tasks on every machine."""
         ...
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """The grade in [0, 1] of a completion, its stop token already cut off.
+        """Grade a completion, without its stop token, in [0, 1].
 
-        `finished` says whether it ended with a stop token, rather than at the length limit. The
-        text comes from an untrusted peer. Must not raise.
+        `finished` says whether the completion ended with a stop token rather than at the length
+        limit. The text comes from an untrusted peer. Must not raise.
         """
         ...
 
 
 class Curriculum(Protocol):
-    """What an environment may have besides: tasks that grow harder as the run goes on."""
+    """An optional extension of `Environment`: tasks that grow harder during the run."""
 
     def task_at(self, seed: bytes, step: int, split: Split = "train") -> Task:
-        """The task that `seed` gives in rollout step `step`, on every machine."""
+        """Draw a task for rollout step `step`; equal arguments give equal tasks everywhere."""
         ...
 
 
 @runtime_checkable
 class MultiTurn(Protocol):
-    """What an environment may have besides: answers to the model, in episodes of several turns.
+    """An optional extension of `Environment`: it answers the model, in episodes of several turns.
 
-    `turns` are the texts behind the prompt: model, environment, model, and so on, the last one the
-    model's; model texts are without their stop token, and come from an untrusted peer.
+    `turns` are the texts after the prompt: model, environment, model, and so on; the last is the
+    model's. Model texts lack their stop token and come from an untrusted peer.
     """
 
     def answer(self, task: Task, turns: Sequence[str]) -> str | None:
         """The environment's next turn, or None when the episode is over.
 
-        Asked only after a turn that ended with a stop token. Must be deterministic, since a
-        validator replays every episode, and must not raise.
+        Called only after a model turn that ended with a stop token. Must be deterministic,
+        because a validator replays every episode. Must not raise.
         """
         ...
 
     def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
-        """The grade in [0, 1] of an episode, in place of `Environment.reward`."""
+        """Grade a whole episode in [0, 1]; called instead of `Environment.reward`."""
         ...
 
 
 def multi_turn(environment: Environment) -> MultiTurn | None:
-    """What answers the model: the environment itself, or the one whose tasks it only changes (its
-    attribute `inner`). None for an environment of single turns."""
+    """The environment that answers the model, or None for an environment with single turns.
+
+    That is the environment itself, or the environment that it wraps (its attribute `inner`).
+    """
     if isinstance(environment, MultiTurn):
         return environment
     inner: Environment | None = getattr(environment, "inner", None)
@@ -130,9 +134,9 @@ def answer_of(environment: Environment, task: Task, turns: Sequence[str]) -> str
 
 
 def task_of_step(environment: Environment, seed: bytes, step: int, split: Split = "train") -> Task:
-    """The task of a seed in a rollout step: by `task_at` where the environment has it.
+    """Draw the task of a seed in a rollout step, with `task_at` if the environment has it.
 
-    Raises `UserError` when the environment's code does not give one.
+    Raises `UserError` when the environment's code raises or returns no task.
     """
     at: Callable[[bytes, int, Split], Task] | None = getattr(environment, "task_at", None)
     if at is None:
@@ -141,7 +145,7 @@ def task_of_step(environment: Environment, seed: bytes, step: int, split: Split 
 
 
 def task_of(environment: Environment, seed: bytes, split: Split = "train") -> Task:
-    """The task of a seed, whatever the step; raises `UserError` likewise."""
+    """Draw the task of a seed independently of the step; raises `UserError` as `task_of_step`."""
     return _drawn(environment, partial(environment.task, seed, split))
 
 
@@ -161,10 +165,10 @@ def _drawn(environment: Environment, draw_it: Callable[[], Task]) -> Task:
 
 
 def grade(environment: Environment, task: Task, turns: Sequence[str], finished: bool) -> float:
-    """The environment's reward of an episode.
+    """The environment's reward for an episode.
 
-    `turns` as for `MultiTurn.answer`; a single one where the environment has one turn. Raises
-    `UserError` when the environment's code raises, or the reward is no usable number.
+    `turns` as for `MultiTurn.answer`; without `MultiTurn` it holds one text. Raises `UserError`
+    when the environment's code raises or the reward is not a number within ±`REWARD_MAX`.
     """
     text = repr(turns[-1][:40])
     try:
@@ -192,16 +196,17 @@ def described(error: BaseException) -> str:
 
 
 def split_of(prompt: str) -> Split:
-    """The split a prompt belongs to, by its hash: training never sees a held-out prompt."""
+    """The split a prompt belongs to, by its hash, so that training never sees a held-out prompt."""
     first_byte = blake3.blake3(prompt.encode("utf-8")).digest()[0]
     return "held_out" if first_byte < HELD_OUT_BELOW else "train"
 
 
 def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
-    """The first task of `split` among make(32 bytes derived from seed and attempt 0, 1, ...).
+    """The first task of `split` that `make` returns.
 
-    Raises `ValueError` when `DRAWS_MAX` attempts give none: `make` then ignores its argument, or
-    knows too few prompts.
+    Attempt 0, 1, … passes 32 bytes to `make`, derived from the seed and the attempt's number.
+    Raises `ValueError` when `DRAWS_MAX` attempts give none: `make` then ignores its argument or
+    has too few prompts.
     """
     for attempt in range(DRAWS_MAX):
         task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
@@ -225,10 +230,10 @@ class Renderer:
         except Exception as error:  # tokenizers raises bare Exception
             raise UserError(f"{path} is no tokenizer file ({error})") from error
         self.tokenizer_hash: bytes = blake3.blake3(raw).digest()
-        """BLAKE3-256 of tokenizer.json as it lies on disk."""
+        """BLAKE3-256 of the bytes of tokenizer.json."""
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens the tokenizer puts around (`<bos>`)."""
+        """Token ids of a prompt, with the special tokens that the tokenizer adds (`<bos>`)."""
         return list(self._tokenizer.encode(prompt).ids)
 
     def encode_completion(self, text: str) -> list[int]:
@@ -236,10 +241,10 @@ class Renderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode_completion(self, tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[str, bool]:
-        """(text without the final stop token, finished) of a completion.
+        """Decode a completion into (text without its final stop token, finished).
 
         Any other special token stays visible in the text, so that no grader overlooks it.
-        Raises `ValueError` for an id that no vocabulary has.
+        Raises `ValueError` for an id outside every vocabulary.
         """
         if any(not 0 <= token < 1 << 31 for token in tokens):
             raise ValueError("a token id is negative or beyond 31 bits")
@@ -254,10 +259,10 @@ def probe_seed(index: int) -> bytes:
 
 
 def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
-    """BLAKE3-256 over the token ids of 64 probe tasks: shows that two machines render alike.
+    """BLAKE3-256 over the token ids of 64 probe tasks: two machines with equal hashes render alike.
 
-    Each task adds its prompt's and its answer's token ids, both as a 4-byte big-endian count and
-    4-byte big-endian ids, then its target length.
+    Each task adds three items: the token ids of its prompt, those of its answer (each list as a
+    4-byte big-endian count and 4-byte big-endian ids), and its target length (4 bytes, big endian).
     """
     hasher = blake3.blake3(b"swarm/1/probe")
     for index in range(PROBE_TASKS):

@@ -16,18 +16,18 @@ from msgspec import Meta
 from peers.environments.base import Split, Task, draw
 
 CALL = re.compile(r"([0-9]{1,6})([*+])([0-9]{1,6})=")
-"""A call of the tool: the whole text of a model segment."""
+"""A tool call; it must be the whole text of a model segment."""
 
 
 class CalculatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How hard the arithmetic is."""
 
     digits: Annotated[int, Meta(ge=1, le=6)] = 3
-    """Of each number, leading zeros left out."""
+    """Largest number of digits in each operand; operands have no leading zeros."""
 
 
 class Calculator:
-    """Rewards the right answer, given after the tool was asked for it."""
+    """Rewards the right answer if the model called the tool before it."""
 
     name = "calculator"
     version = "1"
@@ -37,11 +37,11 @@ class Calculator:
         self._options = options
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
-        """A sum or a product, uniform over all prompts of the split; see `Environment.task`."""
+        """Draw a sum or a product, uniform over the prompts of the split (`Environment.task`)."""
         return draw(seed, split, self._make)
 
     def answer(self, task: Task, turns: Sequence[str]) -> str | None:
-        """The result of a well-formed call, once per episode; see `MultiTurn.answer`."""
+        """The result of a well-formed tool call, once per episode; see `MultiTurn.answer`."""
         return f"{result}>" if len(turns) == 1 and (result := _called(turns[0])) else None
 
     def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
@@ -51,7 +51,7 @@ class Calculator:
         return float(used and finished and turns[-1] == task.answer)
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """0.0: an answer without the tool; see `Environment.reward`."""
+        """Always 0.0: a single turn holds no tool call; see `Environment.reward`."""
         return 0.0
 
     def _make(self, randomness: bytes) -> Task:
@@ -64,7 +64,7 @@ class Calculator:
 
 
 def _called(text: str) -> str:
-    """The result of the call that is all of `text`; empty when it is none."""
+    """The result of the tool call `text`; empty when `text` is not a tool call."""
     match = CALL.fullmatch(text)
     if match is None:
         return ""

@@ -1,4 +1,4 @@
-"""The environments of a run: which one gives a group its task, and each loaded once."""
+"""The environments of a run: each is loaded once, and each group draws its task from one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class GroupTask:
     """A group's task, and the environment that grades it."""
 
     index: int
-    """Of the environment among the run's."""
+    """Index of the environment in the run's list."""
     environment: Environment
     task: Task
 
 
 def labels(references: Sequence[EnvironmentReference]) -> list[str]:
-    """A name for each of a run's environments in figures; with its index where two share a name."""
+    """Each environment's label in metrics: its name, with its index where two share a name."""
     names = [reference.name for reference in references]
     return [
         f"{name}-{index}" if names.count(name) > 1 else name for index, name in enumerate(names)
@@ -32,10 +32,13 @@ def labels(references: Sequence[EnvironmentReference]) -> list[str]:
 
 
 class Environments:
-    """Loads environments on first use. Another version of the run may weigh them otherwise."""
+    """Loads environments on first use.
+
+    Weights are not stored here, because a later version of the run may change them.
+    """
 
     def __init__(self, references: Sequence[EnvironmentReference] = ()) -> None:
-        """Raises `UserError` for an environment that is not installed here."""
+        """Load the environments of `references`; raises `UserError` for one not installed here."""
         self._loaded: dict[bytes, Environment] = {}
         for reference in references:
             self.of(reference)
@@ -54,9 +57,9 @@ class Environments:
     def tasks(
         self, references: Sequence[EnvironmentReference], seed: bytes, groups: int, step: int
     ) -> list[GroupTask]:
-        """The tasks of a submission's groups, as its seed and the weights give them.
+        """The tasks of a submission's groups, derived from its seed and the weights.
 
-        Raises `UserError` for an environment that is not installed or draws no task.
+        Raises `UserError` for an environment that is not installed or fails to draw a task.
         """
         weights = [reference.weight for reference in references]
         found = []

@@ -1,6 +1,6 @@
 """Episodes: how an environment answers the model, and when an episode is over.
 
-Worker and validator run the same functions: what the environment answers follows from the tokens
+Worker and validator run the same functions. The environment's answer depends only on the tokens
 before it, so a validator that replays an episode must get the same tokens.
 """
 
@@ -13,18 +13,18 @@ from peers.environments.base import Environment, Renderer, Task, answer_of, grad
 from swarm.rollouts.rollout import TURNS_MAX, Segment
 
 ANSWER_CHARACTERS_MAX = 1 << 16
-"""A longer answer fits no episode: rendering it would only cost time."""
+"""A longer answer fits no episode and ends it; rendering it would only cost time."""
 
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """What ends an episode besides the environment."""
+    """The limits that end an episode even if the environment would answer."""
 
     stop_ids: Sequence[int]
     max_new_tokens: int
-    """Model tokens of the whole episode."""
+    """Model tokens in the whole episode."""
     positions_max: int
-    """Positions the model is made for: all tokens of the episode together."""
+    """The model's context length: all tokens of the episode, the prompt included."""
 
 
 def environment_tokens(
@@ -34,12 +34,12 @@ def environment_tokens(
     segments: Sequence[Segment],
     limits: EpisodeLimits,
 ) -> list[int] | None:
-    """Token ids with which the environment answers the last of `segments`, a model segment.
+    """The token ids of the environment's answer to the last of `segments`, a model segment.
 
-    None: the episode is over. So it is when the model segment ended at the token limit, when the
-    limit is reached with it, after `TURNS_MAX` model segments, and when the answer is empty or
-    leaves the model less room than it may still use. Raises `UserError` for an environment whose
-    code fails.
+    None means that the episode is over: the environment gives no answer or an empty one, the last
+    segment ended at or used up the token limit, the episode has `TURNS_MAX` model segments, or the
+    answer would leave fewer positions than the model may still sample. Raises `UserError` for an
+    environment whose code fails.
     """
     if multi_turn(environment) is None or segments[-1].finish == "length":
         return None
@@ -59,10 +59,10 @@ def environment_tokens(
 def turn_texts(
     renderer: Renderer, segments: Sequence[Segment], stop_ids: Sequence[int]
 ) -> tuple[list[str], bool]:
-    """(text of each segment behind the prompt, whether the last ended with a stop token).
+    """(text of each segment after the prompt, whether the last ended with a stop token).
 
-    Model segments are without their stop token. Raises `ValueError` for an id that no vocabulary
-    has.
+    The texts of model segments lack their stop token. Raises `ValueError` for an id outside every
+    vocabulary.
     """
     texts, finished = [], False
     for segment in segments[1:]:
@@ -79,5 +79,5 @@ def grade_segments(
     segments: Sequence[Segment],
     stop_ids: Sequence[int],
 ) -> float:
-    """The environment's reward of an episode; raises `UserError` as `grade` does."""
+    """The environment's reward for an episode; raises `UserError` as `grade` does."""
     return grade(environment, task, *turn_texts(renderer, segments, stop_ids))

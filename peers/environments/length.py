@@ -1,8 +1,8 @@
-"""Length rewards: an environment whose prompts ask for a number of tokens, and hold to it.
+"""Length rewards: prompts that ask for a number of tokens, and a penalty for missing it.
 
-The reward is r_task − alpha · |target − length| (INTELLECT-2, arXiv 2505.07291, §3.1.2), where the
-length counts every completion token, its stop token included, as the validator counts them. The
-target is one of a few, drawn from the task's seed: the same for a whole group.
+The reward is r_task − alpha · |target − length| (INTELLECT-2, arXiv 2505.07291, §3.1.2). The
+length counts every completion token, the stop token included, as the validator counts them. The
+target is drawn from a short list with the task's seed, so it is the same for a whole group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from peers.environments.base import Environment, Split, Task, task_of_step
 from swarm.rollouts.seeds import digest
 
 ALPHA = 0.0003
-"""Reward lost per token off the target (INTELLECT-2)."""
+"""Reward lost per token of distance from the target (INTELLECT-2)."""
 
 PROMPT = "{prompt} Think for {length} tokens before giving a response."
 """INTELLECT-2's wording."""
@@ -35,14 +35,14 @@ class LengthOptions(msgspec.Struct, frozen=True, kw_only=True):
     lengths: Annotated[
         list[Annotated[int, Meta(ge=1, le=LENGTH_MAX)]], Meta(min_length=1, max_length=TARGETS_MAX)
     ]
-    """Completion tokens asked for: one of these, drawn from the task's seed."""
+    """Possible targets in completion tokens; the task's seed draws one of them."""
     alpha: Annotated[float, Meta(ge=0, le=1)] = ALPHA
     prompt: Annotated[str, Meta(pattern=HOLDS_BOTH)] = PROMPT
-    """The wording, with `{length}` and the inner environment's `{prompt}`."""
+    """Template of the prompt, with `{length}` and the inner environment's `{prompt}`."""
 
 
 class LengthTargets:
-    """Another environment with length targets."""
+    """An environment that adds length targets to an inner environment."""
 
     def __init__(self, inner: Environment, options: LengthOptions) -> None:
         self.name = inner.name
@@ -51,15 +51,15 @@ class LengthTargets:
         self._options = options
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
-        """The inner task of that seed, its prompt asking for a length."""
+        """Draw the inner environment's task and add a length target to its prompt."""
         return self._with_target(self.inner.task(seed, split), seed)
 
     def task_at(self, seed: bytes, step: int, split: Split = "train") -> Task:
-        """Likewise of a curriculum's task."""
+        """Draw the inner curriculum's task and add a length target to its prompt."""
         return self._with_target(task_of_step(self.inner, seed, step, split), seed)
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """The inner grade; `Task.length_penalty` is what comes off it."""
+        """The inner environment's grade; `Task.length_penalty` is subtracted elsewhere."""
         return self.inner.reward(task, completion_text, finished)
 
     def _with_target(self, task: Task, seed: bytes) -> Task:

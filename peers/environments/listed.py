@@ -1,7 +1,7 @@
 """An environment reduced to the tasks that `swarm dataset filter` kept.
 
-A lab registers it like any environment of its own: a class without arguments under the entry-point
-group `swarm.environments`, in a package that carries the file to every machine:
+A lab registers it like any environment of its own: as a class without arguments, under the
+entry-point group `swarm.environments`, in a package that installs the file on every machine:
 
     class Filtered(Listed):
         def __init__(self) -> None:
@@ -20,10 +20,10 @@ from swarm.errors import UserError
 
 
 class Listed:
-    """Training tasks are drawn from a file; held-out ones are the inner environment's."""
+    """Draws training tasks from a file, and held-out tasks from the inner environment."""
 
     def __init__(self, inner: Environment, path: Path, name: str) -> None:
-        """Read the kept tasks; raises `UserError`. The version names the file's content."""
+        """Read the kept tasks; raises `UserError`. The version includes a hash of the file."""
         try:
             raw = path.read_bytes()
             rows = [json.loads(line) for line in raw.splitlines()[1:]]
@@ -37,7 +37,7 @@ class Listed:
         self.inner = inner
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
-        """One of the kept tasks, each as likely; see `Environment.task`."""
+        """Draw one of the kept tasks, uniformly; see `Environment.task`."""
         if split == "held_out":
             return self.inner.task(seed, split)
         chosen = int.from_bytes(blake3.blake3(seed).digest(), "big") % len(self._seeds)

@@ -1,4 +1,4 @@
-"""Environments by name: those that come with Swarm, and those that other packages register."""
+"""Environments by name: those built into Swarm, and those that other packages register."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm.messages import OptionValue
 from swarm.tables import struct_from_mapping
 
 ENTRY_POINT_GROUP = "swarm.environments"
-"""A lab's own environments: `name = "module:Class"`."""
+"""Entry points of environments in other packages: `name = "module:Class"`."""
 
 BUILT_IN: dict[str, Callable[[], Environment]] = {
     SortDigits.name: SortDigits,
@@ -26,10 +26,11 @@ BUILT_IN: dict[str, Callable[[], Environment]] = {
 
 
 def load(name: str, version: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
-    """The environment of that name and version: a built-in one, or one a package registers.
+    """Load an environment, either built in or registered by another package.
 
-    Of the options, those of `LengthOptions` give it length targets; its own are the rest. Raises
-    `UserError` when there is none, it has another version, or the options make no sense.
+    Options that belong to `LengthOptions` add length targets; the rest are the environment's own.
+    Raises `UserError` when no environment has that name, the installed version differs, or an
+    option is invalid.
     """
     installed = entry_points(group=ENTRY_POINT_GROUP)
     if name not in BUILT_IN and name not in installed.names:
@@ -61,7 +62,7 @@ def load(name: str, version: str, options: Mapping[str, OptionValue] | None = No
 
 
 def _made(made: Any, options: Mapping[str, OptionValue], where: str) -> Environment:
-    """Make an environment with its own options; raises `UserError` for those it does not have."""
+    """Construct an environment with its own options; raises `UserError` for an unknown option."""
     kind: type[msgspec.Struct] | None = getattr(made, "Options", None)
     known = kind.__struct_fields__ if kind is not None else ()
     for name in options:

@@ -8,17 +8,17 @@ DIGITS = 6
 
 
 class SortDigits:
-    """Rewards exactly the digits in ascending order followed by the stop token, nothing else."""
+    """Rewards exactly the digits in ascending order, followed by the stop token."""
 
     name = "sort-digits"
     version = "1"
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
-        """Six digits, uniform over all prompts of the split; see `Environment.task`."""
+        """Draw six digits, uniform over the prompts of the split; see `Environment.task`."""
         return draw(seed, split, self._make)
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """1.0 for an exact match that was ended in time, 0.0 otherwise."""
+        """1.0 for an exact match that ended with a stop token, 0.0 otherwise."""
         return float(finished and completion_text == task.answer)
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""What a model's config.json says, and whether Swarm computes such a model right. No torch.
+"""A model's config.json, and whether Swarm computes that model correctly. Imports no torch.
 
-One answer serves the engine that generates, the validator's prefill, the trainer's scorer,
-`swarm sft` and `swarm run create`: a model that one of them would compute differently from
-transformers is refused by all, by name.
+The generation engine, the validator's prefill, the trainer's scorer, `swarm sft` and
+`swarm run create` all use this check. If one of them would compute a model differently from
+transformers, all of them refuse it and name the field.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from swarm.errors import UserError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-"""Values of `model_type`. In other families the head may be scaled or capped (Cohere, Granite,
-Gemma 2), or layers may see a window only, which neither engine nor scorer computes."""
+"""Supported values of `model_type`. Other families may scale or cap the logits (Cohere, Granite,
+Gemma 2) or use sliding-window layers; neither the engine nor the scorer computes these."""
 
 ROPE_NEEDS: dict[object, tuple[str, ...]] = {
     "default": (),
@@ -30,7 +30,7 @@ ROPE_NEEDS: dict[object, tuple[str, ...]] = {
     ),
     "yarn": ("factor",),
 }
-"""Numbers that each supported `rope_type` needs beside `rope_theta`."""
+"""Parameters that each supported `rope_type` needs in addition to `rope_theta`."""
 
 SIZES = (
     "vocab_size",
@@ -57,7 +57,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_supported_config(folder: Path) -> dict[str, Any]:
-    """The config of a model that Swarm computes right; raises `UserError` saying why not."""
+    """The config of a supported model; raises `UserError` with the reason for any other."""
     config = read_config(folder)
     problem = why_unsupported(config)
     if problem is not None:
@@ -66,7 +66,7 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
 
 
 def why_unsupported(config: Mapping[str, Any]) -> str | None:
-    """Why a model with this config cannot be used, in one sentence, or None."""
+    """One sentence that says why a model with this config is refused; None if it is supported."""
     family = config.get("model_type")
     if family not in FAMILIES:
         return f"model_type is {family!r}; the families supported are {', '.join(FAMILIES)}"
@@ -81,7 +81,7 @@ def why_unsupported(config: Mapping[str, Any]) -> str | None:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the rotary embedding, `rope_theta` and `rope_type` always among them.
+    """The parameters of the rotary embedding, always with `rope_theta` and `rope_type`.
 
     transformers 5 writes `rope_parameters`; older folders have `rope_theta` and `rope_scaling`.
     """
@@ -93,7 +93,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsupported_variant(config: Mapping[str, Any]) -> str | None:
-    """The first field that asks for something of a supported family that is not computed."""
+    """A sentence about the first field that selects an unsupported variant, or None."""
     layers = config.get("layer_types") or []
     unsupported = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
@@ -133,7 +133,7 @@ def _bad_rope(parameters: Mapping[str, Any]) -> str | None:
 
 
 def _is_positive(value: object) -> bool:
-    """Whether this is a finite number above 0."""
+    """Whether `value` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return math.isfinite(value) and value > 0

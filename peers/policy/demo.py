@@ -1,6 +1,7 @@
 """The demo's policy: a Qwen2 of 0.23 M parameters over 64 characters, with random weights.
 
-Imports torch only to make the weights: whoever needs the tokenizer alone starts at once.
+Imports torch lazily, only to create the weights, so that a process that needs just the tokenizer
+starts at once.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ BOS_ID, EOS_ID = 1, 2
 CHARACTERS = string.digits + ">" + string.ascii_lowercase + " .,:;!?+-*/=<()[]{}'\"#&%@$^_"
 VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *CHARACTERS[:60])
 LENGTH_MAX = 64
-"""Positions the demo's model is made for: prompt and completion need 15."""
+"""Context length of the demo's model; a prompt and its completion need 15 positions."""
 
 
 def make_tokenizer() -> Any:
-    """The character tokenizer: 64 tokens, `<bos>` put before every prompt."""
+    """The character tokenizer: 64 tokens; it puts `<bos>` before every prompt."""
     tokenizer = tokenizers.Tokenizer(
         models.WordLevel({token: index for index, token in enumerate(VOCABULARY)}, UNKNOWN)
     )
@@ -35,15 +36,15 @@ def make_tokenizer() -> Any:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json to `folder`, byte for byte as `make_policy` does."""
+    """Write tokenizer.json to `folder`, byte for byte the same as `make_policy` writes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(make_tokenizer().to_str(pretty=True), encoding="utf-8")
 
 
 def make_policy(folder: Path, seed: int = 0) -> Any:
-    """Make the demo's model with weights drawn from `seed`, save it to `folder`, return it.
+    """Make the demo's model with fp32 weights drawn from `seed`, save it to `folder`, return it.
 
-    `AutoModelForCausalLM` and `AutoTokenizer` load the folder. fp32.
+    `AutoModelForCausalLM` and `AutoTokenizer` can load the folder.
     """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

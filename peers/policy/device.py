@@ -1,4 +1,4 @@
-"""Where and how precisely a child computes: the settings' `auto` made definite."""
+"""The device and the dtype a child process computes with, resolved from the settings' `auto`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def use_hardware(hardware: Hardware) -> None:
-    """Check the device and bound the threads of this process; raises `UserError`."""
+    """Check the device and set the number of this process's threads; raises `UserError`."""
     find_device(hardware.device)
     torch.set_num_threads(hardware.threads)
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The torch device of a setting. `auto` is cuda where there is one, else the CPU; several
-    ranks of one machine share out its cuda devices. Raises `UserError`."""
+    """The torch device for a setting; raises `UserError` for a device this machine lacks.
+
+    `auto` is cuda if this machine has it, else the CPU. With `cuda`, each rank of the machine
+    gets the device with its local rank.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
@@ -31,7 +34,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision of a setting: `auto` is bfloat16 on cuda, float32 on a CPU."""
+    """The dtype for a setting: `auto` is bfloat16 on cuda, float32 on a CPU."""
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     return DTYPES[name]

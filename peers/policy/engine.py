@@ -1,4 +1,4 @@
-"""What every engine does: generate with one policy, and prefill."""
+"""The interface of every engine: generate with one policy, and prefill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class Completions:
-    """What one batch generated, row by row. n = tokens of the row, its stop token included."""
+    """The result of one generated batch, row by row; n = tokens of the row, stop token included."""
 
     tokens: list[list[int]]
     hidden: list[Tensor]
@@ -20,18 +20,18 @@ class Completions:
     log_probabilities: list[Tensor]
     """fp32 [n]: log_softmax(logits / T) of the sampled token, without noise."""
     prompt_hidden: list[Tensor]
-    """bf16 [at most 128, hidden]: the rows just before `hidden`, oldest first. The prompt's last
-    position is not among them: it is row 0 of `hidden`."""
+    """bf16 [at most 128, hidden]: the rows just before `hidden`, oldest first. They exclude the
+    prompt's last position, which is row 0 of `hidden`."""
 
 
 @dataclass
 class Prefill:
-    """The same quantities, recomputed from given tokens in one pass; n = sampled tokens."""
+    """The same hidden states, recomputed from given tokens in one pass; n = sampled tokens."""
 
     hidden: list[Tensor]
     states: list[Tensor]
-    """[n, hidden]: the same in the precision they were computed in, for `Engine.logits`: all
-    logits of a batch together may take gigabytes."""
+    """[n, hidden]: `hidden` in the precision it was computed in. `Engine.logits` turns some rows
+    at a time into logits, because the logits of a whole batch may take gigabytes."""
     prompt_hidden: list[Tensor]
 
 
@@ -41,7 +41,7 @@ class Engine(Protocol):
     vocabulary_size: int
     hidden_size: int
     length_max: int
-    """Positions the model is made for: all tokens of an episode together."""
+    """The model's context length: all tokens of an episode, the prompt included."""
 
     def generate(
         self,
@@ -53,34 +53,34 @@ class Engine(Protocol):
         max_new_tokens: int,
         starts: Sequence[int] | None = None,
     ) -> Completions:
-        """One completion per prompt, ending at its first stop id or at the token limit.
+        """Generate one completion per prompt, up to its first stop id or the token limit.
 
-        `rows[i]` is the row of prompt i in its submission (group · G + sample): it and `noise_key`
-        fix the noise (see `peers.policy.sampling`); a key of None takes the likeliest token.
-        A prompt may be an episode so far: `starts[i]` is then the position of the next sampled
-        token (by default 0), and `max_new_tokens` limits the tokens sampled in the whole episode.
-        Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit below 1, or
-        more positions than the model is made for.
+        `rows[i]` is the row of prompt i in its submission (group · G + sample). The row and
+        `noise_key` determine the noise (see `peers.policy.sampling`); with a key of None the
+        likeliest token is taken. A prompt may be an unfinished episode: `starts[i]` is then the
+        number of tokens already sampled in it (default 0), and `max_new_tokens` limits the tokens
+        sampled in the whole episode. Raises `ValueError` for an empty prompt, an id outside the
+        vocabulary, a limit below 1, or more positions than the model's context length.
         """
         ...
 
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
-        """Teacher-forced hidden states from which tokens of given sequences were sampled.
+        """Compute teacher-forced hidden states from which the sampled tokens were drawn.
 
-        `sampled[i]` are the ascending indices of these tokens in sequence i; index 0 is not among
-        them, the last index is. Raises `ValueError` as above.
+        `sampled[i]` are the ascending indices of the sampled tokens in sequence i. They exclude
+        index 0 and include the last index. Raises `ValueError` as `generate` does.
         """
         ...
 
     def logits(self, states: Tensor) -> Tensor:
-        """fp32 [n, vocabulary] of some of a prefill's states, not divided by a temperature."""
+        """fp32 logits [n, vocabulary] of some of a prefill's `states`, before the temperature."""
         ...
 
     def load_weights(self, folder: Path) -> None:
-        """Swap in the weights of another checkpoint of the same model.
+        """Replace the weights by those of another checkpoint of the same model.
 
-        Raises `UserError` when they do not fit; the old ones then stay.
+        Raises `UserError` when they do not fit; the engine then keeps the old weights.
         """
         ...

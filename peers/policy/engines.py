@@ -1,4 +1,4 @@
-"""Engines by name: the native one, and those that other packages register."""
+"""Engines by name: the native engine, and engines that other packages register."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from swarm.jobs import Hardware
 NATIVE = "native"
 
 ENTRY_POINT_GROUP = "swarm.engines"
-"""Engines of other packages: `name = "module:Class"`, an `EngineFactory`."""
+"""Entry points of engines in other packages: `name = "module:Class"`, an `EngineFactory`."""
 
 
 class EngineFactory(Protocol):
-    """Makes an engine; its class, most often."""
+    """Makes an engine; usually the engine's class."""
 
     def __call__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> Engine:
-        """The policy of a Hugging Face folder on a device; raises `UserError`."""
+        """Load the policy in a Hugging Face folder onto a device; raises `UserError`."""
         ...
 
 
 def check_engine(name: str) -> None:
-    """Raise `UserError` unless there is an engine of that name here."""
+    """Raise `UserError` unless an engine of that name is installed here."""
     installed = entry_points(group=ENTRY_POINT_GROUP).names
     if name == NATIVE or name in installed:
         return
@@ -43,7 +43,7 @@ def check_engine(name: str) -> None:
 
 
 def make_engine(name: str, folder: Path, hardware: Hardware | None = None) -> Engine:
-    """The engine `name` with the policy in `folder` on this hardware; raises `UserError`."""
+    """Make the engine `name` with the policy in `folder`; raises `UserError`."""
     check_engine(name)
     hardware = hardware or Hardware()
     device = find_device(hardware.device)

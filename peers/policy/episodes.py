@@ -1,6 +1,6 @@
-"""Playing episodes: an engine generates, the environment answers, until every episode is over.
+"""Episodes: an engine generates and the environment answers in turns, until every episode is over.
 
-Each further turn prefills the episode so far again.
+Each turn after the first prefills the whole episode again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Episodes:
 
 @dataclass
 class _Row:
-    """An episode on its way."""
+    """An unfinished episode."""
 
     segments: list[Segment]
     hidden: list[Tensor]
@@ -53,10 +53,10 @@ def play(
     sampling: Sampling,
     policy: int = 0,
 ) -> Episodes:
-    """One episode per task, sampled from the engine's policy, whose number is `policy`.
+    """Play one episode per task; `policy` is the number of the policy loaded in the engine.
 
-    `rows` and `noise_key` as for `Engine.generate`. Raises `ValueError` as that does, `UserError`
-    for an environment whose code fails.
+    `rows` and `noise_key` as for `Engine.generate`. Raises `ValueError` as `generate` does, and
+    `UserError` for an environment whose code fails.
     """
     limits = EpisodeLimits(sampling.stop_ids, sampling.max_new_tokens, engine.length_max)
     prompts = {task.prompt: renderer.encode_prompt(task.prompt) for _, task in work}

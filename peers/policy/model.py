@@ -22,8 +22,8 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder, sorted.
 
-    Raises `UserError` when there are none, in particular when the weights are pickled: those can
-    run any code while they load, so they are never opened.
+    Raises `UserError` when there are none. Pickled weights are never opened, because they can run
+    any code while they load.
     """
     files = sorted(folder.glob("*.safetensors"))
     if files:
@@ -38,7 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model folder by name, on the CPU, in the dtype they are stored in.
+    """All tensors of a model folder by name, on the CPU, in their stored dtype.
 
     Raises `UserError` when a file is missing or broken.
     """
@@ -52,17 +52,17 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
-    """The transformers causal language model in `folder`, in `dtype` (None: as it is stored).
+    """Load the transformers causal language model in `folder`, in `dtype` (None: as stored).
 
     For the trainer; engines read the weights themselves. Runs no code from the folder and never
-    touches the network. Raises `UserError`.
+    uses the network. Raises `UserError`.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     read_supported_config(folder)
     weight_files(folder)
-    logging.disable_progress_bar()  # it would fill the last words of a child's stderr
+    logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
     return AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype if dtype is not None else "auto",
@@ -92,10 +92,10 @@ def save_share(
     rank: int,
     owners: Mapping[str, int],
 ) -> None:
-    """Write one rank's share of a policy's weights to `folder`; rank 0 adds all that is no weight.
+    """Write one rank's share of a policy's weights to `folder`; rank 0 adds all other files.
 
-    `owners` says which rank writes which parameter. If that is rank 0 alone, the file is
-    `model.safetensors`; else rank r writes file r + 1 of a sharded Hugging Face checkpoint.
+    `owners` maps each parameter to the rank that writes it. If rank 0 owns all of them, the file
+    is `model.safetensors`; otherwise rank r writes file r + 1 of a sharded Hugging Face checkpoint.
     The tokenizer comes from `base`, the dtype in the config from the weights.
     """
     ranks = 1 + max(owners.values())
@@ -117,5 +117,5 @@ def save_share(
 
 
 def count_parameters(model: torch.nn.Module) -> int:
-    """How many numbers the model learns; tied weights count once."""
+    """The number of trainable parameters; tied weights count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,9 +1,9 @@
 """The native engine: Llama, Qwen2 and Qwen3 from their safetensors, with a preallocated KV cache.
 
-It keeps no framework between the weights and the matrix products, so hidden states and
-log-probabilities cost nothing, and a prefill runs the very same layers as generation.
-Cache slot = position in the sequence for every row, so rows of different lengths need no padding
-in front, and each row computes what it would compute alone.
+No framework lies between the weights and the matrix products. Hidden states and log-probabilities
+therefore cost nothing extra, and a prefill runs the same layers as generation.
+In every row the cache slot equals the position in the sequence. Rows of different lengths
+therefore need no left padding, and each row computes what it would compute alone.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from swarm.errors import UserError
 from swarm.world.progress import checkpoint
 
 PROMPT_ROWS_MAX = 128
-"""Hidden rows kept before a completion: a proof chunk wants 128 values and a row has at least 1."""
+"""Hidden rows kept before a completion: a proof chunk needs 128 values, a row has at least 1."""
 
 NOISE_ENTRIES_MAX = 1 << 20
-"""Noise is made for as many positions ahead as fit in this (about 40 MB while it is made)."""
+"""Entries of noise computed ahead at once; computing this many takes about 40 MB."""
 
 PREFILL_TOKENS_MAX = 1 << 14
-"""Padded tokens of one forward pass; longer batches are cut into several."""
+"""Padded tokens in one forward pass; a larger batch takes several passes."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
@@ -39,13 +39,16 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass
 class _Layer:
-    """One decoder layer; queries, keys and values are one product, gate and up another."""
+    """One decoder layer's weights.
+
+    Queries, keys and values come from one matrix product, gate and up from another.
+    """
 
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     query_norm: Tensor | None
-    """Qwen3 normalises each head's queries and keys."""
+    """Only Qwen3 normalises each head's queries and keys."""
     key_norm: Tensor | None
     output: Tensor
     output_bias: Tensor | None
@@ -63,9 +66,9 @@ class NativeEngine:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Load the policy in `folder`; raises `UserError` for a model it does not know.
+        """Load the policy in `folder`; raises `UserError` for an unsupported model.
 
-        `dtype` is the precision to compute in; None: the one the weights are stored in.
+        `dtype` is the precision to compute in; None: the weights' stored dtype.
         """
         config = read_supported_config(folder)
         self._config = config
@@ -149,7 +152,7 @@ class NativeEngine:
         count = len(prompts)
         tokens = torch.zeros(count, steps, dtype=torch.long, device=self._device)
         log_mu = torch.zeros(count, steps, device=self._device)
-        states: list[tuple[Tensor, Tensor]] = []  # (rows of the batch then alive, their states)
+        states: list[tuple[Tensor, Tensor]] = []  # per step: (live batch rows, their states)
         lengths = torch.zeros(count, dtype=torch.long)
         stops = torch.zeros(self.vocabulary_size, dtype=torch.bool, device=self._device)
         stops[list(stop_ids)] = True
@@ -267,13 +270,16 @@ class NativeEngine:
     def _prefill_prompts(
         self, prompts: list[tuple[int, ...]], source: list[int], slots: int
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """KV caches ([B, H_kv, slots, D] a layer) for B = len(source) rows, and each distinct
-        prompt's final-norm hidden states [its length, hidden]."""
+        """Fill the KV caches from the distinct prompts; `source[i]` is the prompt of row i.
+
+        Returns keys and values ([B, H_kv, slots, D] per layer) for B = len(source) rows, and each
+        distinct prompt's final-norm hidden states [its length, hidden].
+        """
         index = torch.tensor(source, device=self._device)
         shape = (len(source), self._kv_heads, slots, self._head_size)
         dtype = self._embedding.dtype
         keys = [torch.empty(shape, dtype=dtype, device=self._device) for _ in self._layers]
-        # A slot not yet written has weight 0, and 0 times whatever lay in memory may be NaN.
+        # A slot not yet written has weight 0, but 0 times uninitialised memory may be NaN.
         values = [torch.zeros(shape, dtype=dtype, device=self._device) for _ in self._layers]
 
         def keep(layer: int, key: Tensor, value: Tensor) -> None:
@@ -288,8 +294,10 @@ class NativeEngine:
         sequences: Sequence[Sequence[int]],
         keep: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> Tensor:
-        """Final-norm hidden states [B, longest, hidden]; rows are padded behind, where causal
-        attention cannot see it."""
+        """Final-norm hidden states [B, longest, hidden].
+
+        Rows are padded on the right, where causal attention does not see the padding.
+        """
         longest = max(len(sequence) for sequence in sequences)
         padded = [[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences]
         tokens = torch.tensor(padded, device=self._device)
@@ -306,7 +314,10 @@ class NativeEngine:
     def _decode(
         self, tokens: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> Tensor:
-        """Final-norm hidden states [B, hidden] of one more token a row, written to the cache."""
+        """Process one more token per row and write it to the cache.
+
+        Returns final-norm hidden states [B, hidden].
+        """
         rows = torch.arange(len(tokens), device=self._device)
         used = int(positions.max()) + 1
         level = int(positions.min()) + 1 == used
@@ -319,7 +330,7 @@ class NativeEngine:
             else:
                 keys[layer][rows, :, positions] = key[:, :, 0]
                 values[layer][rows, :, positions] = value[:, :, 0]
-            # The queries that share a key head form the rows of one product: no key is repeated.
+            # Queries that share a key head form the rows of one product, so no key is repeated.
             grouped = query.reshape(len(tokens), self._kv_heads, -1, self._head_size)
             scores = grouped @ keys[layer][:, :, :used].transpose(2, 3) * self._head_size**-0.5
             if not level:
@@ -366,7 +377,7 @@ class NativeEngine:
         return self._norm(stream, self._final_norm)
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
-        # Half the time of F.rms_norm on a CPU, and rounds where transformers does.
+        # Takes half the time of F.rms_norm on a CPU, and rounds where transformers rounds.
         exact = values.float()
         scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + self._epsilon)
         return (exact * scale).to(values.dtype) * weight
@@ -382,7 +393,7 @@ class NativeEngine:
         self._sin[:, : self._head_size // 2].neg_()  # the sign of "rotate half", applied once
 
     def _assign(self, weights: dict[str, Tensor], folder: Path) -> None:
-        """Take over the weights; nothing changes when one is missing or has another shape."""
+        """Use these weights; nothing changes when a weight is missing or has the wrong shape."""
         config = self._config
         attention_size, kv_size = self._heads * self._head_size, self._kv_heads * self._head_size
         hidden, inner = self.hidden_size, config["intermediate_size"]
@@ -451,7 +462,7 @@ def _rotary_frequencies(
 
 
 def _batch_end(sequences: list[list[int]], start: int) -> int:
-    """The end of the longest run of sequences from `start` within `PREFILL_TOKENS_MAX`."""
+    """End index of the longest batch from `start` with at most `PREFILL_TOKENS_MAX` tokens."""
     longest, end = len(sequences[start]), start + 1
     while end < len(sequences):
         longest = max(longest, len(sequences[end]))

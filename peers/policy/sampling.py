@@ -1,8 +1,8 @@
-"""Seeded Gumbel-max sampling: the worker does not choose its randomness (design §7, check 7).
+"""Seeded Gumbel-max sampling: the worker does not choose its randomness.
 
-A token is argmax(fp32 logits / T + Gumbel noise), where the noise is a function of the
-submission's seed, the row, the position and the token id alone. So anyone who can recompute the
-logits can recompute the token. The noise comes from the counter-based generator Philox4x32-10
+A token is argmax(fp32 logits / T + Gumbel noise). The noise depends only on the submission's seed,
+the row, the position and the token id, so anyone who can recompute the logits can recompute the
+token. The noise comes from the counter-based generator Philox4x32-10
 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
 
@@ -20,16 +20,16 @@ _ROUNDS = 10
 
 
 def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
-    """Philox4x32-10: four words for each counter.
+    """Philox4x32-10: map each counter of four words to four random words.
 
-    The counter's four words are int64 tensors in [0, 2³²) that broadcast together; so are the
-    four results.
+    Counter words and results are int64 tensors with values in [0, 2³²); the counter's words
+    broadcast together.
     """
     key_0, key_1 = key
     word_0, word_1, word_2, word_3 = counter
     for _ in range(_ROUNDS):
-        # The product wraps around in int64, but its 64 bits are the right ones; the arithmetic
-        # shift smears the sign over the upper half, so both halves are masked.
+        # The product overflows int64, but its 64 bits are correct. The arithmetic shift copies
+        # the sign bit into the upper half, so both halves are masked.
         product_0 = word_0 * _MULTIPLIER_0
         product_1 = word_2 * _MULTIPLIER_1
         word_0 = ((product_1 >> 32) & _MASK) ^ word_1 ^ key_0
@@ -46,10 +46,10 @@ def gumbel_noise(
 ) -> Tensor:
     """fp32 Gumbel noise [..., vocabulary_size] for int64 `rows` and `positions` that broadcast.
 
-    `key` is `swarm.rollouts.seeds.noise_key`. The counter is (token id // 4, position, row, 0), the
-    word is token id mod 4. With h that word: v = (float32(h) + 0.5)·2⁻³² and
-    noise = −log(−log1p(−v)), all in fp32, so that v may round to 1 (noise −∞: the token is not
-    taken) but never to 0 (+∞).
+    `key` comes from `swarm.rollouts.seeds.noise_key`. A token's word h is word (token id mod 4) of
+    the counter (token id // 4, position, row, 0). Then v = (float32(h) + 0.5)·2⁻³² and
+    noise = −log(−log1p(−v)), all in fp32. So v may round to 1 (noise −∞: the token is never
+    sampled) but never to 0 (noise +∞).
     """
     quads = torch.arange((vocabulary_size + 3) // 4, device=rows.device)
     words = philox(
@@ -62,7 +62,7 @@ def gumbel_noise(
 
 
 def sample(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
-    """Token ids int64 [...] from fp32 logits [..., vocabulary]; without noise the likeliest."""
+    """Token ids int64 [...] from fp32 logits [..., vocabulary]; without noise, the likeliest."""
     if noise is None:
         return logits.argmax(-1)
     return (logits / temperature + noise).argmax(-1)
@@ -70,11 +70,11 @@ def sample(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a validator's own logits say about the tokens a worker claims to have sampled."""
+    """How well a worker's claimed tokens agree with a validator's own logits."""
 
     margin: Tensor
-    """fp32 [n], ≥ 0: by how much the claimed token's perturbed logit falls short of the largest,
-    in units of the noise's scale (1 = a factor e of probability). 0: it is the argmax."""
+    """fp32 [n], ≥ 0: the largest perturbed logit minus the claimed token's, in units of the
+    noise's scale (1 = a factor e of probability). 0: the claimed token is the argmax."""
     p_max: Tensor
     """fp32 [n]: probability of the likeliest token at this temperature."""
     log_probability: Tensor
@@ -82,9 +82,9 @@ class Judgement:
 
 
 def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Tensor) -> Judgement:
-    """Judge tokens int64 [n] by recomputed logits fp32 [n, vocabulary] and the noise, same shape.
+    """Compare claimed tokens int64 [n] with recomputed logits and noise, both fp32 [n, vocabulary].
 
-    Method: Token-DiFR's margin, pooled by the caller.
+    The margin is Token-DiFR's; the caller pools it over tokens.
     """
     scaled = logits.float() / temperature
     perturbed = scaled + noise

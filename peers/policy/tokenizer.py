@@ -1,7 +1,7 @@
-"""The files of a model folder that belong to its tokenizer, and copying them to a new policy.
+"""The tokenizer files of a model folder, and copying them to a new policy.
 
-By name, from a closed list: what is not known to be data (Python, pickles) never gets into what is
-published. Byte for byte, since the run's manifest holds the hash of tokenizer.json.
+Files are selected by name from a closed list, so that no code (Python, pickles) is ever published.
+They are copied byte for byte, because the run manifest holds the hash of tokenizer.json.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PATTERNS = (
 )
 FILES_MAX = 64
 BYTES_MAX = 256 << 20
-"""All of them together. The largest in use, of 256,000 tokens, have 40 MB."""
+"""Size of all tokenizer files together. The largest in use, for 256,000 tokens, take 40 MB."""
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy everything that belongs to the tokenizer in `source` to the folder `target`.
+    """Copy the tokenizer files in `source` to the folder `target`.
 
-    Raises `UserError` for too much of it, or a link that leads out of `source`: it would publish
-    whatever it points to.
+    Raises `UserError` for too many files or bytes, and for a link that leads out of `source`,
+    because the copy would publish the file it points to.
     """
     files = [
         path

@@ -1,6 +1,6 @@
-"""The byte format of TOPLOC proofs, checked without torch: before any arithmetic, anywhere.
+"""The byte format of TOPLOC proofs, and its check, which runs first and needs no torch.
 
-The format itself is explained in `peers.proofs.toploc`.
+`peers.proofs.toploc` explains the format.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import numpy as np
 CHUNK_TOKENS = 32
 TOP_VALUES = 128
 PRIME = 65497
-"""The field, and the largest modulus: the toploc package's choice, the 16-bit prime it ships."""
+"""The order of the field GF(p), and the largest modulus; the 16-bit prime of the toploc package."""
 
 PROOF_BYTES = 2 + 2 * TOP_VALUES
 
 
 class ProofFormatError(ValueError):
-    """Bytes that no honest builder produces: a fault anyone can recompute."""
+    """Bytes that no honest builder produces: a fault that anyone can reproduce."""
 
 
 def check_format(proofs: Sequence[bytes], token_count: int) -> None:
-    """Raise `ProofFormatError` unless these can be the proofs of a completion of `token_count`.
+    """Raise `ProofFormatError` unless `proofs` can belong to a completion of `token_count` tokens.
 
-    There must be one per 32 tokens begun, each of 258 bytes, with 128 ≤ modulus ≤ 65497 (fewer
-    residues cannot tell 128 indices apart) and all coefficients below 65497.
+    There must be ⌈token_count / 32⌉ proofs. Each has 258 bytes, with 128 ≤ modulus ≤ 65497 (a
+    smaller modulus cannot keep 128 indices distinct) and all coefficients below 65497.
     """
     wanted = -(-token_count // CHUNK_TOKENS)
     if len(proofs) != wanted:
@@ -47,8 +47,8 @@ def check_format(proofs: Sequence[bytes], token_count: int) -> None:
 
 
 def split(proof: bytes) -> list[bytes]:
-    """The proofs in a submission's `proof` field, which holds them one after the other.
+    """Split a submission's `proof` field into its proofs, which are concatenated there.
 
-    The last may be too short: `check_format` says so.
+    The last proof may be too short; `check_format` refuses it.
     """
     return [proof[start : start + PROOF_BYTES] for start in range(0, len(proof), PROOF_BYTES)]

@@ -5,12 +5,12 @@ Inference" (arXiv 2501.16007), and the bytes are those of the toploc package. Ta
 hidden states of 32 tokens in bf16, flattened; take the 128 entries largest in magnitude; take the
 largest modulus m ≤ 65497 that keeps their indices distinct; the proof is m and the polynomial over
 GF(65497) through the points (index mod m, bf16 bit pattern), as 2 + 128 · 2 bytes, big endian,
-constant coefficient first. Whoever recomputes the hidden states evaluates the polynomial at his
-own 128 largest entries and compares: rounding differs a little, other weights differ a lot.
+constant coefficient first. A verifier recomputes the hidden states, evaluates the polynomial at
+its own 128 largest entries and compares: rounding differs a little, other weights differ a lot.
 
-Unlike the package this compares signs, checks every proof's format before any arithmetic, and
-works on all chunks at once. What a proof does not show is how tokens were drawn: that is seeded
-sampling's part (`peers.policy.sampling`).
+Unlike the package, this module compares signs, checks every proof's format before any arithmetic,
+and processes all chunks at once. A proof does not show how tokens were drawn; seeded sampling
+does (`peers.policy.sampling`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 EXPONENT_MATCHES_MIN = 90
-"""Of 128 (arXiv 2501.16007 and INTELLECT-2, bf16)."""
+"""Matching exponents out of 128 (arXiv 2501.16007 and INTELLECT-2, bf16)."""
 
 MANTISSA_MEAN_MAX = 10.0
 """Mean distance of the 7-bit mantissas where exponents match (same source)."""
@@ -56,10 +56,12 @@ MANTISSA_MEDIAN_MAX = 8.0
 """Median of the same distances (same source)."""
 
 SIGN_MISMATCHES_MAX = 3
-"""Our own: of the entries whose exponents match. Rounding never turns the sign of one of the
-largest entries. What remains is an own top entry that is not among the proof's: it evaluates to
-noise, which matches the exponent with the wrong sign in 1 of 512 cases. With the 38 such entries
-that `EXPONENT_MATCHES_MIN` lets pass, four or more happen once in a million chunks."""
+"""Wrong signs among the entries whose exponents match; a threshold of our own.
+
+Rounding never flips the sign of one of the largest entries. An honest mismatch comes from a top
+entry of the verifier that is not among the proof's: it evaluates to noise, which matches the
+exponent with the wrong sign in 1 of 512 cases. `EXPONENT_MATCHES_MIN` allows 38 such entries;
+with 38, four or more mismatches happen once in a million chunks."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +69,25 @@ class ChunkResult:
     """How one proof compares with recomputed hidden states."""
 
     exponent_matches: int
-    """Of 128."""
+    """Entries out of 128."""
     mantissa_mean: float
     """Mean mantissa distance, 0 to 127, where exponents match; infinite when none does."""
     mantissa_median: float
     """Median of the same (the upper one of an even count, as in the toploc package)."""
     sign_mismatches: int
-    """Where exponents match."""
+    """Entries with matching exponents and different signs."""
     accepted: bool
 
 
 def chunk_rows(prompt_hidden: Tensor, completion_hidden: Tensor) -> list[Tensor]:
     """Cut a completion's bf16 hidden rows [n, hidden] into chunks [rows, hidden], one per proof.
 
-    Chunk c holds rows 32c to min(32c + 32, n). A chunk with fewer than 128 values gets the rows
-    just before it in its sequence prepended, one by one, until it has 128 values or more: earlier
-    rows of the completion first, then those of the prompt. `prompt_hidden` [p, hidden] holds the
-    rows just before the completion's row 0, oldest first (`Completions.prompt_hidden`: without the
-    prompt's last position, which *is* row 0). Raises `ValueError` for an empty completion and for
-    a sequence with fewer than 128 values in all.
+    Chunk c holds rows 32c to min(32c + 32, n). A chunk with fewer than 128 values is extended
+    backwards, row by row, until it has at least 128: first with earlier rows of the completion,
+    then with rows of the prompt. `prompt_hidden` [p, hidden] holds the rows just before the
+    completion's row 0, oldest first (`Completions.prompt_hidden`: without the prompt's last
+    position, which *is* row 0). Raises `ValueError` for an empty completion and for a sequence
+    with fewer than 128 values in all.
     """
     count, width = completion_hidden.shape
     if count == 0:
@@ -126,10 +128,10 @@ def verify(
     mantissa_median_max: float = MANTISSA_MEDIAN_MAX,
     sign_mismatches_max: int = SIGN_MISMATCHES_MAX,
 ) -> list[ChunkResult]:
-    """Compare proofs with the chunks of recomputed hidden states, one to one.
+    """Compare each proof with its chunk of recomputed hidden states.
 
-    The chunks of many completions may be judged in one call, after `check_format` for each
-    completion; formats are checked here again. Raises `ProofFormatError`.
+    One call may verify the chunks of many completions, after `check_format` for each completion.
+    Formats are checked here again. Raises `ProofFormatError`.
     """
     check_format(proofs, CHUNK_TOKENS * len(chunks))
     if not chunks:
@@ -169,9 +171,9 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 def _top_values(chunks: Sequence[Tensor]) -> tuple[Integers, Integers]:
     """(flat indices, bf16 bit patterns) [chunks, 128] of each chunk's largest magnitudes.
 
-    Without its sign bit a bf16 pattern orders as an integer like the magnitude it stands for.
-    Ties at the edge fall as in torch.topk on a CPU over the whole chunk, which is what the toploc
-    package does; so chunks are grouped by size, not padded. A verifier tolerates other choices.
+    Without the sign bit, bf16 patterns sort as integers in the order of their magnitudes. Ties at
+    the 128th value break as in torch.topk on a CPU over the whole chunk, as in the toploc package.
+    Chunks are therefore grouped by size, not padded. A verifier tolerates other choices of ties.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for number, chunk in enumerate(chunks):
@@ -197,15 +199,15 @@ def _top_values(chunks: Sequence[Tensor]) -> tuple[Integers, Integers]:
 
 
 _SIFT_FROM = 64 * TOP_VALUES
-"""From this size on torch.topk keeps a heap of the largest values while it walks over a chunk."""
+"""Values in a chunk above which torch.topk scans it with a heap of the largest values."""
 
 
 def _sifted_top(bits: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> Integers:
-    """torch.topk's indices for a large chunk, in a third of its time, ties included.
+    """The indices that torch.topk gives for a large chunk, ties included, in a third of the time.
 
-    A heap ignores whatever does not exceed its least value. That value never falls, so behind a
-    first stretch everything not above the stretch's 128th largest can be left out beforehand
-    without changing what the heap keeps.
+    A heap ignores every value that does not exceed its minimum, and its minimum never falls. So
+    after the chunk's head, every value not above the head's 128th largest can be left out
+    beforehand, and the heap still keeps the same values.
     """
     magnitudes = bits & 0x7FFF
     head = _SIFT_FROM // 2
@@ -219,7 +221,7 @@ def _sifted_top(bits: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> Intege
 
 
 def _injective_moduli(indices: Integers) -> Integers:
-    """The largest m ≤ 65497 for each row that keeps its 128 indices distinct modulo m."""
+    """For each row, the largest m ≤ 65497 that keeps its 128 indices distinct modulo m."""
     moduli = np.full(len(indices), PRIME, dtype=np.int64)
     pending = np.arange(len(indices))
     while len(pending):
@@ -233,7 +235,7 @@ def _injective_moduli(indices: Integers) -> Integers:
 
 @functools.cache
 def _inverses() -> Floats:
-    """a⁻¹ in GF(65497) at index a, by a⁻¹ = −⌊p / a⌋ · (p mod a)⁻¹; 0 at index 0."""
+    """Table of a⁻¹ in GF(65497) at index a; 0 at index 0. Uses a⁻¹ = −⌊p / a⌋ · (p mod a)⁻¹."""
     inverse = [0, 1]
     for a in range(2, PRIME):
         inverse.append(-(PRIME // a) * inverse[PRIME % a] % PRIME)
@@ -241,10 +243,10 @@ def _inverses() -> Floats:
 
 
 def _reduce(numbers: Floats) -> None:
-    """Bring whole numbers below 2⁴⁰ to within ±(p/2 + 1) of 0 modulo p, in place and exactly.
+    """Reduce whole numbers below 2⁴⁰ modulo p to within ±(p/2 + 1) of 0, in place and exactly.
 
-    float64 holds all of them exactly, and a processor multiplies and rounds several at once,
-    where the integer remainder goes one by one.
+    float64 holds all of them exactly. A processor multiplies and rounds several doubles at once,
+    but computes integer remainders one by one.
     """
     quotients = np.rint(numbers * (1.0 / PRIME))
     quotients *= PRIME
@@ -261,7 +263,7 @@ def _interpolate(x: Integers, y: Integers) -> Integers:
     nodes = np.ascontiguousarray(x.T)  # [n, chunks]: the slices below are contiguous
     newton = np.ascontiguousarray(y.T).astype(np.float64)
     for order in range(1, count):
-        # A negative difference reads the table from its end: inverse[-a] is that of p − a.
+        # A negative difference −a indexes the table from its end: entry p − a, its inverse.
         newton[order:] -= newton[order - 1 : -1].copy()
         newton[order:] *= inverse[nodes[order:] - nodes[:-order]]
         _reduce(newton[order:])
@@ -269,7 +271,7 @@ def _interpolate(x: Integers, y: Integers) -> Integers:
     result[0] = newton[-1]
     for term in range(count - 2, -1, -1):
         size = count - 1 - term
-        # result · (x − node) + newton[term], on the `size` coefficients it has so far
+        # result · (x − node) + newton[term], on the `size` coefficients of `result` so far
         shifted = result[:size].copy()
         result[:size] *= -nodes[term]
         result[1 : size + 1] += shifted
