@@ -29,18 +29,25 @@ def toml(manifest: RunManifest) -> str:
             return str(value).lower()
         return f'"{value}"' if isinstance(value, str) else str(value)
 
+    def table(heading: str, struct: msgspec.Struct) -> list[str]:
+        fields = {key: getattr(struct, key) for key in struct.__struct_fields__}
+        shown_fields = (
+            f"{key} = {shown(value)}"
+            for key, value in fields.items()
+            if value is not None and not isinstance(value, (bytes, dict, msgspec.Struct))
+        )
+        return [heading, *shown_fields]
+
     top, tables = [], []
     for name in manifest.__struct_fields__:
         value = getattr(manifest, name)
         if name in ("trainers", "validators"):
             top.append(f"{name} = {[key.peer for key in value]}")
+        elif name == "environments":
+            for each in value:
+                tables += table("[[environments]]", each)
         elif isinstance(value, msgspec.Struct):
-            tables.append(f"[{name}]")
-            tables += [
-                f"{key} = {shown(getattr(value, key))}"
-                for key in value.__struct_fields__
-                if not isinstance(getattr(value, key), bytes)
-            ]
+            tables += table(f"[{name}]", value)
         elif not isinstance(value, bytes):
             top.append(f"{name} = {shown(value)}")
     return "\n".join([*top, *tables]) + "\n"
