@@ -15,16 +15,16 @@ from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 
 ACCEPTED = "accepted"
-"""Folder of the files."""
+"""Folder of the accepted submissions' files."""
 
 
 def path_of(digest: bytes) -> str:
-    """An accepted submission's rollouts in canonical form."""
+    """Path of an accepted submission's rollouts in canonical form."""
     return f"{ACCEPTED}/{digest.hex()}.rollouts"
 
 
 class AcceptedSubmissions:
-    """Takes accepted submissions in once each, and gives them out in batches."""
+    """Stores each accepted submission once, and hands them out in batches."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class AcceptedSubmissions:
         self.in_hand: list[Accepted] = []
         """The batch in training."""
         self.grew = 0.0
-        """When a submission was added last."""
+        """When the newest submission was added."""
         self._taken: dict[SubmissionKey, bytes] = {}
-        """Which file was taken under each key, while its policy is young enough: a worker may hand
-        several to several validators, and they hold the same groups."""
+        """Digest of the file taken under each key, kept until its policy is too old. A worker may
+        send different files of the same groups to different validators."""
         self._known: dict[bytes, tuple[int, int]] = {}
-        """Submissions that are in the pool or were consumed, and their (lineage, policy), while
-        that is young enough: what is older can only be stale, and the log knows it."""
+        """(lineage, policy) of the submissions in the pool or consumed, kept until the policy is
+        too old. Older submissions can only be stale, and the log says so."""
         self._swept: tuple[int, int, int] | None = None
-        """When the pool was last freed of what is too old: as of which policy, lineage and revision
-        of the run. Nothing in it grows too old before one of them changes."""
+        """Policy, lineage and run revision at which stale submissions were last dropped from the
+        pool. No submission becomes stale before one of them changes."""
 
     # --- taking in ---------------------------------------------------------------------------
 
@@ -64,15 +64,15 @@ class AcceptedSubmissions:
         return digest in self._known
 
     def expect(self, verdict: Verdict) -> None:
-        """A submission is about to be copied here."""
+        """Note that a submission is about to be copied here."""
         self._known[verdict.submission] = (verdict.lineage, verdict.policy)
 
     def is_second(self, verdict: Verdict) -> bool:
-        """Whether another file was taken under the key of this one."""
+        """Whether another file was already taken under this verdict's key."""
         return self._taken.get(SubmissionKey.of(verdict), verdict.submission) != verdict.submission
 
     async def take_in(self, envelope: Envelope, verdict: Verdict) -> None:
-        """Add a submission whose file lies here; durable on return."""
+        """Add a submission whose file is on this disk; durable on return."""
         if self.is_second(verdict):  # the other file came first
             await self._disk.remove(path_of(verdict.submission))
             await self._outcomes.stale([verdict])
@@ -80,7 +80,7 @@ class AcceptedSubmissions:
         self._taken[SubmissionKey.of(verdict)] = verdict.submission
         await self._store.keep_accepted(verdict, envelope)
         self._add(verdict)
-        if verdict.lineage != self._progress.lineage:  # given up meanwhile
+        if verdict.lineage != self._progress.lineage:  # rolled back meanwhile
             await self.drop_stale()
 
     def _add(self, verdict: Verdict) -> None:
@@ -90,20 +90,23 @@ class AcceptedSubmissions:
         digest = verdict.submission
         self.pool.add(Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill))
         self.grew = self._world.now()
-        if self._progress.too_old(verdict):  # since it was looked at last
+        if self._progress.too_old(verdict):  # became too old since the last check
             self._swept = None
 
     # --- after a restart ---------------------------------------------------------------------
 
     def remember_consumed(self, steps: Mapping[bytes, int]) -> int:
-        """Submissions were consumed in these steps; how many are known now."""
+        """Remember submissions consumed before the restart; return how many are known now.
+
+        `steps`: the step that consumed each submission.
+        """
         lineage = self._progress.lineage
-        # No policy is newer than its step.
+        # The step stands for the policy: no policy is newer than the step that consumes it.
         self._known |= {digest: (lineage, step) for digest, step in steps.items()}
         return len(self._known)
 
     async def load(self) -> None:
-        """Read what was not consumed before the restart, and the keys that are taken."""
+        """Read the submissions not consumed before the restart, and the keys that are taken."""
         self._taken = self._store.taken_keys()
         kept = []
         for digest, verdict in self._store.accepted():
@@ -111,12 +114,13 @@ class AcceptedSubmissions:
                 self._add(verdict)
                 self.expect(verdict)
                 kept.append(path_of(digest))
-        for name in self._disk.list(ACCEPTED):  # left by an earlier life
+        for name in self._disk.list(ACCEPTED):  # left by an earlier process
             if f"{ACCEPTED}/{name}" not in kept:
                 await self._disk.remove(f"{ACCEPTED}/{name}")
 
     async def settle_batch(self, consumed: Set[bytes]) -> None:
-        """The child died over the batch in hand: it was trained on, or goes back to the pool."""
+        """Settle the batch on which the child died: submissions not in `consumed` go back to the
+        pool, and the others are deleted."""
         batch, self.in_hand = self.in_hand, []
         for accepted in batch:
             if accepted.digest not in consumed:
@@ -127,20 +131,22 @@ class AcceptedSubmissions:
     # --- giving out --------------------------------------------------------------------------
 
     def take(self, groups: int) -> list[Accepted]:
-        """The oldest submissions that count for `groups` groups together, or all, to train on."""
+        """Take the oldest submissions that together count for `groups` groups, or all of them."""
         before = self.pool.groups
         self.in_hand = self.pool.take(groups)
         self._progress.training_groups = max(groups, before - self.pool.groups)
         return self.in_hand
 
     async def consumed(self) -> None:
-        """The batch in hand was trained on, and the log says so."""
+        """Delete the batch in hand, which was trained on and logged."""
         await self.discard(self.in_hand)
         self.in_hand = []
 
     async def leave_out(self, unreadable: Mapping[int, str]) -> None:
-        """Drop what the child could not read from the batch in hand, by index with its reason, and
-        return the rest to the pool: others make up for what is missing."""
+        """Drop the submissions that the child could not read, and return the rest to the pool.
+
+        `unreadable`: reasons by index in the batch. Other submissions fill the gap.
+        """
         batch, self.in_hand = self.in_hand, []
         lost = [batch[index] for index in unreadable]
         for index, accepted in enumerate(batch):
@@ -154,7 +160,7 @@ class AcceptedSubmissions:
                 )
             else:
                 self.pool.add(accepted)
-        self._swept = None  # what is back has missed the last look
+        self._swept = None  # the returned submissions missed the last check
         self._progress.training_groups = 0
         await self._outcomes.lost([accepted.verdict for accepted in lost], "unreadable")
         await self.discard(lost)
@@ -162,20 +168,20 @@ class AcceptedSubmissions:
     # --- giving up ---------------------------------------------------------------------------
 
     async def drop_stale(self) -> None:
-        """Log and delete what has grown too old in the pool."""
+        """Log and delete the pool's submissions that are too old."""
         now = (self._progress.policy, self._progress.lineage, self._run.revision)
         if now == self._swept:
             return
         self._swept = now
         stale = self.pool.matching(self._progress.too_old)
-        for accepted in stale:  # at once, so that no other task finds it and logs it too
+        for accepted in stale:  # before the first await, so that no other task logs it too
             self.pool.remove(accepted.digest)
         if stale:
             await self._outcomes.stale([accepted.verdict for accepted in stale])
             await self.discard(stale)
 
     async def discard(self, submissions: list[Accepted]) -> None:
-        """Delete submissions whose outcome the log has."""
+        """Delete submissions whose outcome is logged."""
         digests = [accepted.digest for accepted in submissions]
         for digest in digests:
             self.pool.remove(digest)

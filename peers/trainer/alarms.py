@@ -1,8 +1,8 @@
-"""Signs that a run goes wrong, seen in its metrics before its reward is gone.
+"""Alarms: signs in a run's metrics that it goes wrong, raised before its reward collapses.
 
 INTELLECT-2 (arXiv 2505.07291, §3.5) saw the gradient norm and the share of clipped tokens creep
 up, and the entropy rise again after its fall, steps before the policy collapsed. Every figure is
-the mean of the last few steps, so one bad batch rings nothing.
+the mean of the last few steps, so one bad batch raises no alarm.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from typing import Literal
 Action = Literal["report", "pause", "rollback"]
 
 RECENT_STEPS = 5
-"""Newest steps, whose mean is compared with the limits."""
+"""Number of newest steps; their mean is compared with the limits."""
 
 HISTORY_STEPS = 50
-"""Steps before those, whose median is the usual figure."""
+"""Number of steps before those; their median is the usual figure."""
 
 HISTORY_STEPS_MIN = 10
-"""With fewer of them no alarm rings that compares with a median."""
+"""Alarms that compare with a median need at least this many such steps."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where the alarms ring."""
+    """Thresholds of the alarms."""
 
     gradient_norm: float = 4.0
-    """Largest multiple of the gradient norm's median."""
+    """Largest allowed multiple of the gradient norm's median."""
     clipped_share: float = 4.0
-    """Largest multiple of the median share of tokens clipped."""
+    """Largest allowed multiple of the median share of clipped tokens."""
     clipped_share_min: float = 0.05
-    """Shares up to this never ring."""
+    """Shares of clipped tokens up to this never raise an alarm."""
     entropy: float = 1.5
-    """Largest multiple of the lowest entropy so far."""
+    """Largest allowed multiple of the lowest entropy so far."""
     entropy_min: float = 0.1
-    """Nats above the lowest entropy that never ring."""
+    """An entropy up to this many nats above the lowest never raises an alarm."""
     reward: float = 0.5
-    """Smallest share of the best reward so far."""
+    """Smallest allowed share of the best reward so far."""
     reward_min: float = 0.1
     """A best reward below this is too low to compare with."""
     skipped_share: float = 0.5
-    """Largest share of recent optimiser steps skipped because a number was not finite."""
+    """Largest allowed share of recent optimiser steps skipped for a non-finite loss or gradient."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """One sign, with its figure and the limit it crossed."""
+    """One alarm, with its figure and the limit that the figure crossed."""
 
     name: str
     figure: float
@@ -58,7 +58,7 @@ class Alarm:
 
 
 class Alarms:
-    """Reads every step's metrics; rings once per sign, and again only after the sign had gone."""
+    """Reads every step's metrics, and raises each alarm once until its sign has gone."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -68,7 +68,7 @@ class Alarms:
         self._ringing: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> list[Alarm]:
-        """The alarms that this step sets off, in a fixed order."""
+        """Alarms that this step raises, in a fixed order."""
         clipped = [value for name, value in metrics.items() if name.startswith("clipped_")]
         seen = {
             "gradient_norm": metrics.get("gradient_norm"),
@@ -143,11 +143,11 @@ class Alarms:
         return Alarm(name, figure, limit, f"{words}: {figure:.3g}, above {limit:.3g}")
 
     def _recent(self, name: str) -> float | None:
-        """Mean of the last steps; None while there are too few."""
+        """Mean of the last `RECENT_STEPS` steps; None while there are fewer."""
         values = list(self._history.get(name, ()))[-RECENT_STEPS:]
         return statistics.fmean(values) if len(values) == RECENT_STEPS else None
 
     def _usual(self, name: str) -> float:
-        """Median of the steps before those; infinite, so that nothing rings, while too few."""
+        """Median of the steps before those; infinite, which raises no alarm, while too few."""
         before = list(self._history.get(name, ()))[:-RECENT_STEPS]
         return statistics.median(before) if len(before) >= HISTORY_STEPS_MIN else float("inf")

@@ -18,7 +18,7 @@ from swarm.run.trusted import TrustedPart
 
 
 class Batches:
-    """Takes a batch once the pool holds enough, and says whom it waits for meanwhile."""
+    """Takes a batch once the pool holds enough, and reports meanwhile whom it waits for."""
 
     def __init__(
         self,
@@ -45,19 +45,20 @@ class Batches:
         self._starved_seconds = starved_seconds
         self._waiting_since = 0.0
         self._said = self._asked = 0.0
-        """When it was said last that the pool does not grow, and when workers were asked."""
+        """When the last report that the pool does not grow was made, and when workers were last
+        asked for more."""
         self.idle = {"rollouts": 0.0, "checks": 0.0}
-        """Seconds that this step's batch was waited for, by what was missing."""
+        """Seconds of waiting for this step's batch, by what was missing."""
 
     def begin_step(self) -> None:
         """Count the seconds of waiting from 0."""
         self.idle = dict.fromkeys(self.idle, 0.0)
 
     async def next(self) -> list[Accepted] | None:
-        """The oldest submissions in the pool that make a whole batch, once there are enough.
+        """Wait for a whole batch, and take the oldest submissions in the pool that make one.
 
-        With `fill = "refill"`, after its deadline, whatever has anything to teach. None when a new
-        version of the run has no such step any more.
+        With `fill = "refill"`, after its deadline, the batch is the groups in the pool that the
+        filter keeps. None when a new version of the run no longer has this step.
         """
         manifest = self._progress.versions.manifest_of(self._progress.policy)
         wanted = manifest.schedule.groups_per_step
@@ -78,7 +79,7 @@ class Batches:
         return None
 
     async def _wait(self, missing: int) -> None:
-        """Wait until something changes, or the pool has not grown for long."""
+        """Wait for a change; report when the pool has not grown for long."""
         began = self._world.now()
         unjudged = self._forecast.coming()
         cause = "checks" if unjudged >= missing else "rollouts"
@@ -92,11 +93,11 @@ class Batches:
             self.idle[cause] += self._world.now() - began
 
     def _fed(self) -> float:
-        """When the pool grew last, or a batch was begun to be waited for."""
+        """When the pool last grew, or the wait for this batch began."""
         return max(self._accepted.grew, self._waiting_since)
 
     async def _starve(self, cause: str, missing: int, unjudged: int) -> None:
-        """Say whom the batch waits for, and ask workers for more if they have long sent nothing."""
+        """Report whom the batch waits for, and ask workers for more after a long silence."""
         now = self._said = self._world.now()
         role, word = ("validator",) * 2 if cause == "checks" else ("inference", "inference peer")
         present = self._trusted.registrar.present()

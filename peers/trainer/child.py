@@ -1,4 +1,4 @@
-"""The trainer's child process, as its role calls it: jobs are filled in from run and disk."""
+"""The role's client of the trainer's child process: it fills in jobs from run and disk."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from swarm.world import Disk
 
 SERVICE = "peers.trainer.service:open_service"
 START_DEADLINE_SECONDS = 600.0
-"""For the child to import torch and, under `torchrun`, to meet all other ranks."""
+"""Time for the child to import torch and, under `torchrun`, to meet all other ranks."""
 EVALUATION_PROMPTS = 512
 """Held-out prompts of an evaluation: the accuracy is then known to about 0.02."""
 
 
 class TrainerChild:
-    """Calls the child. Folders are named by their path on the peer's disk."""
+    """Calls the child. Folders are paths on the peer's disk."""
 
     def __init__(self, service: TrainingService, disk: Disk, settings: TrainerSettings) -> None:
         self._service = service
@@ -48,7 +48,7 @@ class TrainerChild:
         self._settings = settings
 
     async def record_to(self, run: str, manifest: RunManifest) -> int:
-        """Open the records of metrics; how many ranks train together."""
+        """Open the records of metrics; return how many ranks train together."""
         job = RecordTo(
             tensorboard=self._settings.tensorboard,
             wandb=self._settings.wandb,
@@ -70,8 +70,8 @@ class TrainerChild:
     async def resume(
         self, manifest: RunManifest, state: str, policies: Mapping[int, str]
     ) -> set[bytes]:
-        """Continue from a training state; the submissions consumed that are young enough to be
-        offered again. `policies`: folders of published policies, by step."""
+        """Continue from a training state; return the consumed submissions that are young enough to
+        be offered again. `policies`: folders of published policies, by step."""
         job = Resume(
             start=self._start(manifest),
             folder=self._local(state),
@@ -85,7 +85,7 @@ class TrainerChild:
         await self._service.roll_back(RollBack(folder=folder, policies=folders, lineage=lineage))
 
     async def follow(self, manifest: RunManifest) -> None:
-        """Learn by this version of the run from the next step on."""
+        """Follow this version of the run from the next step on."""
         await self._service.follow(Follow(lessons=_lessons(manifest)))
 
     async def train(
@@ -107,7 +107,7 @@ class TrainerChild:
         return await self._service.train(TrainStep(step=step, submissions=submissions))
 
     async def begin_save(self, folder: str) -> None:
-        """Begin to write the training state, the consumed submissions inside it."""
+        """Begin to write the training state, which includes the list of consumed submissions."""
         await self._service.begin_save(BeginSave(folder=self._local(folder)))
 
     async def finish_save(self) -> None:

@@ -1,4 +1,4 @@
-"""From the validators' verdicts to accepted submissions on this disk."""
+"""The collector: copies to this disk every submission that a validator accepted."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from swarm.node.run_node import RunNode
 from swarm.transport import BlobReference, FetchError, Source
 
 VERDICTS_HELD_MAX = 16_384
-"""Verdicts that wait while a trainer loads; it reads the others in their validators' logs."""
+"""Verdicts queued while a trainer loads; it reads any further ones in their validators' logs."""
 
 FETCH_ATTEMPTS = 5
 """Failures after which an accepted submission leaves the forecast; it is still fetched."""
 FETCH_PAUSE_SECONDS_MIN = 0.2
 FETCH_PAUSE_SECONDS_MAX = 5.0
-"""Pause between attempts, doubled from the one to the other."""
+"""Longest pause between attempts; each pause is twice the previous one."""
 
 
 class Collector:
-    """Hears acknowledgements and verdicts, and copies every accepted submission once."""
+    """Listens for acknowledgements and verdicts, and copies every accepted submission once."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Collector:
                 self._missed.miss(envelope.sender, verdict.worker, max(0, verdict.log_index))
 
     async def _forget_unjudged(self) -> None:
-        """Stop counting on submissions that no validator has judged for long."""
+        """Drop submissions from the forecast that no validator has judged for long."""
         while True:
             await trio.sleep(UNJUDGED_SECONDS / 10)
             late = self._forecast.forget_late(self._node.world.now())
@@ -111,7 +111,7 @@ class Collector:
                     self._settle(verdict)
 
     def _is_new(self, verdict: Verdict) -> bool:
-        """Whether nothing was done yet about an accepted submission."""
+        """Whether an accepted submission was not handled yet."""
         digest = verdict.submission
         if self._accepted.knows(digest) or digest in self._fetching:
             return False
@@ -128,8 +128,8 @@ class Collector:
             self._fetching.discard(verdict.submission)
 
     async def _fetch(self, validator: PeerId, verdict: Verdict) -> bool:
-        """Copy an accepted submission here, durably; False if it grew too old before it came, or
-        another file was taken under its key."""
+        """Copy an accepted submission here, durably; False if it became too old before it arrived,
+        or if another file was taken under its key."""
         attempt = 0
         while not (self._progress.too_old(verdict) or self._accepted.is_second(verdict)):
             try:
@@ -140,7 +140,7 @@ class Collector:
                     "trainer.fetch_failed", validator=validator, attempt=attempt, reason=str(error)
                 )
             attempt += 1
-            if attempt == FETCH_ATTEMPTS:  # others shall make up for it
+            if attempt == FETCH_ATTEMPTS:  # other submissions fill its gap
                 self._forecast.waste(1)
                 self._settle(verdict)
             pause = FETCH_PAUSE_SECONDS_MIN * 2 ** min(attempt, 10)

@@ -1,7 +1,7 @@
-"""Offline filtering: how often a policy solves tasks, in a child process of `swarm dataset filter`.
+"""Offline filter: measures how often a policy solves tasks, as a child of `swarm dataset filter`.
 
 INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 attempts (arXiv
-2505.07291, §3.3): others teach little at first.
+2505.07291, §3.3): other problems teach little at first.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class DatasetService:
     def _count_passes(
         self, tasks: Sequence[Task], first: int, seed: int, sampling: Sampling
     ) -> list[int]:
-        """How many of `sampling.group_size` attempts at each task have full reward.
+        """Count the attempts with full reward, of `sampling.group_size` at each task.
 
-        The noise of an attempt follows from the seed and the task's index, `first` and on.
+        An attempt's noise follows from the seed and the task's index, which starts at `first`.
         """
         attempts = sampling.group_size
         wanted = [(task, attempt) for task in range(len(tasks)) for attempt in range(attempts)]

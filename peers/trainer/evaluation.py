@@ -1,4 +1,4 @@
-"""How often a policy is right, on prompts that neither SFT nor RL ever draws."""
+"""Evaluation of a policy's accuracy, on prompts that neither SFT nor RL ever draws."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
 
 LINE_BYTES_MAX = 16 << 20
-"""Of one example in a file."""
+"""Longest line of an example file."""
 
 ENVIRONMENT_EXAMPLES_MAX = 100_000
-"""Drawn from an environment: a tiny one repeats itself."""
+"""Most examples drawn from an environment: a small environment repeats its prompts."""
 
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer, the stop token included."""
@@ -26,8 +26,11 @@ Example = tuple[list[int], list[int]]
 def encode_examples(
     pairs: Iterable[tuple[str, str]], model: Path, tokens_max: int
 ) -> tuple[list[Example], int]:
-    """(prompt, answer) pairs as the Hugging Face folder `model` tokenizes them, and how many were
-    left out: those that are longer than `tokens_max` or have an empty prompt."""
+    """Tokenize (prompt, answer) pairs with the tokenizer of the Hugging Face folder `model`.
+
+    Returns the examples and how many pairs were left out: pairs longer than `tokens_max`, or with
+    an empty prompt.
+    """
     renderer = Renderer(model)
     stop = stop_id(model)
     found: list[Example] = []
@@ -42,7 +45,7 @@ def encode_examples(
 
 
 def epochs(examples: Sequence[Example], seed: int) -> Iterator[Example]:
-    """All examples, epoch after epoch, each in an order of its own."""
+    """Yield all examples for ever, each epoch in its own random order."""
     for epoch in itertools.count():
         order = list(range(len(examples)))
         random.Random(f"{seed}/{epoch}").shuffle(order)
@@ -51,7 +54,7 @@ def epochs(examples: Sequence[Example], seed: int) -> Iterator[Example]:
 
 
 def stop_id(folder: Path) -> int:
-    """The token that ends an answer, as the model's config names it; raises `UserError`."""
+    """Id of the token that ends an answer, from the model's config; raises `UserError`."""
     found = read_config(folder).get("eos_token_id")
     if isinstance(found, list) and found:
         found = found[0]
@@ -64,7 +67,7 @@ def stop_id(folder: Path) -> int:
 
 
 def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """(prompt, answer) of each line of a JSONL file; raises `UserError` that names the line."""
+    """Read (prompt, answer) from each line of a JSONL file; raises `UserError` with the line."""
     try:
         with path.open("rb") as file:
             for number in itertools.count(1):
@@ -94,7 +97,7 @@ def _pair(line: bytes, where: str) -> tuple[str, str]:
 
 
 def draw_pairs(environment: Environment, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """(prompt, answer) of up to `count` training tasks with distinct prompts."""
+    """Draw (prompt, answer) of up to `count` training tasks with distinct prompts."""
     wanted = min(ENVIRONMENT_EXAMPLES_MAX, count)
     seen = set()
     for index in range(2 * wanted):

@@ -1,7 +1,7 @@
 """The online filter: which accepted groups are worth training on, and how many more to ask for.
 
-Imports no torch: the role uses it while it collects. The learner trains on the groups labelled
-`kept`, less those without an advantage.
+Imports no torch, since the network process uses it while it collects. The learner trains on the
+groups labelled `kept`, except those in which every advantage is 0.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from peers.environments import collection
 from swarm.messages import EnvironmentReference, Verdict
 
 GroupLabel = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
-"""Of a group: worth training on; all its rewards are equal; they differ by length penalties only;
-its mean task reward lies outside the bounds."""
+"""What the filter says of a group: worth training on; all rewards equal; rewards that differ only
+by length penalties; mean task reward below or above the bounds."""
 
 SMOOTHING = 0.1
 """Weight of the newest submission in the running share of groups kept."""
 
 KEEP_RATE_MIN = 1 / 16
-"""Floor of that share: a smaller one would ask for more than sixteen times the work at once."""
+"""Floor of that share: a smaller share would request over sixteen times the work at once."""
 
 SPREAD_MIN = 1e-9
 """Rewards closer than this are equal."""
@@ -32,8 +32,8 @@ def label_groups(
 ) -> list[GroupLabel]:
     """Label each group of an accepted submission by its own environment's bounds.
 
-    Spread and accuracy are those of the task's reward. A group whose rewards differ by length
-    penalties only is kept only where that environment's `spread` is "total".
+    Spread and accuracy refer to the task's reward. A group whose rewards differ only by length
+    penalties is kept only where that environment's `spread` is "total".
     """
     found: list[GroupLabel] = []
     for index, rewards in enumerate(verdict.rewards):
@@ -59,7 +59,7 @@ def label_groups(
 def environment_rewards(
     verdicts: Sequence[Verdict], environments: Sequence[EnvironmentReference]
 ) -> dict[str, float]:
-    """Mean reward of a batch's rollouts by environment; those without any are left out."""
+    """Mean reward of a batch's rollouts by environment; environments without any are left out."""
     found: dict[int, list[float]] = {}
     for verdict in verdicts:
         for group, rewards in enumerate(verdict.rewards):
@@ -69,7 +69,7 @@ def environment_rewards(
 
 
 def environment_of(verdict: Verdict, group: int) -> int:
-    """Index of a group's environment among the run's."""
+    """Index of a group's environment in the run's list."""
     return verdict.environments[group] if verdict.environments else 0
 
 
@@ -81,14 +81,14 @@ class KeepRate:
         self._weight = 0.0
 
     def observe(self, labels: list[GroupLabel]) -> None:
-        """Take in a submission's groups."""
+        """Add a submission's groups to the share."""
         share = labels.count("kept") / len(labels)
         self._average += SMOOTHING * (share - self._average)
         self._weight += SMOOTHING * (1 - self._weight)
 
     @property
     def value(self) -> float:
-        """In [1/16, 1]; 1 before anything was seen."""
+        """The share, in [1/16, 1]; 1 before the first submission."""
         if not self._weight:
             return 1.0
         return max(KEEP_RATE_MIN, self._average / self._weight)
@@ -97,6 +97,7 @@ class KeepRate:
 def groups_to_ask_for(missing: int, keep_rate: float, coming: int) -> int:
     """Number of groups that a step order asks for.
 
-    Those missing after the filter, at the rate it keeps, less those announced and not yet judged.
+    This is `missing`, the kept groups still needed, divided by `keep_rate`, less `coming`, the
+    groups announced and not yet judged.
     """
     return max(0, math.ceil(missing / keep_rate - 1e-9) - coming)

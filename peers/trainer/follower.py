@@ -1,6 +1,6 @@
 """`python -m peers.trainer.follower`: a trainer's rank above 0, started by `torchrun`.
 
-It is no peer: it holds its part of the policy and does what rank 0 does, when rank 0 does it.
+It is not a peer: it holds its part of the policy, and does each of rank 0's jobs as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from swarm.world.child import ONE_THREAD
 
 
 def main() -> int:
-    """The exit status."""
+    """Follow rank 0 until the run ends; return the exit status."""
     for variable, value in ONE_THREAD.items():  # before torch, which reads them, is imported
         os.environ.setdefault(variable, value)
     import torch

@@ -1,4 +1,4 @@
-"""Whether any validator of a run can still grade."""
+"""The check that at least one validator of a run can still grade."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from swarm.run.trusted import UNGRADED_MAX
 
 
 class GradingWatch:
-    """Counts submissions in a row that each validator's environment could not grade."""
+    """Counts, per validator, consecutive submissions that its environment could not grade."""
 
     def __init__(self, run: Run, since_ms: float) -> None:
-        """Verdicts issued before `since_ms` say nothing: a person has restarted the trainer."""
+        """Ignore verdicts issued before `since_ms`: a person has restarted the trainer since."""
         self._run = run
         self._since_ms = since_ms
         self._ungraded: Counter[str] = Counter()
 
     def look(self, envelope: Envelope, verdict: Verdict) -> str:
-        """Why the run must pause, as no validator can grade any more; empty while one can."""
+        """Why the run must pause: no validator can grade any more. Empty while one can."""
         if envelope.body.issued_ms < self._since_ms:
             return ""
         if verdict.failed == "environment":

@@ -1,7 +1,7 @@
-"""Where a trainer's figures go: TensorBoard's event files, and Weights & Biases if asked.
+"""A trainer's metrics in TensorBoard's event files and in Weights & Biases, where set.
 
-The child process writes them: it has the figures of learning anyway, and neither library belongs
-into the network process, which imports no torch and starts no foreign threads.
+The child process writes them: it computes the learning metrics anyway, and neither library belongs
+in the network process, which imports no torch and starts no foreign threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peers.trainer.learning.batch import Group, informative
 from swarm.errors import UserError
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-"""Dense bf16, from the makers' data sheets, by a part of the device's name."""
+"""FLOP/s in dense bf16, from the makers' data sheets, by a part of the device's name."""
 
 _SECTIONS = {
     "reward": ("reward", "length_penalty", "task_reward"),
@@ -27,11 +27,11 @@ _SECTIONS = {
     "data": ("groups", "completion", "tokens", "age", "staleness", "submissions", "engine_"),
     "time": ("idle_", "seconds", "step_seconds", "train_seconds", "model_flops", "share_of"),
 }
-"""Sections of the dashboards, with the beginnings of the figures' names in them."""
+"""Sections of the dashboards, and the prefixes of the metrics in each."""
 
 
 class Metrics:
-    """Writes each step's figures; `Metrics()` writes nothing."""
+    """Writes each step's metrics; `Metrics()` writes nothing."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Metrics:
         run: str = "",
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises `UserError` when a library is wanted that is not installed, or W&B refuses."""
+        """Raises `UserError` when a library that is set is not installed, or W&B refuses."""
         self._folder = tensorboard
         self._writer: Any = None
         self._wandb: Any = None
@@ -62,7 +62,7 @@ class Metrics:
                 ) from error
 
     def record(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Write one step's figures, without those that are no finite numbers."""
+        """Write one step's finite metrics."""
         named = {
             f"{_section(name)}/{name}": float(value)
             for name, value in figures.items()
@@ -73,7 +73,7 @@ class Metrics:
         for name, share in idle_shares(figures).items():
             named[f"time/{name}"] = share
         if self._folder:
-            if self._writer is None:  # overwrites what an earlier life wrote from this step on
+            if self._writer is None:  # overwrites what an earlier process wrote from this step on
                 self._writer = self._writer_class(self._folder, purge_step=step)
             for name, value in sorted(named.items()):
                 self._writer.add_scalar(name, value, step)
@@ -83,8 +83,10 @@ class Metrics:
 
 
 def idle_shares(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Shares of a step's wall time in which the optimiser stood still, by cause: waiting for
-    rollouts, for validators' checks, for weights to be saved and published; and their sum."""
+    """Shares of a step's wall time in which the optimiser was idle, by cause, and their sum.
+
+    Causes: waiting for rollouts, for validators' checks, and for weights to be saved and published.
+    """
     total = figures.get("step_seconds", 0.0)
     if total <= 0:
         return {}
@@ -96,9 +98,11 @@ def idle_shares(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def model_flops(parameters: int, layers: int, width: int, lengths: list[int]) -> float:
-    """Floating-point operations that training on sequences of these lengths needs, forward and
-    back: 6 per parameter and token, and causal attention's 6 · layers · width · length² (Chowdhery
-    et al. 2022, 2204.02311, appendix B, halved for causality). Recomputation is not counted."""
+    """Floating-point operations to train on sequences of these lengths, forward and backward.
+
+    6 per parameter and token, and causal attention's 6 · layers · width · length² (Chowdhery et al.
+    2022, 2204.02311, appendix B, halved for causality). Recomputation is not counted.
+    """
     attention = 6.0 * layers * width * sum(length**2 for length in lengths)
     return 6.0 * parameters * sum(lengths) + attention
 
@@ -106,9 +110,11 @@ def model_flops(parameters: int, layers: int, width: int, lengths: list[int]) ->
 def speed(
     model: Any, groups: Sequence[Group], seconds: float, peak: float = 0.0
 ) -> dict[str, float]:
-    """What a step on these groups took, and how much of its devices it used where their `peak`,
-    FLOP/s of all of them together, is known. Tokens are those of prompts and completions that
-    were trained on: groups left out cost nothing."""
+    """Seconds and tokens per second of a step on these groups, and the share of `peak` it used.
+
+    `peak`: FLOP/s of all devices together; 0: unknown, and the share is left out. Tokens are the
+    prompt and completion tokens of the groups trained on: groups left out cost nothing.
+    """
     lengths = [len(each.tokens) for group in informative(groups) for each in group.rollouts]
     figures = {
         "train_seconds": seconds,
@@ -124,7 +130,7 @@ def speed(
 
 
 def peak_flops(device: torch.device) -> float:
-    """Of a device, in bf16; 0 where it is not known."""
+    """Peak FLOP/s of a device in bf16; 0 where unknown."""
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""Verdicts that a trainer had no room for, read again in the validators' logs."""
+"""Verdicts that did not fit into a trainer's queue, read again from the validators' logs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from swarm.run.trusted import RETRY_SECONDS
 
 
 class MissedVerdicts:
-    """Accepted work that there was no room to hear of, by validator and worker."""
+    """Verdicts that did not fit into the queue, by validator and worker."""
 
     def __init__(self, peer: RunNode) -> None:
         self._node = peer.node
         self._run = peer.run
         self._missed: Observable[dict[tuple[str, str], int]] = Observable({})
-        """From which index in the validator's log."""
+        """First index to read in the validator's log, by (validator, worker)."""
 
     def __bool__(self) -> bool:
         return bool(self._missed.value)
 
     def miss(self, validator: str, worker: str, index: int) -> None:
-        """Read a worker's verdicts in a validator's log, from `index` on."""
+        """Schedule reading a worker's verdicts in a validator's log, from `index` on."""
         earlier = self._missed.value.get((validator, worker), index)
         self._missed.value[validator, worker] = min(earlier, index)
         self._missed.touch()
@@ -47,7 +47,7 @@ class MissedVerdicts:
                 heard = [open_envelope(item.envelope) for item in page]
             except (PeerError, Dropped) as error:
                 self._node.events.emit("ledger.mirror_failed", owner=validator, reason=str(error))
-                self.miss(validator, worker, start)  # after the others
+                self.miss(validator, worker, start)  # retried after the others
                 await trio.sleep(RETRY_SECONDS)
                 continue
             for envelope in heard:

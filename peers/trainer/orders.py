@@ -1,4 +1,4 @@
-"""Step orders: which step is open, and how many groups it still wants."""
+"""Step orders, which say which step is open and how many groups it still wants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, manife
 
 
 class Orders:
-    """Keeps exactly one step open: the oldest whose batch is not on its way yet."""
+    """Keeps exactly one step open: the oldest step whose batch is not on its way yet."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Orders:
 
     @property
     def opened(self) -> bool:
-        """Whether this life has opened a step."""
+        """Whether this process has opened a step."""
         return self._newest is not None
 
     async def open_first(self) -> None:
-        """Open the first step or, after a restart, the one that was open."""
+        """Open the first step or, after a restart, the step that was open before it."""
         before = self._store.newest_orders(self._progress.lineage, 1)
         if before:
             await self._issue(before[0].step, before[0])
         else:
-            await self._issue(self._progress.policy, None)  # 0, but for a lineage just begun
+            await self._issue(self._progress.policy, None)  # 0, except in a new lineage
 
     async def run(self) -> None:
         """Open steps and revise their orders until cancelled."""
@@ -68,8 +68,11 @@ class Orders:
                 await self._progress.changed.wait_change()
 
     async def ask_for_more(self) -> None:
-        """Revise the order for what is missing: where work was lost on its way, the workers' quota
-        is spent, and none of them could make up for it."""
+        """Revise the order for the missing groups.
+
+        Where work was lost on its way, the workers' quota is spent, and without a revision no
+        worker could replace that work.
+        """
         with trio.CancelScope(shield=True):
             async with self._issuing:
                 order = self._order()
@@ -78,7 +81,7 @@ class Orders:
 
     @asynccontextmanager
     async def reopened(self) -> AsyncIterator[None]:
-        """Close the open step, and open the first one of the lineage that the block begins."""
+        """Close the open step, run the block, which begins a lineage, and open its first step."""
         async with self._issuing:
             await self._close(self._order())
             yield
@@ -94,9 +97,10 @@ class Orders:
             await self._peer.announce(final, MANIFEST_LIFETIME_SECONDS)
 
     def missing_groups(self, step: int) -> int:
-        """Groups still to be made for the batches of every step up to `step`.
+        """Groups still to generate for the batches of every step up to `step`.
 
-        With `fill = "refill"` a batch is what the filter keeps, so more are made than are missing.
+        With `fill = "refill"` a batch holds only groups that the filter keeps, so more are
+        generated than are missing.
         """
         versions = self._progress.versions
         last = min(step, self._run.manifest.schedule.steps - 1)
@@ -118,7 +122,7 @@ class Orders:
         return self._progress.versions.manifest_of(step).filters.fill == "refill"
 
     async def _issue_if_due(self) -> bool:
-        """Issue the order that the run's state asks for; whether it asks for one."""
+        """Issue the order that the run's state calls for; False if it calls for none."""
         order = self._order()
         if order.final:
             return False
@@ -128,7 +132,7 @@ class Orders:
             await self._close(order)
             return True
         if not self._publisher.published:
-            return False  # its child died as it began a new lineage
+            return False  # the child died while a new lineage began
         missing = self.missing_groups(order.step)
         following = order.step + 1
         if missing == 0 and self._may_open(following):
@@ -144,7 +148,7 @@ class Orders:
         return step < steps and self._policy_for(step) <= self._progress.policy
 
     def _must_revise(self, order: StepOrder, missing: int) -> bool:
-        """Whether an order wants too much or too little, or its quota was spent for nothing."""
+        """Whether an order wants too much or too little, or its quota was spent without result."""
         sampling = self._progress.versions.manifest_of(order.step).sampling
         if (missing == 0) != (order.groups_wanted == 0):
             return True
@@ -154,10 +158,10 @@ class Orders:
         return missing > 0 and self._forecast.coming() == 0 and spent
 
     def _policy_for(self, step: int) -> int:
-        """The policy that a step's rollouts come from.
+        """The policy that generates a step's rollouts.
 
-        A new lineage begins with its first policy, and no step goes back to an older one than the
-        step before, however asynchrony grows.
+        It is at least the lineage's first policy, and never older than the previous step's policy,
+        even when a new version of the run raises `asynchrony`.
         """
         order = self._newest
         lineage = self._progress.lineage
@@ -166,7 +170,7 @@ class Orders:
         return max(min(self._publisher.published), step - asynchrony, before)
 
     async def _close(self, order: StepOrder) -> None:
-        """Revise an order to want nothing more."""
+        """Revise an order to want no more groups."""
         await self._announce(order.step, order, 0)
 
     async def _issue(self, step: int, revised: StepOrder | None) -> None:
@@ -174,15 +178,15 @@ class Orders:
         await self._announce(step, revised, self.missing_groups(step))
 
     async def _announce(self, step: int, revised: StepOrder | None, missing: int) -> None:
-        """Sign and announce an order; durable first, so that a restart keeps its nonce."""
+        """Sign and announce an order, durable before it is announced: a restart keeps its nonce."""
         policy = revised.policy if revised else self._policy_for(step)
         checkpoint = self._publisher.published[policy]
         followed = self._progress.versions.follow(step)
         manifest = manifest_in(followed)
-        await self._peer.versions.store()  # before one is named
+        await self._peer.versions.store()  # before the order names a version
         submissions = -(-missing // manifest.sampling.groups_per_submission)
         if revised and manifest.filters.fill == "refill":
-            submissions = min(1, submissions)  # one more per worker, not many of the fastest
+            submissions = min(1, submissions)  # one more each, not many of the fastest worker
         self._forecast.order_issued()
         order = StepOrder(
             lineage=self._progress.lineage,

@@ -1,4 +1,4 @@
-"""What became of every accepted submission, in this trainer's log."""
+"""The outcome of every accepted submission, in this trainer's log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.messages import Verdict
 from swarm.run.trusted import TrustedPart
 
 LOG_ENTRIES_READ = 1000
-"""Entries of the own log read at once, when the trainer starts."""
+"""Entries of its own log that a starting trainer reads at once."""
 
 
 class Outcomes:
@@ -30,10 +30,10 @@ class Outcomes:
         self._progress = progress
         self._forecast = forecast
         self.left_out: Counter[str] = Counter()
-        """Accepted groups that were not trained on in this life, by reason."""
+        """Accepted groups that this process did not train on, by reason."""
 
     def entries(self, owner: PeerId) -> Iterator[Entry]:
-        """This trainer's log, from its beginning."""
+        """All entries of `owner`'s log, oldest first."""
         log = self._trusted.log_of(owner)
         assert log is not None
         for start in range(0, log.size(), LOG_ENTRIES_READ):
@@ -41,21 +41,21 @@ class Outcomes:
                 yield decode(raw)
 
     def settled(self, submission: bytes) -> bool:
-        """Whether a log says what became of a submission; being carried is not the end."""
+        """Whether a log holds a submission's final outcome; `carried` is not final."""
         return self._trusted.used(submission)
 
     async def consumed(self, entries: Sequence[Consumed]) -> None:
-        """Log what a step has trained on."""
+        """Log the submissions that a step has trained on."""
         await self._trusted.append(list(entries))
 
     async def complete(self, missing: Sequence[Consumed]) -> None:
-        """Log what was trained on just before this peer died, between state and log."""
+        """Log submissions trained on before a crash that came after the state, before the log."""
         if missing:
             await self._trusted.append(list(missing))
             self._events.emit("trainer.log_completed", submissions=len(missing))
 
     async def carried(self, submissions: Sequence[Accepted]) -> None:
-        """Log what the pool still holds when the run ends."""
+        """Log the submissions that the pool still holds when the run ends."""
         await self._trusted.append(
             [
                 Consumed(
@@ -75,8 +75,10 @@ class Outcomes:
     async def lost(
         self, verdicts: Sequence[Verdict], outcome: Literal["stale", "unreadable"]
     ) -> None:
-        """Log submissions that no step has taken. Their workers' quota is spent all the same, so
-        the next order must allow more."""
+        """Log submissions that no step has taken.
+
+        They spent their workers' quota all the same, so the next order must allow more.
+        """
         await self._trusted.append(
             [
                 Consumed(

@@ -1,4 +1,4 @@
-"""A trainer's pause: the step is closed, and nothing is trained, until a person restarts it."""
+"""A trainer's pause: its step stays closed and training stops until a person restarts it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMINDER_SECONDS = 600.0
 
 
 class Pause:
-    """Closes the open step and stops training; false until then."""
+    """Closes the open step and stops training; falsy while not paused."""
 
     def __init__(self, peer: RunNode, progress: Progress) -> None:
         self._peer = peer
@@ -25,7 +25,7 @@ class Pause:
         return bool(self._reason)
 
     async def hold(self, reason: str) -> NoReturn:
-        """Pause, and repeat why until cancelled."""
+        """Pause, and repeat the reason until cancelled."""
         self._reason = reason
         self._peer.status.doing = f"paused: {reason}"[:200]
         self._progress.changed.touch()

@@ -11,7 +11,7 @@ from swarm.messages import Verdict
 
 
 class SubmissionKey(NamedTuple):
-    """What the groups of a submission follow from: two files under one key hold the same groups."""
+    """What determines a submission's groups: two files under one key hold the same groups."""
 
     lineage: int
     policy: int
@@ -35,9 +35,9 @@ class Accepted:
     verdict: Verdict
     path: str
     labels: list[GroupLabel] = field(default_factory=list)
-    """What the online filter says of each group."""
+    """The online filter's label of each group."""
     fill: Literal["drop", "refill"] = "drop"
-    """Of the filter."""
+    """The filter's `fill` setting."""
 
     @property
     def counted(self) -> int:
@@ -46,12 +46,12 @@ class Accepted:
 
     @property
     def turn(self) -> tuple[int, int, str]:
-        """Sorts by the order of consumption: by step, then number, then worker."""
+        """Sort key of the order of consumption: step, then number, then worker."""
         return (self.verdict.step, self.verdict.number, self.verdict.worker)
 
 
 class Pool:
-    """Accepted submissions by digest, and how many groups they count for."""
+    """Accepted submissions by digest, and the number of groups that they count for."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Accepted] = {}
@@ -74,7 +74,8 @@ class Pool:
             self.groups -= accepted.counted
 
     def take(self, groups: int) -> list[Accepted]:
-        """Remove the oldest submissions that count for `groups` groups together, or all."""
+        """Remove and return the oldest submissions that together count for `groups` groups, or
+        all of them."""
         taken: list[Accepted] = []
         left = self.groups - groups
         for accepted in self.oldest_first():

@@ -1,4 +1,4 @@
-"""How far a run has come: its lineage, its newest policy, and what follows from both."""
+"""A run's progress: its lineage, its newest policy, and what follows from both."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
 
 STEPS_REMEMBERED = 512
-"""Steps whose version of the run is remembered: rollouts of the last `max_staleness` (at most 256)
-may still be trained on, and a few more steps are open."""
+"""Steps whose version of the run is remembered. Rollouts of the last `max_staleness` steps (at most
+256) may still be trained on, and a few more steps are open."""
 
 
 class FollowedVersions:
     """The run manifest that each step of a lineage follows.
 
-    It is the newest when the step was opened, or when its batch was begun.
+    It is the newest manifest at the time when the step was opened, or when its batch was begun.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._followed: dict[int, Envelope] = {}
-        """Of the last `STEPS_REMEMBERED` steps."""
+        """Signed manifests by step, for the last `STEPS_REMEMBERED` steps."""
 
     def follow(self, step: int) -> Envelope:
-        """The run manifest that a step follows, fixed by this call at the latest."""
+        """The run manifest that a step follows; this call fixes it if nothing did before."""
         followed = self._followed.setdefault(step, self._run.manifest_envelope)
         while len(self._followed) > STEPS_REMEMBERED:
             del self._followed[min(self._followed)]
         return followed
 
     def manifest_of(self, step: int) -> RunManifest:
-        """The run manifest that a step follows; the newest, if it was not opened yet."""
+        """The run manifest that a step follows; the newest one if the step is not open yet."""
         return manifest_in(self._followed.get(step, self._run.manifest_envelope))
 
     def restore(self, orders: Iterable[StepOrder]) -> None:
-        """Take over what the orders of an earlier life say."""
+        """Restore the versions from the orders of an earlier process."""
         for order in orders:
             followed = self._run.version(order.run_digest)
             if followed is not None:
                 self._followed[order.step] = followed
 
     def clear(self) -> None:
-        """Forget the steps of a lineage that is given up."""
+        """Forget the steps of an abandoned lineage."""
         self._followed.clear()
 
 
@@ -57,21 +57,21 @@ class Progress:
         self.versions = FollowedVersions(run)
         self.lineage = 0
         self.policy = -1
-        """Newest policy published, which is also the step in work."""
+        """Newest policy published; also the number of the step in work."""
         self.training_groups = 0
-        """Groups of the batch in training, which are not in the pool any more."""
+        """Groups of the batch in training, which has left the pool."""
         self.changed = Observable(0)
-        """Changes with the pool, the forecast, the policy, a pause, and the run's version."""
+        """Notifies of changes of the pool, forecast, policy, pause or run version."""
         self._oldest_policy = 0
 
     @property
     def over(self) -> bool:
-        """Every step of the run is done; a new version of the run may move its end."""
+        """Whether every step of the run is done; a new version of the run may move its end."""
         return self.policy >= self._run.manifest.schedule.steps
 
     def reach(self, policy: int) -> None:
-        """Policy `policy` of this lineage is published."""
-        if policy < self.policy:  # rolled back: its rollouts are as young as ever
+        """Note that policy `policy` of this lineage is published."""
+        if policy < self.policy:  # rolled back: this policy's rollouts are young again
             self._oldest_policy = 0
         self.training_groups = 0
         self.policy = policy
@@ -79,15 +79,16 @@ class Progress:
     def oldest_policy(self) -> int:
         """The oldest policy of this lineage that may be trained on.
 
-        It never goes back, whatever a new version of the run makes of `max_staleness`: what was
-        dropped as too old stays so.
+        It never decreases, even when a new version of the run raises `max_staleness`: a submission
+        dropped as too old stays too old.
         """
         staleness = self.versions.manifest_of(self.policy).schedule.max_staleness
         self._oldest_policy = max(self._oldest_policy, self.policy - staleness)
         return self._oldest_policy
 
     def too_old(self, verdict: Verdict) -> bool:
-        """Whether it may no longer be trained on; nor may what an evicted peer has made."""
+        """Whether a submission may no longer be trained on: it is too old, or its worker was
+        evicted."""
         if verdict.lineage != self.lineage or self._run.evicted(verdict.worker) is not None:
             return True
         return verdict.policy < self.oldest_policy()

@@ -1,4 +1,4 @@
-"""From weights to a checkpoint that peers fetch: export, hash, log, announce."""
+"""Publishing: exports weights, hashes them into a checkpoint, logs it and announces it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Publisher:
         self.published: dict[int, CheckpointReference] = {}
         """Policies of this lineage that are on this disk."""
         self._logged: set[int] = set()
-        """Policies that the log says are published."""
+        """Policies logged as published."""
         self._exported = ""
-        """Folder of the newest policy this life has exported."""
+        """Folder of the newest policy that this process has exported."""
 
     def begin_life(self) -> None:
-        """Take over what earlier lives of the child have published."""
+        """Take over the policies that earlier child processes have published."""
         self._exported = ""
         self.forget_lineage()
         for lineage, step in self._peer.store.complete():
@@ -41,12 +41,12 @@ class Publisher:
                 self.published[step] = _reference(held)
 
     def recall(self, entry: CheckpointPublished) -> None:
-        """The log says that a policy is published."""
+        """Note a policy that the log lists as published."""
         if entry.lineage == self._progress.lineage:
             self._logged.add(entry.step)
 
     def forget_lineage(self) -> None:
-        """Begin a lineage in which nothing is published."""
+        """Begin a lineage in which no policy is published yet."""
         self.published.clear()
         self._logged.clear()
 
@@ -65,10 +65,10 @@ class Publisher:
         return held.folder
 
     async def export(self, child: TrainerChild, step: int) -> str:
-        """Write policy `step`, unless that was done; its folder."""
+        """Write policy `step` unless it is written already; return its folder."""
         folder = f"trainer/export-{self._progress.lineage}-{step}"
         if self._exported != folder:
-            await self._peer.node.disk.remove(folder)  # of an earlier life, of another batch even
+            await self._peer.node.disk.remove(folder)  # from before a restart
             await child.export(folder)
             self._exported = folder
         return folder
@@ -76,7 +76,7 @@ class Publisher:
     async def publish(self, child: TrainerChild, step: int, *, reward: float) -> None:
         """Make policy `step` a checkpoint, log it, announce it.
 
-        `reward`: mean of the batch that made it.
+        `reward`: mean reward of the batch that produced it.
         """
         lineage = self._progress.lineage
         held = self._peer.store.held((lineage, step))

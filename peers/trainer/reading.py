@@ -1,4 +1,4 @@
-"""From the rollouts that a validator accepted to groups that can be trained on."""
+"""Reading of accepted rollouts into groups that can be trained on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from swarm.rollouts.rollouts import Rollouts, check_digest
 
 
 def read_groups(submission: AcceptedSubmission, policies: Collection[int]) -> list[Group] | str:
-    """The groups of an accepted submission, or why they cannot be trained on.
+    """The groups of an accepted submission, or the reason why they cannot be trained on.
 
-    A validator wrote these rollouts, but on another machine, whose disk is another one.
-    `policies`: those that the learner holds.
+    A trusted validator wrote these rollouts, but on another machine: the copy may be damaged.
+    `policies`: the policies that the learner holds.
     """
     if submission.policy not in policies:
         return f"its policy {submission.policy} is not held here; there are: {policies}"
@@ -27,7 +27,7 @@ def read_groups(submission: AcceptedSubmission, policies: Collection[int]) -> li
 
 
 def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
-    """Rows group by group; raises `ValueError` unless the rewards are of exactly these rows."""
+    """Split the rows into groups; raises `ValueError` unless each row has exactly one reward."""
     rewards = submission.rewards
     if len(rollouts) != sum(map(len, rewards)):
         raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} rollouts")

@@ -1,6 +1,6 @@
 """The trainer role: open steps, collect accepted submissions, train, publish.
 
-Three tasks run beside each other. The `Collector` turns the validators' verdicts into a durable
+Three tasks run concurrently. The `Collector` turns the validators' verdicts into a durable
 pool of accepted submissions. `Orders` keeps the right step open. This file takes batches from the
 pool, has a child process step the optimiser, and publishes the new policy: weights, optimiser,
 random states and the list of consumed submissions are durable before anything is announced, so a
@@ -44,12 +44,12 @@ from swarm.world import ChildDied
 from swarm.world.restarts import Restarts
 
 FINAL_WORD_SECONDS = 2.0
-"""How long the last order is left to spread before the trainer leaves."""
+"""Time for the last order to spread before the trainer leaves."""
 
 
 @dataclass
 class _StepTimes:
-    """When a step's parts began, in the world's seconds."""
+    """Start times of a step's parts, in the world's seconds."""
 
     began: float
     training: float = 0.0
@@ -60,13 +60,13 @@ class _StepTimes:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A batch and what the child made of it."""
+    """A batch and the child's results on it."""
 
     batch: list[Accepted]
     figures: Figures
     """The learner's metrics."""
     consumed: list[Consumed]
-    """What the log will say of the batch."""
+    """The batch's entries for the log."""
 
 
 class TrainerRole:
@@ -90,15 +90,16 @@ class TrainerRole:
         self._restarts = Restarts(self._events, "trainer")
         self._alarms = Alarms(settings.limits)
         self._rollbacks = 0
-        """In this life."""
+        """Rollbacks in this process."""
         self._begun = False
-        """Whether the states on this disk are this life's to continue from."""
+        """Whether this process began or resumed the run: a restarted child then continues from the
+        states on this disk without `--resume`."""
         self._carried = False
-        """Whether the log says what was left in the pool when the run was over."""
+        """Whether the submissions left in the pool at the end of the run are logged."""
         self._ranks = 1
-        """Processes that train together: the child, and others that it cannot start again."""
+        """Processes that train together: the child, and ranks that this peer cannot restart."""
         self._taught: Envelope | None = None
-        """The run manifest that the child learns by."""
+        """The run manifest that the child follows."""
         self._progress = progress = Progress(peer.run)
         self._store = store = TrainerStore(peer.node.disk.database("trainer.sqlite"))
         self._states = SavedStates(peer.node.disk, settings, progress)
@@ -188,19 +189,19 @@ class TrainerRole:
         await self._publisher.publish(child, 0, reward=0.0)
 
     def _continue_lineage(self, lineage: int) -> None:
-        """Recall which version of the run each of its steps follows."""
+        """Restore the lineage and the version of the run that each of its steps follows."""
         if lineage != self._progress.lineage:
             self._progress.versions.clear()
         self._progress.lineage = lineage
         self._progress.versions.restore(self._store.newest_orders(lineage, STEPS_REMEMBERED))
 
     async def _resume(self, child: TrainerChild, manifest: RunManifest, state: State) -> None:
-        """Continue from a training state; the log is completed with what led to it."""
+        """Continue from a training state, and log the submissions of its step if they are not."""
         step = state.step
         consumed = await child.resume(manifest, state.folder, self._publisher.folders())
         oldest = step - self._run.manifest.schedule.max_staleness
         logged: dict[bytes, int] = {}
-        """At which step; of those only that may be offered again: the others are too old."""
+        """Step that consumed each submission, for those young enough to be offered again."""
         for entry in self._outcomes.entries(self._peer.peer_id):
             if isinstance(entry, CheckpointPublished):
                 self._publisher.recall(entry)
@@ -248,14 +249,14 @@ class TrainerRole:
         return True
 
     async def _teach(self, child: TrainerChild, step: int) -> None:
-        """Have the child learn by the version of the run that this step follows."""
+        """Make the child follow the version of the run that this step follows."""
         followed = self._progress.versions.follow(step)
         if followed is not self._taught:
             await child.follow(manifest_in(followed))
             self._taught = followed
 
     async def _train(self, child: TrainerChild, step: int, times: _StepTimes) -> _Trained | None:
-        """Train on the next batch that the child can read; None if no batch comes any more."""
+        """Train on the next batch that the child can read; None if no further batch comes."""
         if not self._pause:
             self._peer.status.doing = f"waiting for rollouts of step {step}"
         while (batch := await self._batches.next()) is not None:
@@ -276,7 +277,7 @@ class TrainerRole:
         return _Trained(batch, result.figures, consumed)
 
     def _figures(self, step: int, batch: list[Accepted], times: _StepTimes) -> Figures:
-        """Where a step's time went, and what was left out of its batch."""
+        """Metrics of a step's time, and of the groups left out of its batch."""
         idle = self._batches.idle
         left_out = sorted(self._outcomes.left_out.items())
         return {
@@ -294,7 +295,7 @@ class TrainerRole:
     # --- when it goes wrong ------------------------------------------------------------------
 
     async def _heed(self, child: TrainerChild, step: int, alarms: list[Alarm]) -> None:
-        """Do what the settings say an alarm does."""
+        """Report alarms, then act as `alarm_action` says."""
         for alarm in alarms:
             self._events.emit(
                 "trainer.alarm",
@@ -315,8 +316,11 @@ class TrainerRole:
         await self._pause.hold(why)
 
     async def _roll_back(self, child: TrainerChild, state: State, why: str) -> None:
-        """Continue from an older state in a new lineage, which inherits what was consumed: nothing
-        is trained on twice, and what was made by the policies given up is stale."""
+        """Continue from an older state in a new lineage.
+
+        The lineage inherits the consumed list, so nothing is trained on twice. Rollouts of the
+        abandoned policies are stale.
+        """
         self._rollbacks += 1
         self._peer.status.doing = f"rolling back to step {state.step}"
         lineage, step = self._progress.lineage + 1, state.step
@@ -327,7 +331,7 @@ class TrainerRole:
             self._publisher.forget_lineage()
             self._forecast.forget_announced()
             self._alarms = Alarms(self._settings.limits)
-            await self._accepted.drop_stale()  # the whole pool: it is of another lineage
+            await self._accepted.drop_stale()  # the whole pool, which belongs to the old lineage
             await self._states.begin(child, step)
             await self._states.finish(child)
             self._events.emit("trainer.rolled_back", step=step, lineage=lineage, reason=why)
@@ -336,7 +340,7 @@ class TrainerRole:
     # --- ending ------------------------------------------------------------------------------
 
     async def _finish(self, child: TrainerChild) -> None:
-        """Announce that the run is over, and measure what was learnt."""
+        """Announce that the run is over, and evaluate the final policy."""
         if self._accepted.pool and not self._carried:
             self._carried = True
             await self._outcomes.carried(self._accepted.pool.oldest_first())

@@ -1,4 +1,4 @@
-"""Training states on disk: written after every step, and thinned out."""
+"""Training states on disk: written after every step; old ones are deleted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from swarm.world import Disk
 
 STATES = "trainer/states"
 ANCHORS_KEPT = 3
-"""States kept, further apart, for a rollback to go back to."""
+"""Older states kept, `ANCHORS_EVERY` steps apart, as targets of a rollback."""
 ANCHORS_EVERY = 10
-"""Steps between those, where a rollback may need them and the settings say nothing else."""
+"""Default steps between those states, where `alarm_action` is rollback."""
 
 
 class State(NamedTuple):
@@ -45,11 +45,11 @@ class SavedStates:
         )
 
     async def begin(self, child: TrainerChild, step: int) -> None:
-        """Have the state after step `step - 1` written, the consumed submissions inside it."""
+        """Begin to write the state after step `step - 1`, with its list of consumed submissions."""
         await child.begin_save(State(self._progress.lineage, step).folder)
 
     async def finish(self, child: TrainerChild) -> None:
-        """Wait until that state is durable: before it is, nothing may be announced."""
+        """Wait until that state is durable, then delete old ones. Announce nothing before."""
         await child.finish_save()
         older = self.all()[: -self._settings.states_kept]
         every = self._settings.states_every

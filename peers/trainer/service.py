@@ -1,4 +1,4 @@
-"""What the trainer's child process does when it is called: learn, save, publish, evaluate."""
+"""The service of the trainer's child process: learns, saves, exports and evaluates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ from swarm.world.job_thread import J, JobThread, R
 
 
 def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
-    """What the trainer's child is: a `TrainerService`; under `torchrun`, all ranks' behind it."""
+    """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
+    under `torchrun`."""
     used = msgspec.convert(hardware or Hardware(), Hardware)
     use_hardware(used)
     return lead(TrainerService, used.device)
@@ -136,7 +137,7 @@ class TrainerService:
         return await self._thread.run(self._prepare_base, job)
 
     async def end(self, job: EndTraining) -> Done:
-        """See `swarm.jobs.EndTraining`: a single process has no other ranks to end."""
+        """See `swarm.jobs.EndTraining`. A single process has no other ranks to end."""
         return Done()
 
     def _start(self, job: StartTraining) -> Done:
@@ -218,7 +219,7 @@ class TrainerService:
         learner = self._held()
         started = time.perf_counter()
         read = [read_groups(submission, learner.policies) for submission in job.submissions]
-        # What one rank cannot read, none of them trains on.
+        # If one rank cannot read a submission, no rank trains on it.
         failed = self._ranks.max([float(isinstance(found, str)) for found in read])
         if any(failed):
             return Trained(

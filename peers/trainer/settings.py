@@ -1,6 +1,6 @@
-"""What a person may set for one trainer: the table `[trainer]` of its `--config`.
+"""Settings of one trainer: the table `[trainer]` of its `--config`.
 
-What concerns the run as a whole (objective, batch, schedule) is in its manifest instead.
+Settings of the whole run (objective, batch, schedule) are in its manifest instead.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from swarm.shardcast import limits
 from swarm.shardcast.manifest import is_mirror
 
 Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "eager"]
-"""`packing.ATTENTIONS`, or the fastest of them that the device can train with."""
+"""One of `packing.ATTENTIONS`, or the fastest one that the device can train with."""
 
 
 class TrainerSettings(ComputeSettings):
     """`[trainer]`: how this peer trains. With bfloat16 the master weights stay in float32."""
 
     model: str = ""
-    """Hugging Face folder of the base policy; needed."""
+    """Hugging Face folder of the base policy; required."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
-    """Of the trainer's own choices: how a batch is cut into optimiser steps."""
+    """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
     prepare_base: bool = False
     """Make the demo's base policy in that folder first: random weights and a short SFT."""
     evaluate: bool = False
     """Evaluate on held-out prompts when the run is over."""
     replicas: int = pydantic.Field(default=1, ge=1)
-    """Whole copies of the policy among the ranks (HSDP); each is spread over the ranks it has."""
+    """Whole copies of the policy among the ranks (HSDP); each copy is sharded over its ranks."""
     activation_checkpointing: bool = False
-    """Keep only the layers' inputs, and compute the rest again on the way back."""
+    """Keep only the layers' inputs, and compute the rest again in the backward pass."""
     attention: Attention = "fastest"
-    """Which attention to compute with, for a device on which the fastest one fails."""
+    """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser in main memory."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
-    """Newest training states kept."""
+    """Number of newest training states kept."""
     states_every: int = pydantic.Field(default=0, ge=0)
-    """Beside those, the last three states of steps that this number divides: what a rollback can
-    go back to. 0: none, or 10 where `alarm_action` is rollback."""
+    """Also keep the last three states of steps that this number divides, as targets of a rollback.
+    0: none, or 10 where `alarm_action` is rollback."""
     mirrors: list[str] = pydantic.Field(default=[], max_length=limits.MIRRORS_MAX)
     """Addresses of web servers or buckets that each published manifest names as sources of the
     policy and its deltas. Upload to them what `swarm checkpoint export` writes."""
     starved_seconds: float = pydantic.Field(default=300.0, gt=0)
     """Seconds without a new accepted rollout after which the trainer revises the step's order, and
-    between further revisions. (It says whom it waits for after 30 s.)"""
+    between further revisions. (After 30 s it reports whom it waits for.)"""
     alarm_action: Action = "report"
     """What an alarm does: report, pause the run, or go back to the last good state."""
     alarm_gradient_norm: float = pydantic.Field(default=Limits.gradient_norm, gt=1)
-    """An alarm rings where the gradient norm is more than this times its median."""
+    """Raise an alarm where the gradient norm is more than this times its median."""
     alarm_clipped_share: float = pydantic.Field(default=Limits.clipped_share, gt=1)
-    """An alarm rings where the share of tokens clipped is more than this times its median."""
+    """Raise an alarm where the share of clipped tokens is more than this times its median."""
     alarm_entropy: float = pydantic.Field(default=Limits.entropy, gt=1)
-    """An alarm rings where the entropy is more than this times its lowest so far."""
+    """Raise an alarm where the entropy is more than this times its lowest so far."""
     alarm_reward: float = pydantic.Field(default=Limits.reward, ge=0, lt=1)
-    """An alarm rings where the reward falls below this share of its best so far."""
+    """Raise an alarm where the reward falls below this share of its best so far."""
     rollbacks_max: int = pydantic.Field(default=3, ge=0)
-    """Rollbacks in one life of the trainer, after which it pauses instead."""
+    """Rollbacks after which the trainer pauses instead, counted anew when it restarts."""
     tensorboard: str = ""
     """Folder for TensorBoard's event files; empty: none."""
     wandb: str = ""
-    """Project of Weights & Biases that metrics go to; empty: none."""
+    """Project of Weights & Biases for metrics; empty: none."""
     peak_flops: float = pydantic.Field(default=0.0, ge=0)
-    """Of one rank's device, in bf16, for the share of it that is used; 0: as its name says."""
+    """Peak FLOP/s of one rank's device, in bf16, to compute its used share; 0: by its name."""
 
     @pydantic.model_validator(mode="after")
     def _has_model(self) -> TrainerSettings:
@@ -91,7 +91,7 @@ class TrainerSettings(ComputeSettings):
 
     @property
     def limits(self) -> Limits:
-        """Of the alarms."""
+        """Thresholds of the alarms."""
         return Limits(
             gradient_norm=self.alarm_gradient_norm,
             clipped_share=self.alarm_clipped_share,
@@ -101,7 +101,7 @@ class TrainerSettings(ComputeSettings):
 
     @property
     def sharding(self) -> Sharding:
-        """How the policy lies in memory; `dtype` says how precisely it computes."""
+        """The policy's layout in memory; `dtype` sets its precision."""
         return Sharding(
             replicas=self.replicas,
             activation_checkpointing=self.activation_checkpointing,

@@ -1,4 +1,4 @@
-"""What a trainer's network process must not lose, in SQLite: `trainer.sqlite`."""
+"""Durable state of a trainer's network process, in SQLite: `trainer.sqlite`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TABLES = (
 
 
 class TrainerStore:
-    """Accepted submissions, the keys they were taken under, step orders, and consumed lists.
+    """Stores accepted submissions and their keys, step orders, and consumed lists.
 
     Every write is durable on return.
     """
@@ -46,7 +46,7 @@ class TrainerStore:
     # --- accepted submissions ----------------------------------------------------------------
 
     async def keep_accepted(self, verdict: Verdict, envelope: Envelope) -> None:
-        """Write an accepted submission, under its key if that is free, with its signed verdict."""
+        """Write an accepted submission and its signed verdict; take its key if that is free."""
 
         def keep(connection: Any) -> None:
             connection.execute(
@@ -79,7 +79,7 @@ class TrainerStore:
         )
 
     def taken_keys(self) -> dict[SubmissionKey, bytes]:
-        """The digest of the file that was taken under each key."""
+        """Digest of the file taken under each key."""
         return {
             SubmissionKey(*key): digest
             for *key, digest in self._database.read(
@@ -119,9 +119,10 @@ class TrainerStore:
     # --- consumed lists ----------------------------------------------------------------------
 
     async def keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
-        """Write what the log will say of the submissions in the training state of `step`.
+        """Write the log entries of the submissions in the training state of `step`.
 
-        It comes before that state, so that a trainer that resumes from it can complete the log.
+        They are written before that state, so that a trainer that resumes from it can complete the
+        log.
         """
         await self._database.transact(
             lambda connection: connection.execute(
@@ -131,7 +132,8 @@ class TrainerStore:
         )
 
     def consumed(self, step: int) -> tuple[list[Consumed], float]:
-        """What was consumed to reach `step`, and its mean reward; nothing for the first step."""
+        """Entries of the submissions consumed to reach `step`, and their mean reward; none for the
+        first step."""
         rows = self._database.read(
             "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (step,)
         )

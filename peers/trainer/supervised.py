@@ -1,8 +1,8 @@
 """Supervised fine-tuning: the trainer's other mode, for a policy's warm-up before RL.
 
 Examples are prompts with their answers, from a file or from an environment. They are packed like
-RL's completions, and the loss is the mean surprise over the answers' tokens, the stop token
-included. One share of them is held back to validate on.
+RL's completions. The loss is the mean negative log-probability of the answers' tokens, the stop
+token included. A share of the examples is held back for validation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from swarm.world.progress import report
 
 
 def check(settings: TuningSettings) -> None:
-    """Raises `UserError`."""
+    """Check the settings' bounds; raises `UserError`."""
     for name, fine, bounds in (
         ("steps", settings.steps >= 1, "at least 1"),
         ("batch", settings.batch >= 1, "at least 1"),
@@ -76,7 +76,7 @@ class SftService:
         return await self._thread.run(self._validate, job)
 
     async def save(self, job: Export) -> Done:
-        """Write the policy as a plain Hugging Face folder, durably, in the dtype it came in."""
+        """Write the policy as a plain Hugging Face folder, durably, in its original dtype."""
         return await self._thread.run(self._save, job)
 
     def _start(self, job: StartTuning) -> TuningStarted:
@@ -118,7 +118,7 @@ class SftService:
         )
 
     def _split(self, pairs: Iterator[tuple[str, str]], source: str) -> int:
-        """Encode examples and hold some back; how many were left out. Raises `UserError`."""
+        """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
         found, left_out = encode_examples(pairs, self._base, limit)
         random.Random(self._settings.seed).shuffle(found)
@@ -195,7 +195,7 @@ _SERVICE: type[TuningService] = SftService
 
 
 def as_batch(examples: Sequence[Example]) -> Batch:
-    """Examples as a batch whose completions are their answers."""
+    """Make a batch of examples, with their answers as completions."""
     return Batch(
         tokens=torch.tensor([token for prompt, answer in examples for token in (*prompt, *answer)]),
         sampled=torch.tensor(

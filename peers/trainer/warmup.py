@@ -1,7 +1,7 @@
-"""The demo's base policy: random weights, and as much supervised learning as RL needs to begin.
+"""The demo's base policy: random weights, then the supervised learning that RL needs to begin.
 
-It stops early, at a sampled accuracy of about 0.2: enough rewards to learn from, most of the task
-left.
+It stops early, at a sampled accuracy of about 0.2. That gives RL enough rewards to learn from, and
+leaves most of the task to learn.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Warmup:
     learning_rate: float = 2e-3
     warmup_steps: int = 20
     batch: int = 128
-    """Prompts per step, never drawn before."""
+    """Prompts per step; no prompt is drawn twice."""
     steps_max: int = 200
     accuracy: float = 0.15
-    """Where to stop: the probability of the right answer, mean over the prompts of the last
-    `window` steps. Five seeds then have 0.205 to 0.223 on 4,096 held-out prompts."""
+    """Probability of the right answer at which to stop, mean over the prompts of the last `window`
+    steps. Five seeds then have 0.205 to 0.223 on 4,096 held-out prompts."""
     window: int = 4
 
 
@@ -51,11 +51,11 @@ def prepare_base(folder: Path, seed: int) -> BasePrepared:
 
 
 def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | None = None) -> int:
-    """Train the policy in `folder` on answers to training prompts, in place; the steps taken.
+    """Train the policy in `folder`, in place, on answers to training prompts; return the steps.
 
-    Each step's loss also says how probable the answers to its prompts were before it learned them,
-    which is the accuracy expected of sampling at temperature 1. So knowing when to stop costs no
-    generation, and is free of its noise.
+    A step's loss also gives the probability of its prompts' answers before the step learned them.
+    That is the expected accuracy of sampling at temperature 1, so the stopping rule needs no
+    generation and has none of its noise.
     """
     recipe = recipe or Warmup()
     renderer = Renderer(folder)
@@ -87,7 +87,7 @@ def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | 
 def _batch(
     environment: Environment, renderer: Renderer, seed: int, step: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, labels), int64 [batch, seq]: prompt, answer, end; labels −100 where no loss is."""
+    """(tokens, labels), int64 [batch, seq]: prompt, answer, end. Labels without loss are −100."""
     rows, labels = [], []
     for index in range(size):
         task = environment.task(

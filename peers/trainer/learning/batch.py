@@ -1,4 +1,4 @@
-"""From judged rollouts to tensors: drop the groups that teach nothing, join the rest."""
+"""Batches: the tensors of the judged rollouts that have something to teach."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Group:
 
     rollouts: Sequence[Rollout]
     rewards: Sequence[float]
-    """One per rollout, from the validator's verdict; a worker's own are never read."""
+    """One per rollout, from the validator's verdict; the worker's own rewards are never read."""
     policy: int
     """The policy that generated the rollouts."""
     kept: bool = True
-    """False: the online filter leaves it out; it counts in the metrics all the same."""
+    """False: the online filter leaves the group out; it still counts in the metrics."""
     temperature: float = 1.0
-    """Of its sampling: log-probabilities are those of logits / temperature."""
+    """Sampling temperature: log-probabilities are of logits / temperature."""
 
     def __post_init__(self) -> None:
         if not self.rollouts or len(self.rewards) != len(self.rollouts):
@@ -37,16 +37,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences, each all tokens of a rollout, one behind the other without padding.
+    """B sequences, each with all tokens of a rollout, concatenated without padding.
 
-    Results per token are flat, rollout by rollout: [n], n = completion tokens, those that were
-    sampled. The others, of prompts and environments, are only read.
+    Results per token are flat, rollout by rollout: [n], n = completion tokens, which the model
+    sampled. Tokens of prompts and environments are inputs only.
     """
 
     tokens: Tensor
     """int64 [T]."""
     sampled: Tensor
-    """bool [T]: the loss mask. A sequence's first token is outside, its last one within."""
+    """bool [T]: the loss mask. False for a sequence's first token, true for its last."""
     lengths: Tensor
     """int64 [B]: tokens of each sequence."""
     completion_lengths: Tensor
@@ -62,7 +62,7 @@ class Batch:
         return len(self.lengths)
 
     def token_count(self) -> int:
-        """n: completion tokens."""
+        """n: the number of completion tokens."""
         return int(self.completion_lengths.sum())
 
     def per_token(self, values: Tensor) -> Tensor:
@@ -94,13 +94,15 @@ class Batch:
 
 
 def informative(groups: Sequence[Group]) -> list[Group]:
-    """The groups to train on: kept by the filter, and with rewards that differ (in the others
-    every advantage is 0, and so the gradient)."""
+    """The groups to train on: kept by the filter, and with rewards that differ.
+
+    In the other groups every advantage, and so the gradient, is 0.
+    """
     return [group for group in groups if group.kept and max(group.rewards) > min(group.rewards)]
 
 
 def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
-    """One sequence per rollout, groups in order; raises `ValueError` when there are none."""
+    """Make a batch with one sequence per rollout, groups in order; `ValueError` if none."""
     if not groups:
         raise ValueError("a batch needs a group")
     rows = [(group, rollout) for group in groups for rollout in group.rollouts]

@@ -15,11 +15,10 @@ from peers.trainer.learning.ranks import Ranks
 def whole_folder(
     folder: Path, ranks: Ranks | None = None, *, saving: bool = False
 ) -> Iterator[Path]:
-    """Yield an empty folder beside `folder`; on success make it durable and give it that name.
+    """Yield an empty folder beside `folder`; on success make it durable and rename it to `folder`.
 
-    An existing folder is replaced. If the block raises, nothing of it is left. With several
-    ranks all write into the same folder, and it fails for all when it fails for one (`saving` as
-    in `Ranks.agree`).
+    It replaces an existing folder. If the block raises, the new folder is deleted. Several ranks
+    all write into the same folder; if one fails, all fail. `saving` is as in `Ranks.agree`.
     """
     ranks = ranks or Ranks()
     aside = folder.with_name(folder.name + ".aside")
@@ -49,7 +48,7 @@ def whole_folder(
 
 @contextmanager
 def _together(ranks: Ranks, saving: bool) -> Iterator[None]:
-    """All ranks leave the block together, by the same way."""
+    """Make all ranks leave the block together: all succeed, or all raise."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""How `torchrun` started this process, and the store in which its ranks meet."""
+"""How `torchrun` started this process, and the rendezvous store of its ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch.distributed
 
 from swarm.errors import UserError
 
-dist: Any = torch.distributed  # declares too few of its names
+dist: Any = torch.distributed  # its type stubs lack some names
 Store = Any
 
 JOIN_SECONDS = 300.0
-"""For all ranks to start: each imports torch."""
+"""Time for all ranks to start: each imports torch."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Launch:
 
     @staticmethod
     def here() -> Launch:
-        """From the environment; one process alone has none of it. Raises `UserError`."""
+        """Read it from the environment; by default a single process. Raises `UserError`."""
         found = []
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
             text = os.environ.get(name, default)
@@ -40,7 +40,7 @@ class Launch:
 
 
 def connect(launch: Launch, *, is_master: bool = False) -> Store:
-    """The rendezvous store; torchrun's agent serves it, so that it outlives every rank."""
+    """Connect to the rendezvous store; torchrun's agent serves it, so it outlives every rank."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = dist.TCPStore(
@@ -54,5 +54,5 @@ def connect(launch: Launch, *, is_master: bool = False) -> Store:
         raise UserError(
             f"WORLD_SIZE is {launch.world} but {error} is not set; start all ranks with torchrun"
         ) from error
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # keys of an earlier life are stale
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an earlier start's keys are stale
     return dist.PrefixStore(f"swarm-{restart}", store)

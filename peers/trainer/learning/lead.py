@@ -1,7 +1,7 @@
 """Rank 0 leads, the other ranks follow: every rank does the same jobs in the same order.
 
-Rank 0's service is the child of a peer. The other ranks read the jobs that it gets from the
-rendezvous store, and do them on a service of their own.
+Rank 0's service runs in a peer's child process. It writes each of its jobs to the rendezvous store;
+the other ranks read the jobs there, and do them on their own services.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from swarm.jobs import Done, EndTraining
 from swarm.world import Job, job_type
 
 ANSWER_SECONDS = 5.0
-"""One question to the store is repeated after this, so that a wait can be given up."""
+"""Time after which a question to the store is repeated, so that a wait can be given up."""
 
 
 class Commands:
-    """The jobs of rank 0, in the store, for the others to do as well."""
+    """Rank 0's jobs, in the rendezvous store, for the other ranks to do as well."""
 
     def __init__(self, store: Store, launch: Launch) -> None:
         self._store, self._launch = store, launch
@@ -41,31 +41,31 @@ class Commands:
         self._next += 1
 
     def take(self) -> tuple[str, msgspec.Raw]:
-        """The next job. While rank 0 lives it may take for ever: it waits for rollouts."""
+        """Wait for the next job, without a limit while rank 0 lives: it waits for rollouts."""
         raw = self._wait_for(f"command/{self._next}")
         self._next += 1
         world = self._launch.world
-        if self._next % world == self._launch.rank:  # once is enough
+        if self._next % world == self._launch.rank:  # one rank deletes it
             self._store.delete_key(f"command/{self._next - 10 * world}")
         return msgspec.msgpack.decode(raw, type=tuple[str, msgspec.Raw])
 
     def _wait_for(self, key: str) -> bytes:
-        """A key's value once it is set; the watching thread ends the process if a rank dies."""
+        """Wait for a key's value; if a rank dies, `Watch` ends the process."""
         while True:
             try:
                 self._store.wait([key], timedelta(seconds=ANSWER_SECONDS))
-            except dist.DistStoreError:  # not yet
+            except dist.DistStoreError:  # not set yet
                 continue
             return bytes(self._store.get(key))
 
 
 class Lead:
-    """Rank 0's service: each call is given to the other ranks, then done here as well."""
+    """Rank 0's service: hands each call to the other ranks, then does it here as well."""
 
     def __init__(self, service: Any, commands: Commands, watch: Watch) -> None:
         self._service, self._commands, self._watch = service, commands, watch
         self._turn = trio.Lock()
-        """Calls are done in the order in which the other ranks get them."""
+        """Keeps calls here in the order in which the other ranks get them."""
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         if method.startswith("_"):
@@ -79,26 +79,26 @@ class Lead:
                 try:
                     return await function(job)
                 except (UserError, ValueError, RankError):
-                    raise  # all ranks alike
+                    raise  # every rank raises it too
                 except RuntimeError as error:
-                    # A collective broke off: most often because a rank is gone.
+                    # A collective broke off, most often because a rank died.
                     culprit = await trio.to_thread.run_sync(self._watch.culprit)
                     raise RankError(culprit or str(error)) from error
 
         return call
 
     async def end(self, job: EndTraining) -> Done:
-        """Let the other ranks end: the run is over."""
+        """End the other ranks: the run is over."""
         self._commands.give("end", job)
         self._watch.leave("")
         return Done()
 
 
 def lead(make: Callable[[Ranks], Any], device: str = "auto") -> Any:
-    """The service of a process alone, or, under `torchrun`, rank 0's part of all ranks'.
+    """Make the service of a single process, or, under `torchrun`, of rank 0, which leads.
 
-    `make(ranks)` makes a service; every rank computes on a `device` of this kind. Raises
-    `UserError`.
+    `make(ranks)` makes a rank's service. Every rank computes on a device of the kind `device`.
+    Raises `UserError`.
     """
     launch = Launch.here()
     if launch.world == 1:
@@ -108,7 +108,7 @@ def lead(make: Callable[[Ranks], Any], device: str = "auto") -> Any:
 
 
 def follow(make: Callable[[Ranks], Any]) -> None:
-    """Be one of the other ranks until rank 0 ends the run."""
+    """Do rank 0's jobs, as another rank, until rank 0 ends the run."""
     launch = Launch.here()
     ranks, store, watch = _meet(launch)
     service = make(ranks)
@@ -132,7 +132,7 @@ def follow(make: Callable[[Ranks], Any]) -> None:
 
 
 def _meet(launch: Launch, device: str = "") -> tuple[Ranks, Store, Watch]:
-    """Meet the other ranks; rank 0 says on which kind of `device` all of them compute."""
+    """Meet the other ranks; rank 0 decides on which kind of `device` all ranks compute."""
     store = connect(launch, is_master=launch.rank == 0)
     watch = Watch(launch)
     try:

@@ -24,7 +24,7 @@ from peers.trainer.learning.step import GrpoStep
 
 
 class Learner:
-    """Holds the policy, its past, and the record of what it has learnt from."""
+    """Holds the policy, its past versions, and the list of submissions that it has consumed."""
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class Learner:
     ) -> None:
         """Begin with the Hugging Face folder `base` as policy 0; raises `UserError`.
 
-        `base` is also the reference of the KL term and where `export` finds the tokenizer. With
-        several `ranks`, all make and call their learners alike.
+        `base` is also the KL term's reference, and the source of the tokenizer for `export`. With
+        several `ranks`, every rank makes the same calls in the same order.
         """
         settings.check()
         self.settings = settings
         self.step = 0
-        """The next rollout step, which is also the number of the policy held."""
+        """The next rollout step; also the number of the policy held."""
         self.lineage = lineage
         self.consumed: dict[int, list[str]] = {}
-        """Submissions trained on, by step. Steps older than `max_staleness` are left out: what they
-        consumed is too old to be offered again."""
+        """Submissions trained on, by step. Steps older than `max_staleness` are left out: their
+        submissions are too old to be offered again."""
         self.counters = {
             "optimiser_steps": 0,
             "skipped_steps": 0,
@@ -56,10 +56,10 @@ class Learner:
         }
         self._ranks = ranks or Ranks()
         model = load_model(base, settings, self._ranks)
-        spare = copy.deepcopy(model)  # before either is spread over the ranks
+        spare = copy.deepcopy(model)  # before either is sharded
         self.policy = TrainedPolicy(model, base, settings, self._ranks)
         self.past = PastPolicies(spare, self._ranks, settings.sharding)
-        """Policies whose rollouts can be trained on."""
+        """The policies whose rollouts can be trained on."""
         self._saving: states.Saving | None = None
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.kl_coefficient:
@@ -77,7 +77,7 @@ class Learner:
         return self.past.numbers()
 
     def follow(self, settings: LearnerSettings) -> None:
-        """Learn by another version of the run from now on; raises `UserError`.
+        """Follow another version of the run from now on; raises `UserError`.
 
         Only objective, optimiser, schedule and length limit may differ.
         """
@@ -94,11 +94,11 @@ class Learner:
     ) -> dict[str, float]:
         """Take rollout step `step` on these groups and return its metrics.
 
-        `submissions` names what the groups came from; it is remembered as consumed. Groups whose
-        rewards are all equal are dropped; if that leaves none, the policy stays as it is and the
-        step counts all the same. An optimiser step with a non-finite loss or gradient is skipped
-        and counted. Raises `ValueError` if it is not this step's turn, a group is older than
-        `max_staleness`, or its policy is not held.
+        `submissions` names the groups' submissions, which are recorded as consumed. Groups whose
+        rewards are all equal are dropped; if none is left, the policy stays the same, but the step
+        still counts. An optimiser step with a non-finite loss or gradient is skipped and counted.
+        Raises `ValueError` if `step` is not the next step, or if a group is older than
+        `max_staleness` or of a policy that is not held.
         """
         self._check_turn(groups, step)
         kept = informative(groups)
@@ -131,7 +131,7 @@ class Learner:
                 raise ValueError(f"policy {policy} is not held; there are: {self.policies}")
 
     def _cut(self, groups: list[Group]) -> list[list[Group]]:
-        """One part per optimiser step, as even as can be, in an order drawn from the seed."""
+        """Split the groups evenly into one part per optimiser step, in an order from the seed."""
         count = min(self.settings.optimiser.optimiser_steps, len(groups))
         if count < 2:
             return [groups] if groups else []
@@ -139,7 +139,7 @@ class Learner:
         return [[groups[index] for index in order[part::count]] for part in range(count)]
 
     def _remember(self) -> None:
-        """Hold the policy just reached among the past ones."""
+        """Add the policy just reached to the past policies."""
         count = self.settings.schedule.max_staleness + 2
         self.past.keep(self.step, self.policy.published(), count)
 
@@ -152,13 +152,13 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write all that an exact resume needs, durably: safetensors and JSON, no pickle.
 
-        Past policies are not written: their published folders are handed to `load`.
+        Past policies are not written: `load` reads them from their published folders.
         """
         self.begin_save(folder)
         self.finish_save()
 
     def begin_save(self, folder: Path) -> None:
-        """Copy the state and write it beside what follows, until `finish_save`."""
+        """Copy the state, and write the copy in the background until `finish_save`."""
         self.finish_save()
         facts = {
             "step": self.step,
@@ -169,21 +169,22 @@ class Learner:
         self._saving = states.Saving(folder, states.stage(self._state()), facts, self._ranks)
 
     def finish_save(self) -> None:
-        """Wait until what `begin_save` began is durable; raises what `states.write` raises."""
+        """Wait until the state of `begin_save` is durable; raises what `states.write` raises."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.finish()
 
     def _state(self) -> dict[str, Tensor]:
-        """Every tensor of the state, by its name on disk; filled in place by `load`."""
+        """Every tensor of the state, by its name on disk; `load` fills them in place."""
         return {**self.policy.state(), "generator": self._generator.get_state()}
 
     def load(self, folder: Path, policies: Mapping[int, Path]) -> None:
-        """Continue exactly where `save` wrote `folder`; raises `UserError` if it does not fit.
+        """Continue exactly from the state that `save` wrote to `folder`; raises `UserError` if it
+        does not fit.
 
-        The state may come from another number of ranks. `policies` gives the exported folders of
-        policies before that step, as far as they are on this disk; rollouts of a policy that is
-        not held cannot be trained on.
+        Another number of ranks may have written it. `policies` gives the exported folders, as far
+        as they are on this disk, of policies before that step. Rollouts of a policy that is not
+        held cannot be trained on.
         """
         facts = states.read_facts(folder)
         shapes = states.shapes(folder)
@@ -212,8 +213,11 @@ class Learner:
         self._remember()
 
     def begin_lineage(self, lineage: int, consumed: Mapping[int, Sequence[str]]) -> None:
-        """Make the policy held the first of a new lineage that also inherits `consumed`: what
-        the lineage given up has trained on, its steps after this one among them."""
+        """Make the policy held the first of a new lineage, which inherits `consumed`.
+
+        `consumed`: all submissions that the abandoned lineage trained on, those of its later steps
+        included.
+        """
         self.lineage = lineage
         known = {name for names in self.consumed.values() for name in names}
         more = [name for names in consumed.values() for name in names if name not in known]
@@ -226,7 +230,7 @@ class Learner:
 
 
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:
-    """What the step was given, before anything is computed."""
+    """Metrics of the step's input, before any computation."""
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = [len(rollout.model_tokens) for group in groups for rollout in group.rollouts]
     return {

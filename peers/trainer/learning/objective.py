@@ -1,12 +1,13 @@
-"""The objectives: GRPO with two-sided clipping (INTELLECT-2) and what was published since.
+"""The objectives: GRPO with two-sided clipping (INTELLECT-2), and objectives published since.
 
-Every tensor is flat, one entry per completion token, so neither padding nor packing is seen here.
-Sums are divided by numbers of the *whole* batch (`Totals`): the losses, gradients and metrics of
+Every tensor is flat, one entry per completion token, so padding and packing do not matter here.
+Sums are divided by numbers of the *whole* batch (`Totals`), so the losses, gradients and metrics of
 its parts (micro-batches, ranks) simply add up. A part holds whole completions.
 
-An objective is a function of (its numbers, tokens) that gives each token's share of the policy
-loss and which tokens it leaves without gradient. With π the learner, μ the policy that generated
-(recomputed by the trainer), old the ratio's denominator and A the advantage, r = π/old.
+An objective is a function of (its numbers, tokens). It returns each token's share of the policy
+loss, and masks of the tokens that it leaves without gradient. Notation: π is the learner, μ the
+policy that generated (recomputed by the trainer), old the ratio's denominator, A the advantage, and
+r = π/old.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
 LOG_RATIO_MAX = 20.0
-"""Log-ratios are clamped to ± this before exp: an infinite ratio under a clamp has gradient NaN."""
+"""Log-ratios are clamped to ± this before exp: a clamped infinite ratio has gradient NaN."""
 
 KL_LOG_RATIO_MAX = 10.0
-"""Bound on |d| in the KL estimator, whose e^d would otherwise swamp the batch by one token."""
+"""Bound on |d| in the KL estimator: without it, one token's e^d could swamp the batch."""
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of a group's rewards."""
@@ -32,26 +33,26 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Tokens:
-    """n completion tokens as the objectives see them: fp32 [n] each, unless said otherwise."""
+    """n completion tokens, as the objectives see them; each field is fp32 [n] unless noted."""
 
     log_pi: Tensor
     """The learner's log-probabilities, with gradient."""
     log_old: Tensor
     """The ratio's denominator: log μ, or the weights at the start of the optimisation step."""
     log_mu: Tensor
-    """Of the policy that generated, recomputed by the trainer."""
+    """Log-probabilities under the policy that generated, recomputed by the trainer."""
     advantage: Tensor
     entropy: Tensor
-    """Of the learner's distribution, in nats."""
+    """Entropy of the learner's distribution, in nats."""
     completion: Tensor
-    """int64 [n]: which completion the token belongs to; all tokens of a completion are here."""
+    """int64 [n]: index of the token's completion; completions are always whole."""
     log_reference: Tensor | None = None
-    """Needed when the KL coefficient is not 0."""
+    """Log-probabilities under the reference; needed when the KL coefficient is not 0."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole optimiser batch, on every rank and in every micro-batch."""
+    """Totals of the whole optimiser batch, over all ranks and micro-batches."""
 
     tokens: int
     """Completion tokens."""
@@ -61,18 +62,19 @@ class Totals:
 
 
 Share = tuple[Tensor, dict[str, Tensor]]
-"""Loss per token, fp32 [n], and masks, bool [n], of tokens that an objective leaves alone."""
+"""Loss per token, fp32 [n], and masks, bool [n], of tokens that the objective clips or drops."""
 
 
 def check(objective: Objective, schedule: Schedule) -> None:
-    """Raises `UserError` when an objective's numbers contradict each other or the schedule."""
+    """Raise `UserError` when an objective's numbers contradict each other or the schedule."""
     problem = objective.problem(schedule)
     if problem is not None:
         raise UserError(problem)
 
 
 def advantages(rewards: Tensor, objective: Objective) -> Tensor:
-    """Rewards [..., G] of groups → advantages [..., G]: r − mean, over (std + 1e-6) if asked.
+    """Rewards [..., G] of groups → advantages [..., G]: r − mean, divided by (std + 1e-6) if
+    `normalise_by_std`.
 
     The standard deviation is the sample's (over G − 1). Dr. GRPO never divides by it.
     """
@@ -83,12 +85,12 @@ def advantages(rewards: Tensor, objective: Objective) -> Tensor:
 
 
 def loss(objective: Objective, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of some of a batch's tokens, to be minimised, and its metrics.
+    """The loss, to be minimised, of a part of a batch's tokens, and its metrics.
 
     loss = Σ share / policy denominator + (kl_coefficient · Σ KL − entropy_coefficient · Σ H) /
-    tokens. Metrics are detached scalars: sums over these tokens divided by `totals.tokens`, but
-    for `loss` and `loss_policy`, which have the loss's own denominators. `describe` turns the
-    added-up metrics into the figures to show.
+    tokens. Metrics are detached scalars: sums over these tokens divided by `totals.tokens`, except
+    `loss` and `loss_policy`, which have the loss's own denominators. `describe` turns the metrics,
+    added up over the parts, into the figures to show.
     """
     share, left_alone = _OBJECTIVES[objective.name](objective, tokens)
     policy = share.sum() / _denominator(objective, totals)
@@ -120,10 +122,11 @@ def loss(objective: Objective, tokens: Tokens, totals: Totals) -> tuple[Tensor, 
 
 
 def describe(metrics: dict[str, float]) -> dict[str, float]:
-    """The metrics of a whole batch, its squares turned into figures.
+    """Turn the metrics of a whole batch into figures to show.
 
-    `ratio_std`: of r. `effective_share`: Kish's effective sample size (Σw)²/Σw², w = π/μ, as a
-    share of the tokens: 1 on-policy, towards 0 as few tokens carry all the weight.
+    `ratio_std`: standard deviation of r. `effective_share`: Kish's effective sample size
+    (Σw)²/Σw², w = π/μ, as a share of the tokens: 1 on-policy, near 0 when few tokens carry all the
+    weight.
     """
     shown = {name: value for name, value in metrics.items() if not name.endswith("_squared")}
     spread = metrics["ratio_squared"] - metrics["ratio"] ** 2
@@ -136,8 +139,8 @@ def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
     """e^d − d − 1 with d = log other − log π: KL(π ‖ other) per token, never negative.
 
     Unbiased on tokens drawn from π (Schulman, "Approximating KL divergence", 2020). d is clamped
-    to ± 10. Beyond − 10 the value stays but the gradient, which tends to 1 there, does not: as π
-    outgrows the other it must keep pulling back.
+    to ± 10. Below − 10 only the value is clamped, not the gradient, which tends to 1 there: as π
+    outgrows the other policy, the term must keep pulling π back.
     """
     d = (log_other - log_pi).clamp(max=KL_LOG_RATIO_MAX)
     d = d + (d.clamp(min=-KL_LOG_RATIO_MAX) - d).detach()
@@ -150,8 +153,8 @@ def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
 def grpo(objective: Objective, tokens: Tokens) -> Share:
     """−min(min(r, δ)·A, clip(r, 1 − ε, 1 + ε)·A), mean over the batch's tokens.
 
-    Two-sided clipping: δ bounds the loss where A < 0, where the other side grows with r without
-    limit (INTELLECT-2, arXiv 2505.07291, §3.4). The published numbers are ε = 0.2, δ = 4.
+    Two-sided clipping: δ bounds the loss where A < 0; one-sided clipping lets it grow with r
+    without limit (INTELLECT-2, arXiv 2505.07291, §3.4). The published numbers are ε = 0.2, δ = 4.
     """
     ratio = _ratio(tokens.log_pi, tokens.log_old)
     share, left_alone = _clipped(objective, ratio, tokens.advantage, bound=objective.delta)
@@ -162,8 +165,8 @@ def grpo(objective: Objective, tokens: Tokens) -> Share:
 def dr_grpo(objective: Objective, tokens: Tokens) -> Share:
     """−min(r·A, clip(r, 1 − ε, 1 + ε)·A), Σ over tokens / (completions · L), L the length limit.
 
-    A = reward − group mean: neither the group's std nor a completion's length divides anything
-    (Dr. GRPO, arXiv 2503.20783, §3.2 and listing 1).
+    A = reward − group mean. The loss is divided by neither the group's std nor a completion's
+    length (Dr. GRPO, arXiv 2503.20783, §3.2 and listing 1).
     """
     return _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
 
@@ -197,8 +200,8 @@ def gspo(objective: Objective, tokens: Tokens) -> Share:
 def cispo(objective: Objective, tokens: Tokens) -> Share:
     """−sg(min(r, weight_max))·A·log π, mean over the batch's tokens; sg stops the gradient.
 
-    Clips the weight instead of the update, so that no token is left out (MiniMax-M1, arXiv
-    2506.13585, eq. 4 and 5, whose lower bound is not used either).
+    It clips the weight instead of the update, so that no token is left out (MiniMax-M1, arXiv
+    2506.13585, eq. 4 and 5). Like that paper's experiments, it uses no lower bound.
     """
     weight = _ratio(tokens.log_pi, tokens.log_old).detach()
     share = -weight.clamp(max=objective.weight_max) * tokens.advantage * tokens.log_pi
@@ -232,7 +235,7 @@ def tis(objective: Objective, tokens: Tokens) -> Share:
 def decoupled_ppo(objective: Objective, tokens: Tokens) -> Share:
     """−(old/μ)·min(r·A, clip(r, 1 − ε, 1 + ε_high)·A), mean over the tokens.
 
-    The proximal policy that bounds the step is another than the one that behaved (Hilton et al.,
+    The proximal policy, which bounds the step, differs from the behaviour policy (Hilton et al.,
     arXiv 2110.00641, eq. 2; AReaL, arXiv 2505.24298, §5.2). old = step_start.
     """
     share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
@@ -242,8 +245,9 @@ def decoupled_ppo(objective: Objective, tokens: Tokens) -> Share:
 def dppo(objective: Objective, tokens: Tokens) -> Share:
     """−m·(π/μ)·A, mean over the tokens; m = 0 where A·(π − μ) > 0 and |π − μ| > change_max, else 1.
 
-    A trust region in probability instead of ratio: a token that its advantage has already moved
-    far is left alone (DPPO, binary total variation, arXiv 2602.04879, §4: change_max = 0.2).
+    A trust region in probability instead of ratio: a token whose probability has already moved far
+    in its advantage's direction gets no gradient (DPPO, binary total variation, arXiv 2602.04879,
+    §4: change_max = 0.2).
     """
     ratio = _ratio(tokens.log_pi, tokens.log_mu)
     change = (tokens.log_pi.exp() - tokens.log_mu.exp()).detach()
@@ -261,7 +265,7 @@ _OBJECTIVES: dict[str, Callable[[Objective, Tokens], Share]] = {
 
 
 def _denominator(objective: Objective, totals: Totals) -> int:
-    """What the shares of the whole batch are divided by."""
+    """Divisor of the whole batch's shares."""
     if objective.name == "gspo":
         return totals.completions
     if objective.name == "dr_grpo":

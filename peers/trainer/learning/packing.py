@@ -1,10 +1,10 @@
-"""Laying a batch out in rows for the model, and its log-probabilities, without waste or leaks.
+"""The layout of a batch in rows for the model, and the log-probabilities of its tokens.
 
-Two layouts. *Padded*: one sequence a row, rows of like length together, padding behind, where
-causal attention cannot see it. *Packed*: whole sequences one behind the other, first-fit
-decreasing; positions restart, and attention stays within a sequence. On a CPU attention has no
-kernel for packed rows, so there the layout with the smaller estimated cost is taken. Sequences
-that a batch holds several times are computed once and collect the gradients of all.
+There are two layouts. *Padded*: one sequence per row, rows of similar length together, padding at
+the end, where causal attention cannot see it. *Packed*: several whole sequences per row, placed by
+first-fit decreasing; positions restart, and attention stays within a sequence. A CPU has no
+attention kernel for packed rows, so there the layout with the smaller estimated cost is used.
+Identical sequences of a batch are computed once, and collect the gradients of all copies.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ PASS_TOKENS_MAX = 1 << 14
 """Tokens, padding included, in one forward pass; a larger batch accumulates gradients."""
 
 BUCKET_TOKENS_MIN = 1 << 9
-"""A pass over fewer is not worth its fixed costs: rows of other lengths join it."""
+"""A pass of fewer tokens is not worth its fixed costs: rows of other lengths join it."""
 
 BUCKET_FILL_MIN = 0.85
-"""A row shorter than this share of the longest goes to the next pass."""
+"""A row shorter than this share of a pass's longest row goes to the next pass."""
 
 ATTENTION_TOKENS = 1024
-"""Row length at which attention under an explicit mask costs as much as the rest of a small
-model; with a larger one it matters less. Only a CPU's choice of layout depends on it."""
+"""Row length at which attention with an explicit mask costs as much as the rest of a small model.
+In a larger model attention matters less. Only a CPU's choice of layout depends on it."""
 
 LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
-"""Logits held at once, fp32 (128 MiB, 1 GiB), by device: more tokens are taken through the head
-piece by piece. On a GPU small pieces do not fill it, and in 16 bits the head's gradient, a sum over
-pieces, is rounded as often as there are pieces."""
+"""Logits held at once, fp32 (128 MiB, 1 GiB), by device: the head takes more tokens in pieces.
+Small pieces do not fill a GPU. In 16 bits the head's gradient, a sum over pieces, is rounded once
+per piece."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """R rows of S input tokens: one forward pass, and how its results go back to the batch.
+    """R rows of S input tokens for one forward pass, and the indices of its results in the batch.
 
-    A sequence's last token predicts nothing and is not among the inputs.
+    A sequence's last token predicts nothing, so it is not an input.
     """
 
     tokens: Tensor
-    """int64 [R, S]; padding is 0."""
+    """int64 [R, S]: token ids; padding is 0."""
     positions: Tensor
-    """int64 [R, S]: from 0 in every sequence."""
+    """int64 [R, S]: position in the sequence, from 0."""
     sequence: Tensor
-    """int64 [R, S]: counts the sequences of a row from 0; −1 is padding."""
+    """int64 [R, S]: index of the sequence in its row, from 0; −1 is padding."""
     packed: bool
-    """A row may hold several sequences."""
+    """Whether a row may hold several sequences."""
     predictor: Tensor
     """int64 [m]: positions in the flattened rows whose logits predict `target`."""
     target: Tensor
-    """int64 [m]: completion tokens, each distinct sequence once."""
+    """int64 [m]: completion tokens, with each distinct sequence once."""
     source: Tensor
-    """int64 [k]: which of the m results belongs to the batch's completion token `index`."""
+    """int64 [k]: which of the m results belongs to each completion token of `index`."""
     index: Tensor
-    """int64 [k]: completion tokens of the batch, whole completions."""
+    """int64 [k]: indices among the batch's completion tokens; completions are whole."""
     temperature: float = 1.0
-    """That all its completions were sampled at."""
+    """The temperature at which all its completions were sampled."""
 
     def to(self, device: torch.device | str) -> Rows:
-        """The same rows on a device."""
+        """A copy of the rows on a device."""
         moved: dict[str, Any] = {
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in vars(self).items()
@@ -97,9 +97,10 @@ class _Sequence:
 def lay_out(
     batch: Batch, layout: Layout | None = None, tokens_max: int | None = None
 ) -> list[Rows]:
-    """The forward passes that cover a batch, each of at most `tokens_max` tokens, by default
-    `PASS_TOKENS_MAX` (a longer sequence has a pass to itself). `layout` None takes what is cheaper
-    on a CPU.
+    """Lay a batch out in forward passes of at most `tokens_max` tokens each.
+
+    `tokens_max` is `PASS_TOKENS_MAX` by default; a longer sequence has a pass to itself. `layout`
+    None takes the cheaper layout on a CPU.
     """
     tokens_max = tokens_max or PASS_TOKENS_MAX
     return [
@@ -120,7 +121,7 @@ def _lay_out(sequences: list[_Sequence], layout: Layout | None, tokens_max: int)
 
 
 def empty_rows() -> Rows:
-    """A pass that computes one token and gives no result: for a rank with nothing left to do."""
+    """A pass of one token without a result, for a rank that has fewer passes than the others."""
     one, none = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     return Rows(
         tokens=one,
@@ -135,7 +136,7 @@ def empty_rows() -> Rows:
 
 
 def lay_out_flat(batch: Batch, tokens_max: int | None = None) -> list[Rows]:
-    """Packed into one long row a pass: for kernels that skip what attention may not see."""
+    """Lay a batch out with one long packed row per pass, for kernels that skip masked blocks."""
     passes = []
     for sequences in _by_temperature(_distinct(batch)):
         bins = first_fit([sequence.inputs for sequence in sequences], tokens_max or PASS_TOKENS_MAX)
@@ -144,10 +145,10 @@ def lay_out_flat(batch: Batch, tokens_max: int | None = None) -> list[Rows]:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of indices into `lengths`, first-fit decreasing.
+    """Pack indices into `lengths` into bins, by first-fit decreasing.
 
-    No bin's sum exceeds `capacity`, but for those of a single longer length. At most 11/9 of the
-    fewest bins possible, + 1.
+    No bin's sum exceeds `capacity`, except a bin of one longer length. The number of bins is at
+    most 11/9 of the minimum, + 1.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     free = np.full(len(lengths), capacity)
@@ -181,7 +182,10 @@ def _distinct(batch: Batch) -> list[_Sequence]:
 
 
 def _by_temperature(sequences: list[_Sequence]) -> list[list[_Sequence]]:
-    """Apart, in order of first appearance: a run may change it, and a batch hold both."""
+    """Group sequences by temperature, in order of first appearance.
+
+    A run may change its temperature, so that a batch holds sequences of both.
+    """
     found: dict[float, list[_Sequence]] = {}
     for sequence in sequences:
         found.setdefault(sequence.temperature, []).append(sequence)
@@ -189,11 +193,12 @@ def _by_temperature(sequences: list[_Sequence]) -> list[list[_Sequence]]:
 
 
 _Pass = list[list[_Sequence]]
-"""Rows of sequences."""
+"""Rows of one pass, each a list of sequences."""
 
 
 def _pad(sequences: list[_Sequence], tokens_max: int) -> list[_Pass]:
-    """One sequence a row, longest first, cut where the width or the size of a pass is exceeded."""
+    """One sequence per row, longest first; a new pass begins where rows become too narrow or the
+    pass too large."""
     passes: list[_Pass] = []
     width = 0
     for sequence in sorted(sequences, key=lambda each: -each.inputs):
@@ -220,7 +225,7 @@ def _width(rows: _Pass) -> int:
 
 
 def _cost(passes: list[_Pass], masked: bool) -> float:
-    """Tokens computed, plus what attention adds: half of a row without an explicit mask."""
+    """Estimate a cost in tokens; attention costs half as much without an explicit mask."""
     total = 0.0
     for rows in passes:
         width = _width(rows)
@@ -231,7 +236,7 @@ def _cost(passes: list[_Pass], masked: bool) -> float:
 
 
 def _rows(rows: _Pass, packed: bool) -> Rows:
-    """Tensors of one pass."""
+    """Make the tensors of one pass."""
     width = max(1, _width(rows))
     tokens = torch.zeros(len(rows), width, dtype=torch.int64)
     positions = torch.zeros_like(tokens)
@@ -270,8 +275,8 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
 
 
 ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
-"""What transformers calls the attentions that packed rows can be trained with, fastest first. The
-first two skip what a sequence may not see, the others compute it and mask it."""
+"""Attention implementations for packed rows, by their names in transformers, fastest first. The
+first two skip the masked blocks; the others compute and mask them."""
 
 
 def fastest_attention(device: torch.device, half_precision: bool = False) -> str:
@@ -299,8 +304,10 @@ def why_not(attention: str, device: torch.device, half_precision: bool = False) 
 
 
 def block_mask(rows: Rows) -> Tensor:
-    """bool [R, 1, S, S]: True where a query (dim 2) may see a key (dim 3): itself and what comes
-    before it in its own sequence. Padding sees padding, so that no softmax is empty.
+    """Attention mask, bool [R, 1, S, S]: true where a query (dim 2) may see a key (dim 3).
+
+    A token sees itself and the earlier tokens of its own sequence. Padding sees padding, so that no
+    softmax is empty.
     """
     width = rows.tokens.shape[1]
     same = rows.sequence[:, :, None] == rows.sequence[:, None, :]
@@ -309,9 +316,9 @@ def block_mask(rows: Rows) -> Tensor:
 
 
 def attention_arguments(implementation: str, rows: Rows) -> dict[str, Any]:
-    """What keeps sequences apart, for a transformers model with this attention implementation."""
+    """Arguments of a transformers model that keep sequences apart with this attention."""
     if not rows.packed:
-        return {}  # one sequence a row, padding behind: plain causal attention
+        return {}  # one sequence per row, then padding: plain causal attention
     arguments: dict[str, Any] = {"position_ids": rows.positions}
     if implementation.startswith("flash_attention"):
         if len(rows.tokens) != 1:
@@ -359,14 +366,14 @@ def flex_mask(rows: Rows) -> Any:
 
 
 class Scorer(torch.nn.Module):
-    """A model's log-probabilities and entropies of completion tokens, for `Rows`.
+    """Computes a model's log-probabilities and entropies of the completion tokens of `Rows`.
 
-    A module, so that sharding and compilation can wrap the whole pass. The head is applied at
+    It is a module, so that sharding and compilation can wrap the whole pass. The head is applied at
     completion positions only.
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises `UserError` for a model whose logits or attention it would compute otherwise."""
+        """Raises `UserError` for a model whose logits or attention this would compute wrongly."""
         super().__init__()
         problem = why_unsupported(model.config.to_dict())
         if problem is not None:
@@ -378,8 +385,8 @@ class Scorer(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the batch's tokens `rows.index`, fp32 [k] each.
 
-        log_softmax(logits / temperature) in fp32, at the temperature of the rows. The entropy, in
-        nats, is 0 unless asked for, and has a gradient if that is asked for too.
+        log_softmax(logits / temperature) in fp32, at the rows' temperature. The entropy, in nats,
+        is 0 unless `entropy`; it has a gradient only with `entropy_gradient`.
         """
         arguments = attention_arguments(self.model.config._attn_implementation, rows)
         hidden = self.model.base_model(
@@ -392,7 +399,7 @@ class Scorer(torch.nn.Module):
         for start in range(0, len(hidden), size):
             part, target = hidden[start : start + size], rows.target[start : start + size]
             if len(hidden) > size and torch.is_grad_enabled():
-                # Only the hidden states are kept for the backward pass; the logits are made again.
+                # The backward pass keeps only hidden states, and computes the logits again.
                 pieces.append(
                     checkpoint(
                         self._score,

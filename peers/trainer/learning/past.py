@@ -1,4 +1,4 @@
-"""Past policies: their published weights, and what they say of a batch's tokens."""
+"""Past policies: their published weights, and their log-probabilities of a batch's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm.world.progress import report
 
 
 class PastPolicies:
-    """The last policies that rollouts may come from, and a spare model that scores with them."""
+    """The policies that rollouts may come from, and a spare model that scores with them."""
 
     def __init__(self, spare: Any, ranks: Ranks, sharding: Sharding) -> None:
         """`spare`: a model of the policy's architecture, whose weights are overwritten."""
@@ -27,7 +27,7 @@ class PastPolicies:
         shard(self._scorer, self._spare.model.layers, ranks, sharding)
         self._weights: dict[int, Weights] = {}
         self.reference: Weights | None = None
-        """Of the KL term, once one is asked for."""
+        """Weights of the KL term's reference, once needed."""
 
     def numbers(self) -> list[int]:
         """The policies held, ascending."""
@@ -46,7 +46,7 @@ class PastPolicies:
             del self._weights[old]
 
     def clear(self) -> None:
-        """Hold no policy any more."""
+        """Drop all policies."""
         self._weights.clear()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The policy that learns: its fp32 weights over the ranks, and the AdamW that steps them."""
+"""The policy in training: its fp32 weights, sharded over the ranks, and its AdamW optimiser."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from swarm.errors import UserError
 from swarm.messages import Optimiser
 
 Weights = dict[str, Tensor]
-"""Of a policy, by parameter: this rank's part of each."""
+"""This rank's part of each of a policy's parameters, by name."""
 
 
 def load_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
-    """The Hugging Face folder `base` as a model to train, not yet spread over the ranks."""
+    """Load the Hugging Face folder `base` as a model to train, not yet sharded."""
     # eval: dropout would make the ratio between two passes over the same weights differ from 1.
     model: Any = policy_model.load(base).eval()
     model.set_attn_implementation(
@@ -44,10 +44,10 @@ class TrainedPolicy:
     """A model with fp32 master weights, its scorer and its optimiser."""
 
     def __init__(self, model: Any, base: Path, settings: LearnerSettings, ranks: Ranks) -> None:
-        """Spread `model` over the ranks. `base` is the Hugging Face folder that it comes from."""
+        """Shard `model` over the ranks. `base` is the Hugging Face folder that it comes from."""
         self.ranks = ranks
         self.published_dtype: torch.dtype = model.dtype
-        """In which policies are exported."""
+        """The dtype of exported policies."""
         self.model = model
         self.scorer = Scorer(model)
         shard(self.scorer, model.model.layers, ranks, settings.sharding)
@@ -63,7 +63,7 @@ class TrainedPolicy:
         self._flat = ranks.device.type == "cuda" or settings.flat
 
     def follow(self, numbers: Optimiser) -> None:
-        """Step by another version of the run's optimiser from now on."""
+        """Use another version of the run's optimiser settings from now on."""
         self.optimiser.param_groups[0].update(
             betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay
         )
@@ -71,8 +71,8 @@ class TrainedPolicy:
     def passes(self, batch: Batch) -> list[Rows]:
         """The forward passes over a batch, on this rank's device.
 
-        Every rank makes equally many, since each pass is a collective: ranks with fewer rows
-        compute empty ones.
+        Every rank makes the same number of passes, since each pass is a collective: a rank with
+        fewer rows adds empty passes.
         """
         passes: list[Rows] = []
         if len(batch):
@@ -84,11 +84,11 @@ class TrainedPolicy:
     # --- weights -----------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """The fp32 weights themselves, not a copy."""
+        """This rank's fp32 weights, not a copy."""
         return {name: local(value) for name, value in self.model.named_parameters()}
 
     def published(self) -> Weights:
-        """A copy of the weights as `export` writes them, which is what inference peers load."""
+        """A copy of the weights as `export` writes them and inference peers load them."""
         return {
             name: local(parameter).detach().to(self.published_dtype, copy=True)
             for name, parameter in self.model.named_parameters()

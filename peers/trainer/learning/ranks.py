@@ -1,4 +1,4 @@
-"""The ranks that hold one policy together: what they share, sum up and agree on."""
+"""The ranks that hold one policy together, and their collectives."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from swarm.errors import SwarmError, UserError
 ProcessGroup = Any
 
 COLLECTIVE_SECONDS = 600.0
-"""Longest wait of one rank for another within a step; their work is the same, so seconds do."""
+"""Longest wait of one rank for another within a step. All do the same work, so waits are short."""
 
 SAVE_SECONDS = 3600.0
 """Longest such wait while a state is written: one rank's disk may be much slower."""
 
 ERROR_BYTES = 1000
-"""Of an error's text, as one rank sends it to the others."""
+"""Longest error text that a rank sends to the others."""
 
 
 class RankError(SwarmError):
-    """A rank is gone, or could not do its part; the message names it."""
+    """A rank died, or could not do its part; the message names it."""
 
 
 class Ranks:
-    """All ranks, as one of them sees them. `Ranks()` is a process alone, without any group."""
+    """All ranks, as one of them sees them. `Ranks()` is a single process without a group."""
 
     def __init__(self, launch: Launch | None = None, device: torch.device | None = None) -> None:
         self.rank = launch.rank if launch else 0
         self.world = launch.world if launch else 1
         self.device = device or torch.device("cpu")
         self.mesh: DeviceMesh | None = None
-        """(replicas, shards), once `make_mesh` was called."""
+        """(replicas, shards); set by `make_mesh`."""
         self._control: ProcessGroup | None = None
         self._saving: ProcessGroup | None = None
 
@@ -60,9 +60,9 @@ class Ranks:
         return ranks
 
     def make_mesh(self, replicas: int) -> DeviceMesh:
-        """A mesh of `replicas` whole copies of the policy, each spread over the other ranks.
+        """Make a mesh of `replicas` whole copies of the policy, each sharded over its own ranks.
 
-        Raises `UserError` when the ranks cannot be divided so.
+        Raises `UserError` when `replicas` does not divide the number of ranks.
         """
         if replicas < 1 or self.world % replicas:
             raise UserError(
@@ -83,9 +83,10 @@ class Ranks:
         return self.mesh
 
     def share(self, lengths: Tensor) -> Tensor:
-        """Which of B sequences this rank computes: their indices, int64, ascending.
+        """Indices of the sequences, of B, that this rank computes: int64, ascending.
 
-        Longest first, each to the rank with the fewest tokens so far; every rank finds the same.
+        Sequences go, longest first, to the rank with the fewest tokens so far. Every rank computes
+        the same division.
         """
         if self.world == 1:
             return torch.arange(len(lengths))
@@ -99,11 +100,11 @@ class Ranks:
         return torch.tensor(sorted(mine), dtype=torch.int64)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element over all ranks, in fp64."""
+        """Sum over all ranks, element by element, in fp64."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        """The largest over all ranks, element by element."""
+        """Maximum over all ranks, element by element."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Sequence[float], how: Any) -> list[float]:
@@ -115,9 +116,10 @@ class Ranks:
         return result
 
     def agree(self, error: BaseException | None = None, *, saving: bool = False) -> None:
-        """Wait for all ranks; raises on all of them when one brings an error.
+        """Wait for all ranks; raise on every rank if one of them passes an error.
 
-        `saving`: for the thread that writes states, which may not meet the others' main threads.
+        `saving`: set by the thread that writes states. Its collectives use a group of their own, so
+        that they do not mix with the main threads'.
         """
         if error is not None and self.world == 1:
             raise error
@@ -135,5 +137,5 @@ class Ranks:
 
     @property
     def saving_group(self) -> ProcessGroup | None:
-        """For collectives of the thread that writes states."""
+        """The group for collectives of the thread that writes states."""
         return self._saving

@@ -1,6 +1,6 @@
 """The learning rate of an optimiser step: warm-up, then constant, linear, cosine or WSD.
 
-A function of the step alone, so a skipped step shifts nothing and a resumed run agrees.
+It depends on the step alone, so a skipped step shifts nothing and a resumed run agrees.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from swarm.messages import Optimiser
 def learning_rate(optimiser: Optimiser, optimiser_steps: int, step: int) -> float:
     """The rate of optimiser step `step` (from 0) of `optimiser_steps` in the whole run.
 
-    Rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the rate
-    and stays there. Cosine: Loshchilov & Hutter 2017 (1608.03983), without restarts. WSD
+    It rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the
+    rate and stays there. Cosine: Loshchilov & Hutter 2017 (1608.03983), without restarts. WSD
     (warm-up, stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of Hägele et al.
     2024 (2405.18392).
     """

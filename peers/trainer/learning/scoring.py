@@ -1,4 +1,4 @@
-"""What fixed policies say of a batch: the generating policy, the step's start, the reference."""
+"""Log-probabilities of a batch under fixed policies: generator, step's start and reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 
 ENGINE_DIFFERENCE_MAX = 0.1
-"""Nats between an engine's log-probability and the trainer's beyond which a token is counted."""
+"""A token counts as outside if the engine's log-probability differs from the trainer's by more
+than this, in nats."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,18 @@ class GeneratorScores:
     """log μ: each token's log-probability under the policy that generated it.
 
     The trainer computes it with its own copies of those policies, since a worker may lie. Tokens
-    of *on-policy* rollouts need no pass of their own: where the generating policy is the learner,
-    bit for bit, the training pass computes the same numbers, and `at` takes them from there,
-    which saves a forward pass.
+    of *on-policy* rollouts need no pass of their own: their generating policy equals the learner
+    bit for bit, so the training pass computes the same numbers. `at` takes them from there, which
+    saves a forward pass.
     """
 
     log_mu: Tensor
-    """fp32 [n]; undefined where `on_policy` until `at` was called."""
+    """fp32 [n]; undefined where `on_policy`, until `at` fills it in."""
     on_policy: Tensor
     """bool [n]."""
 
     def at(self, index: Tensor, log_pi: Tensor) -> Tensor:
-        """log μ of the tokens `index`, of which the training pass says `log_pi`."""
+        """log μ of the tokens `index`, whose log-probability in the training pass is `log_pi`."""
         own = self.on_policy[index]
         self.log_mu[index[own]] = log_pi.detach()[own]
         return self.log_mu[index]
@@ -46,30 +47,31 @@ class GeneratorScores:
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """One optimiser step's batch, with all that stays fixed while the optimiser steps.
+    """One optimiser step's batch, with all values that stay fixed while the optimiser steps.
 
-    n completion tokens of B completions on this rank.
+    n is the number of completion tokens and B of completions on this rank.
     """
 
     batch: Batch
     """This rank's sequences."""
     totals: Totals
-    """Of all ranks'."""
+    """Totals over all ranks."""
     passes: list[Rows]
     generator: GeneratorScores
     old_is_generator: bool
-    """The ratio's denominator is μ, as in `schedule.old = "generation"`."""
+    """Whether the ratio's denominator is μ, as with `schedule.old = "generation"`."""
     log_start: Tensor | None
-    """fp32 [n]: of the weights at the start of the rollout step, where they are the denominator;
-    None: μ is, or the weights have not moved since, so that the training pass says it too."""
+    """fp32 [n]: log-probabilities under the weights at the start of the rollout step, where they
+    are the denominator. None: the denominator is μ, or the weights have not moved since, so that
+    the training pass gives the same numbers."""
     log_reference: Tensor | None
-    """fp32 [n]: for the KL term."""
+    """fp32 [n]: log-probabilities under the reference, for the KL term."""
     reported: Tensor
-    """fp32 [n]: what the engines said, NaN where they said nothing; never trained on."""
+    """fp32 [n]: log-probabilities that the engines reported, else NaN; never trained on."""
     advantage: Tensor
     """fp32 [n]."""
     completion: Tensor
-    """int64 [n]: which of the B completions a token belongs to."""
+    """int64 [n]: index of a token's completion, of B."""
 
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
@@ -98,10 +100,10 @@ def score(
     *,
     current: int | None = None,
 ) -> ScoredBatch:
-    """Make the batch of `groups` and compute what fixed policies say of it.
+    """Make the batch of `groups`, and compute its log-probabilities under fixed policies.
 
-    `current`: the learner's number, if no weights move before this batch is trained on. Whatever
-    the learner itself would say is then left to the training pass.
+    `current`: the learner's number, if no weights move before this batch is trained on. The
+    learner's own log-probabilities are then left to the training pass.
     """
     ranks = policy.ranks
     everything = make_batch(groups, settings.objective)
@@ -111,7 +113,7 @@ def score(
     log_start = None
     generator = _score_generators(groups, batch, policy, past, current)
     if settings.schedule.old == "step_start" and current is None:
-        log_start = past.score(policy.weights(), passes)  # not as published: that may be rounded
+        log_start = past.score(policy.weights(), passes)  # not `published()`, which may be rounded
     log_reference = None
     if past.reference and settings.objective.kl_coefficient:
         log_reference = past.score(past.reference, passes)
@@ -139,9 +141,9 @@ def _score_generators(
     past: PastPolicies,
     current: int | None,
 ) -> GeneratorScores:
-    """Have each generating policy score its own tokens, but for the learner's."""
+    """Score each token under its generating policy, except the on-policy tokens."""
     device = policy.ranks.device
-    exact = policy.published_dtype == torch.float32  # published policies are the learner, unrounded
+    exact = policy.published_dtype == torch.float32  # then publishing rounds nothing
     learner = current if current is not None and exact else -1
     policy_of_token = batch.per_token(batch.policy).to(device)
     log_mu = torch.zeros(batch.token_count(), device=device)
@@ -152,11 +154,11 @@ def _score_generators(
 
 
 def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, float]:
-    """How far the engines' own log-probabilities are from log μ, recomputed: figures, no more.
+    """Metrics of how far the engines' log-probabilities are from the recomputed log μ.
 
-    `engine_log_probability_difference`: the largest, in nats. `engine_kl`: KL(engine ‖
-    trainer) per token. `engine_outside_share`: tokens further off than
-    `ENGINE_DIFFERENCE_MAX`. Empty where none were reported.
+    They are reported only, never used. `engine_log_probability_difference`: the largest difference,
+    in nats. `engine_kl`: KL(engine ‖ trainer) per token. `engine_outside_share`: share of tokens
+    that differ by more than `ENGINE_DIFFERENCE_MAX`. Empty where engines reported none.
     """
     if not batches:
         return {}
@@ -178,7 +180,7 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
 
 
 def _reported(groups: Sequence[Group]) -> Tensor:
-    """fp32 [n]: the engines' own log-probabilities; NaN for the rollouts that have none."""
+    """fp32 [n]: the engines' own log-probabilities; NaN for rollouts without them."""
     values: list[float] = []
     for group in groups:
         for rollout in group.rollouts:

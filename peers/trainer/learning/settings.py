@@ -1,4 +1,4 @@
-"""What a learner goes by: the run's objective, optimiser and schedule, and its own layout."""
+"""A learner's settings: the run's objective, optimiser and schedule, and its own layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.messages import Objective, Optimiser, Schedule
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """What a run's manifest says about learning, and the seed of the trainer's own choices."""
+    """A manifest's settings for learning, and the trainer's own choices and their seed."""
 
     objective: Objective
     schedule: Schedule

@@ -1,7 +1,7 @@
-"""A policy spread over ranks: FSDP2, with its mixed precision, checkpointing and offload.
+"""Sharding of a policy over ranks by FSDP2, with mixed precision, checkpointing and offload.
 
-Parameters stay fp32, the master weights that AdamW steps; mixed precision only changes what is
-gathered and computed with. Copies (`replicas` in `Ranks.make_mesh`) make it HSDP.
+Parameters stay in fp32: they are the master weights that AdamW steps. Mixed precision only changes
+the dtype of gathering and computing. Several replicas (`Ranks.make_mesh`) make it HSDP.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from swarm.jobs import Sharding
 
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
-    """Spread a module over the ranks, in place, and make its parameters fp32.
+    """Shard a module over the ranks, in place, and make its parameters fp32.
 
-    Its `layers` are gathered one at a time, everything else together while `module` runs. A
-    process alone that wants neither mixed precision nor offload only moves it to its device.
+    Its `layers` are gathered one at a time, all other parameters together while `module` runs. A
+    single process without mixed precision or offload only moves the module to its device.
     """
     layers = list(layers)
     if how.activation_checkpointing:
@@ -54,7 +54,7 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
 
 
 def rest(module: Any) -> None:
-    """Let go of what a pass without gradient has gathered, so that weights can be assigned."""
+    """Free parameters gathered by a pass without gradient, so that weights can be assigned."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
@@ -65,12 +65,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a parameter, on every rank: a collective."""
+    """The whole parameter, on every rank: a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part_of(full: Tensor, like: Tensor) -> Tensor:
-    """What `local(like)` would hold of a full tensor that every rank has."""
+    """This rank's part, laid out as `like`, of a full tensor that every rank holds."""
     if not isinstance(like, DTensor):
         return full
     return distribute_tensor(

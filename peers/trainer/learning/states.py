@@ -1,8 +1,8 @@
 """The trainer's own state on disk: torch's distributed checkpoint, in safetensors, without pickle.
 
-Every rank writes what it holds into one folder (which all ranks must see), and whatever number of
-ranks reads it again takes what it needs. `state.json` carries what is no tensor. The folder gets
-its name only when all of it is durable.
+Every rank writes its part into one folder, which all ranks must see. Any number of ranks can read
+it again. `state.json` holds everything that is not a tensor. The folder gets its final name only
+when all of it is durable.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large"
 
 
 def stage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in main memory, so that learning can continue while they are written."""
+    """Copy tensors to main memory, so that learning can continue while the copies are written."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def write(folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ranks: Ranks) -> None:
-    """Make `folder` hold this state, durably, or leave it as it was.
+    """Write this state to `folder`, durably, or leave the folder as it was.
 
-    All ranks call it, from their saving threads. Raises `DiskFullError`, or `OSError` and
-    `RankError` when another disk fails.
+    All ranks call it, from their saving threads. Raises `DiskFullError`, or `OSError` or
+    `RankError` for another failure, here or on another rank.
     """
     try:
         with whole_folder(folder, ranks, saving=True) as aside:
@@ -67,7 +67,7 @@ def write(folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ra
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What `write` was given besides tensors; raises `UserError`."""
+    """The facts that `write` stored beside the tensors; raises `UserError`."""
     try:
         facts = json.loads((folder / STATE_FILE).read_text())
     except (OSError, ValueError) as error:
@@ -94,7 +94,7 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
-    """Fill tensors in place with what the state holds under their names; raises `UserError`."""
+    """Fill tensors in place with the state's tensors of the same names; raises `UserError`."""
     try:
         with _alone_on_purpose():
             load(
@@ -107,12 +107,12 @@ def read(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
 
 
 class Saving:
-    """A state on its way to the disk, written by a thread."""
+    """A state that a thread writes to disk."""
 
     def __init__(
         self, folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ranks: Ranks
     ) -> None:
-        """Begin to write; `tensors` must not change meanwhile."""
+        """Begin to write; `tensors` must not change until `finish`."""
         self._error: BaseException | None = None
 
         def run() -> None:
@@ -139,7 +139,7 @@ def _alone_on_purpose() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """A checkpoint's error carries the traces of all ranks."""
+    """First line of an error; a checkpoint's error carries the traces of all ranks."""
     causes = getattr(error, "failures", None)
     if causes:
         error = next(iter(causes.values()))[0]

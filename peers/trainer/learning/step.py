@@ -1,8 +1,8 @@
 """The GRPO step: score under the generating policies, then loss, backward, clip, step.
 
-One rollout step takes one or more optimiser steps, each on its part of the groups. What fixed
-policies say of all parts (`scoring.py`) is computed before the first weights move. The loss of an
-objective is in `objective.py`, the layout of a batch in `packing.py`.
+One rollout step takes one or more optimiser steps, each on its part of the groups. The
+log-probabilities under fixed policies (`scoring.py`) are computed for all parts before any weight
+moves. `objective.py` has the losses, `packing.py` the layout of a batch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class GrpoStep:
     past: PastPolicies
     settings: LearnerSettings
     step: int
-    """The rollout step, and the number of the policy before it."""
+    """Number of the rollout step, and of the policy before it."""
 
     def take(self, parts: list[list[Group]]) -> tuple[dict[str, float], int]:
-        """Take one optimiser step per part; mean metrics, and how many steps were skipped."""
+        """Take one optimiser step per part; return the mean metrics and the skipped steps."""
         first = self.step * self.settings.optimiser.optimiser_steps
         batches = [
             score(part, self.policy, self.past, self.settings, current=None if index else self.step)
@@ -50,7 +50,7 @@ class GrpoStep:
         return {**shown, **compare_engines(batches, self.policy.ranks)}, skipped
 
     def _optimise(self, batch: ScoredBatch, optimiser_step: int) -> dict[str, float]:
-        """One optimiser step on one batch; it is skipped where loss or gradient is not finite."""
+        """Take one optimiser step on one batch; skip it if loss or gradient is not finite."""
         goal, ranks = self.settings.objective, self.policy.ranks
         optimiser = self.policy.optimiser
         sums: dict[str, Tensor] = {}

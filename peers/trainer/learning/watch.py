@@ -1,7 +1,7 @@
-"""A rank's watch over the others, since torch's collectives alone would wait for the dead in vain.
+"""A rank's watch over the other ranks: torch's collectives would keep waiting for a dead rank.
 
-A thread in every rank says every second that it is alive, and ends its process when another rank
-falls silent or ends by an error.
+A thread in every rank reports every second that the rank is alive. It ends its process when another
+rank falls silent or ends by an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import NoReturn
 from peers.trainer.learning.launch import Launch, connect, dist
 
 ALIVE_SECONDS = 1.0
-"""Between a rank's signs of life."""
+"""Time between a rank's signs of life."""
 
 SILENT_SECONDS = 30.0
-"""A rank not heard of for this long is dead, and the others stop: half of the minute promised."""
+"""A rank silent for this long counts as dead, and the others stop. `docs/training.md` promises a
+minute; this leaves half of it for the rest."""
 
 
 class Watch:
-    """Says that this rank lives, and ends its process when another one does not."""
+    """Reports that this rank is alive, and ends its process when another rank dies."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -42,12 +43,12 @@ class Watch:
             threading.Thread(target=work, name="ranks", daemon=True).start()
 
     def culprit(self) -> str:
-        """Who is to blame for a collective that broke off, as soon as that shows; else empty."""
+        """Wait for the rank that broke a collective to be found, and name it; empty if none is."""
         self._found.wait(SILENT_SECONDS + 5 * ALIVE_SECONDS)
         return self._culprit
 
     def leave(self, why: str) -> None:
-        """Say that this rank is gone; `why` is empty when all is well."""
+        """Report that this rank ends; `why` is empty for a normal end."""
         with self._lock:
             if not self._left:
                 self._left = True
@@ -77,14 +78,14 @@ class Watch:
                 if not self._left:
                     self.end(f"the rendezvous store is gone ({str(error).splitlines()[0]})")
             if self._culprit:
-                # First let a call that a broken collective ended report its own error.
+                # First let a call that a broken collective has ended report its own error.
                 self._found.set()
                 time.sleep(5 * ALIVE_SECONDS)
                 self.end(self._culprit)
             time.sleep(ALIVE_SECONDS)
 
     def _guard(self) -> None:
-        """End this process when the store's machine is gone, of which no call to it returns."""
+        """End this process when the store's machine is gone: calls to the store then hang."""
         while not self._left:
             time.sleep(ALIVE_SECONDS)
             if time.monotonic() - self._round > SILENT_SECONDS + 10 * ALIVE_SECONDS:
@@ -93,7 +94,7 @@ class Watch:
                 os._exit(1)
 
     def _look(self) -> None:
-        """Find out who is silent or gone."""
+        """Find a rank that is silent or has ended."""
         now = time.monotonic()
         for rank in range(self._launch.world):
             key = f"alive/{rank}"
