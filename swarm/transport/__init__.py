@@ -1,4 +1,4 @@
-"""The seam to the network: what every peer may ask of it, and nothing more.
+"""The seam to the network: the interfaces through which every peer uses it.
 
 Two planes. *Control*: framed streams between authenticated peers. *Bulk*: blobs named by their
 BLAKE3-256 hash, fetched into a sink or pushed, over HTTP where an address is known and over a
@@ -44,19 +44,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DialFailure:
-    """Why one address led nowhere."""
+    """Why dialling one address failed."""
 
     address: str
     reason: str
     advice: str = "check the address, that the peer runs, and that no firewall is in between"
-    """What helps, if a person gave the address."""
+    """What a person who typed the address can do."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.reason}"
 
 
 class ConnectError(PeerError):
-    """No connection to a peer could be made. Says who, where, and why; `failures` by address."""
+    """No connection to a peer could be made. The message names the peer, its addresses and the
+    reasons; `failures` has one entry per address."""
 
     def __init__(self, message: str, failures: Sequence[DialFailure] = ()) -> None:
         super().__init__(message)
@@ -68,9 +69,11 @@ class StreamError(PeerError):
 
 
 class FetchError(PeerError):
-    """A blob could not be fetched or pushed. `retry` says whether the source may have it later,
-    `busy` that it only has too much to do at the moment, `lacks` that it has not this blob, or not
-    whole, and may have others."""
+    """A blob could not be fetched or pushed.
+
+    `retry`: the source may have it later. `busy`: the source is only overloaded at the moment.
+    `lacks`: the source does not have this blob, or not all of it, but may have others.
+    """
 
     def __init__(
         self, message: str, *, retry: bool = False, busy: bool = False, lacks: bool = False
@@ -82,13 +85,13 @@ class FetchError(PeerError):
 
 
 class Framing(enum.Enum):
-    """How messages are cut out of a stream."""
+    """How a stream of bytes is divided into messages."""
 
     SWARM = "swarm"
     """Swarm's own: length-prefixed frames, an END frame, credit. Ending without END is a reset."""
 
     DELIMITED = "delimited"
-    """unsigned-varint length before each message, clean end allowed: what kad-dht speaks."""
+    """An unsigned-varint length before each message; may end without END. kad-dht uses it."""
 
 
 class Reachability(enum.Enum):
@@ -113,7 +116,7 @@ class Stream(Protocol):
         ...
 
     async def end(self) -> None:
-        """Say END: this side sends no more. Receiving goes on."""
+        """Send END: this side sends no more frames. Receiving continues."""
         ...
 
     async def reset(self) -> None:
@@ -135,7 +138,7 @@ class ConnectionEvent:
 
 @dataclass(frozen=True)
 class BlobReference:
-    """What is wanted, exactly: nothing is believed that does not hash to `digest`."""
+    """The hash and size of a blob to fetch or push; bytes with another hash are refused."""
 
     digest: bytes
     """BLAKE3-256, 32 bytes."""
@@ -144,17 +147,17 @@ class BlobReference:
 
 @dataclass(frozen=True)
 class Source:
-    """Somebody who may have a blob."""
+    """A peer or a web server that may have a blob."""
 
     peer: PeerId | None = None
-    """A peer: its bulk address is used if there is one, a stream otherwise."""
+    """The peer, if the source is one: fetched from by HTTP if it has an address, else by stream."""
     addresses: tuple[str, ...] = ()
-    """`http://host:port` roots where `GET /blob/<hex digest>` works: a peer's own, a mirror's."""
+    """`http://host:port` roots, a peer's or a mirror's, that answer `GET /blob/<hex digest>`."""
 
 
 @dataclass(frozen=True)
 class BulkBytes:
-    """Bytes of blobs this peer has moved since it started."""
+    """Bytes of blobs that this peer has sent and received since it started."""
 
     sent: int
     received: int
@@ -162,18 +165,18 @@ class BulkBytes:
 
 @dataclass
 class OpenBlob:
-    """A range of a local file that is a blob: what a server sends."""
+    """The range of a local file that holds a blob to be sent."""
 
     path: str
     """On this peer's disk."""
     offset: int
     size_bytes: int
     release: Callable[[], None] = field(default=lambda: None)
-    """Called once when sending ended, in whatever way."""
+    """Called once when sending has ended, whether or not it succeeded."""
 
 
 class Refused(Exception):
-    """A bulk service declines: becomes an HTTP status with a one-line reason."""
+    """A bulk service declines a request: sent as an HTTP status with a one-line reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -182,29 +185,32 @@ class Refused(Exception):
 
 
 class BulkService(Protocol):
-    """What this peer lets others fetch and push. Called by the transport for each request."""
+    """Decides what others may fetch from and push to this peer. Called for each request."""
 
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
-        """Whether this client may use the plane: called after the client has proved that it holds
-        `peer`'s key (None: it proved nothing), and again each second that it uses the plane.
-        `credential` is its admission envelope, or empty."""
+        """Whether a client may use the bulk plane.
+
+        Called after the client has proved that it holds the key of `peer` (None: it has proved
+        nothing), and again each second while it uses the plane. `credential` is its admission
+        envelope, or empty.
+        """
         ...
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
-        """The blob, to be sent; raises `Refused` (404 when unknown)."""
+        """Open a blob to be sent; raises `Refused` (404 when unknown)."""
         ...
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """A sink for a blob that a client pushes; raises `Refused` (403, 413, 429, 503, 507).
+        """Open a sink for a blob that a client pushes; raises `Refused` (403, 413, 429, 503, 507).
 
-        The transport commits the piece once it is whole and its hash is right, which may raise
-        `Refused` too, and abandons the sink otherwise.
+        The transport commits the piece once it is complete and its hash is right; the commit may
+        raise `Refused` too. Otherwise the transport abandons the sink.
         """
         ...
 
 
 Arrived = Callable[[Piece], Awaitable[None]]
-"""Takes each blob of a run as it arrives: verifies and commits it, before the next."""
+"""Verifies and commits each blob of a `fetch_run`, before the next is received."""
 
 
 async def fetch_in_turn(
@@ -213,7 +219,7 @@ async def fetch_in_turn(
     wanted: Sequence[tuple[BlobReference, Sink]],
     arrived: Arrived,
 ) -> None:
-    """A `fetch_run` for transports that gain nothing from asking for several blobs at once."""
+    """Implement `fetch_run` by fetching one blob after another."""
     for reference, sink in wanted:
         await arrived(await transport.fetch(source, reference, sink))
 
@@ -244,11 +250,11 @@ class Transport(Protocol):
     peer_id: PeerId
 
     def addresses(self) -> Sequence[str]:
-        """Own multiaddrs, each ending in `/p2p/<peer id>`; relayed ones included."""
+        """This peer's multiaddrs, each ending in `/p2p/<peer id>`; relayed ones included."""
         ...
 
     def bulk_addresses(self) -> Sequence[str]:
-        """Own `http://host:port` roots; empty when nobody can reach them."""
+        """This peer's `http://host:port` roots; empty when no other peer can reach them."""
         ...
 
     def reachability(self) -> Reachability: ...
@@ -268,27 +274,29 @@ class Transport(Protocol):
     async def disconnect(self, peer: PeerId) -> None: ...
 
     def ban(self, peer: PeerId, seconds: float) -> None:
-        """Drop the connection and refuse the peer, both ways, for a while."""
+        """Drop the connection to a peer, and neither dial nor accept it for `seconds`."""
         ...
 
     def vouch(self, peer: PeerId, seconds: float) -> None:
-        """Say that a peer is trusted or admitted: for so long its connection does not make way for
-        a stranger's when there is no more room."""
+        """Mark a peer as trusted or admitted for `seconds`: meanwhile its connection is not closed
+        to make room for a stranger's."""
         ...
 
     def network_of(self, peer: PeerId) -> str:
-        """The /24 (IPv6: /48) that a connected peer calls from: what one owner gets easily. Empty
-        where it says nothing: private and relayed addresses, and peers not connected."""
+        """The /24 (IPv6: /48) of a connected peer's address: a range that one owner gets easily.
+
+        Empty where the range says nothing: private and relayed addresses, peers not connected.
+        """
         ...
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
-        """A new subscription; bounded: a subscriber that lags loses its oldest events."""
+        """A new subscription to connection events; a subscriber that lags loses its oldest."""
         ...
 
     async def open_stream(
         self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
     ) -> Stream:
-        """A stream to a connected peer; raises `StreamError` if it lacks the protocol."""
+        """Open a stream to a connected peer; raises `StreamError` if it lacks the protocol."""
         ...
 
     def serve(
@@ -299,7 +307,7 @@ class Transport(Protocol):
         *,
         frame_bytes_max: int = 1 << 20,
     ) -> None:
-        """Answer a protocol. At most one handler each; bounded concurrent streams per peer."""
+        """Answer a protocol: one handler per protocol, a bounded number of streams per peer."""
         ...
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
@@ -312,17 +320,16 @@ class Transport(Protocol):
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:
-        """Fetch several blobs from one source, asked for at once where that is possible.
+        """Fetch several blobs from one source, requesting all at once where that is possible.
 
-        They arrive in the order of `wanted`, each into its sink, and `arrived` gets each before
-        the next is received. Raises `FetchError` at the first that fails, which ends the run, and
-        whatever `arrived` raises.
+        They arrive in the order of `wanted`, each into its sink. `arrived` gets each blob before
+        the next is received. The first blob that fails ends the run with `FetchError`; what
+        `arrived` raises is raised too.
         """
         ...
 
     def round_trip_seconds(self, source: Source) -> float:
-        """The shortest time so far that a request to a source took there and back; 0 if none was
-        measured."""
+        """The shortest round trip to a source measured so far, in seconds; 0 if none was."""
         ...
 
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
@@ -333,20 +340,20 @@ class Transport(Protocol):
         ...
 
     def bulk_bytes(self) -> BulkBytes:
-        """Body bytes of blobs moved so far, pushes included."""
+        """Body bytes of blobs sent and received so far, pushes included."""
         ...
 
     def serve_bulk(self, service: BulkService) -> None:
-        """What to answer on the bulk plane. At most once."""
+        """Answer the bulk plane with `service`. Call it at most once."""
         ...
 
     async def use_relay(self, address: str) -> None:
         """Let the relay at this multiaddr carry connections to this peer, from now on.
 
-        Raises `ConnectError` when it cannot be reached or declines.
+        Raises `ConnectError` when the relay cannot be reached or declines.
         """
         ...
 
     def set_credential(self, credential: bytes) -> None:
-        """The admission envelope shown to bulk servers."""
+        """Set the admission envelope that this peer shows to bulk servers."""
         ...

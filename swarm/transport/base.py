@@ -1,4 +1,4 @@
-"""What every transport of trio streams shares: handlers, events, bans, and the tasks of streams."""
+"""Base class of the transports: handlers, connection events, bans, and the tasks of streams."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ STREAMS_HELD_BYTES_MAX = 64 << 20
 fullest stream of the peer that holds most is reset, strangers first."""
 
 STREAMS_PER_PEER_MAX = 64
-"""Streams one peer may have open at us at once; more are reset. A role uses about ten."""
+"""Streams that one remote peer may have open at once; more are reset. A role uses about ten."""
 
 CONNECTION_EVENTS_MAX = 1024
-"""Kept for a subscriber that lags; more than the connections a peer has."""
+"""Events kept for a subscriber that lags: more than a peer has connections."""
 
 
 class _ServedStream(Stream, Protocol):
@@ -54,7 +54,7 @@ class Handler:
 
 
 class Traffic:
-    """Body bytes of blobs moved so far."""
+    """Body bytes of blobs sent and received so far."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -107,19 +107,19 @@ class BaseTransport:
         self._service = service
 
     def bulk_bytes(self) -> BulkBytes:
-        """Body bytes of blobs moved so far, pushes included."""
+        """Body bytes of blobs sent and received so far, pushes included."""
         return BulkBytes(sent=self._traffic.sent, received=self._traffic.received)
 
     def round_trip_seconds(self, source: Source) -> float:
-        """Not measured."""
+        """Zero: this transport does not measure round trips."""
         return 0.0
 
     def set_credential(self, credential: bytes) -> None:
-        """The admission envelope shown to bulk servers from now on."""
+        """Set the admission envelope that this peer shows to bulk servers from now on."""
         self._credential = credential
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
-        """A new subscription; a subscriber that lags loses its oldest events."""
+        """A new subscription to connection events; a subscriber that lags loses its oldest."""
         send, receive = trio.open_memory_channel[ConnectionEvent](CONNECTION_EVENTS_MAX)
         self._subscribers.append((send, receive))
         return receive
@@ -159,7 +159,7 @@ class BaseTransport:
         return self._vouched_until.get(peer, 0.0) > self._world.now()
 
     def network_of(self, peer: PeerId) -> str:
-        """Not known."""
+        """Empty: this transport does not know the address range of a peer."""
         return ""
 
     def _opened_stream(
@@ -200,7 +200,10 @@ class BaseTransport:
             max(own, key=lambda stream: stream.held_bytes).drop("there is no more room for it")
 
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
-        """The handler for a stream that `peer` opened, counted against its limit; else None."""
+        """The handler for a stream that `peer` opened, or None to refuse the stream.
+
+        An admitted stream counts against the peer's limit until `_release_stream`.
+        """
         handler = self._handlers.get(protocol)
         if handler is None or self._is_banned(peer):
             return None
@@ -244,15 +247,17 @@ class BaseTransport:
             await stream.reset()  # does nothing to a stream that both sides have ended
 
     def _release_stream(self, peer: PeerId) -> None:
-        """Undo the counting of `_admit_stream`."""
+        """Stop counting a stream that `_admit_stream` admitted."""
         self._served_streams[peer] -= 1
         if not self._served_streams[peer]:
             del self._served_streams[peer]
 
 
 def _report(error: Exception, peer: PeerId, protocol: str) -> None:
-    """A peer's fault is a debug line; our own is a traceback, but never the end of this peer: what
-    a stranger sends must not be able to stop us."""
+    """Log the remote peer's fault as a debug line, our own as a traceback.
+
+    Neither ends this peer: what a stranger sends must not be able to stop it.
+    """
     if _is_peer_fault(error):
         log.debug("%s with %s: %s", protocol, peer, error)
     else:

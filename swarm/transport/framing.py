@@ -1,18 +1,19 @@
-"""Cutting frames out of a byte stream, and the credit that bounds what a reader must hold.
+"""Division of a byte stream into frames, and the credit that bounds what a reader must hold.
 
 `SWARM` framing, one byte of type first:
 
     00 varint(length) payload    DATA, length ≥ 1
     01                           END: the sender sends no more DATA
-    02 varint(bytes)             CREDIT: that much more DATA may be sent
+    02 varint(bytes)             CREDIT: that many more bytes of DATA may be sent
 
 Varints are unsigned LEB128, minimal, at most four bytes. A DATA frame costs its payload plus
 `FRAME_COST_BYTES`. Each side starts with `STREAM_CREDIT_BYTES` of credit and may send while its
-credit is above zero, so one frame may overdraw it; what arrives without credit is a violation
-and resets the stream. A byte stream that ends without END was cut off (design §4).
+credit is above zero, so one frame may overdraw it. A frame that arrives without credit is a
+violation and resets the stream. A byte stream that ends without END was cut off: libp2p shows the
+sudden death of a peer as a clean end.
 
 `DELIMITED` framing is `varint(length) payload` and a clean end: what kad-dht speaks. It has no
-credit, so a peer that sends more than `STREAM_CREDIT_BYTES` ahead of the reader is reset.
+credit, so a stream whose sender is more than `STREAM_CREDIT_BYTES` ahead of the reader is reset.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from swarm.transport import Framing, StreamError, limits
 log = logging.getLogger(__name__)
 
 VARINT_BYTES_MAX = 4
-"""Lengths below 2^28: every bound is far below."""
+"""Enough for lengths below 2^28; every limit on a frame is far below that."""
 
 
 class ByteStream(Protocol):
-    """What carries a framed stream: ordered bytes both ways. All raise `StreamError`."""
+    """The carrier of a framed stream: ordered bytes both ways. Methods raise `StreamError`."""
 
     async def read(self) -> bytes:
-        """Some bytes, or b"" at the end of what the other side wrote."""
+        """Read some bytes; b"" at the end of what the other side wrote."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """All of `data`, or an error; cancelling never leaves half a write behind."""
+        """Write all of `data`, or raise; cancelling never leaves half a write behind."""
         ...
 
     async def close_write(self) -> None: ...
@@ -59,11 +60,11 @@ class FrameKind(enum.IntEnum):
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame, or a frame beyond a bound."""
+    """Bytes that are not a frame, or a frame larger than its limit."""
 
 
 def encode_varint(value: int) -> bytes:
-    """Unsigned LEB128; `ValueError` beyond four bytes."""
+    """Encode a number as unsigned LEB128; `ValueError` if it takes more than four bytes."""
     if not 0 <= value < 1 << (7 * VARINT_BYTES_MAX):
         raise ValueError(f"{value} does not fit a varint of {VARINT_BYTES_MAX} bytes")
     out = bytearray()
@@ -75,7 +76,10 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(buffer: bytes | bytearray, start: int) -> tuple[int, int] | None:
-    """(value, position after it), or None if more bytes are needed. Raises `FrameError`."""
+    """Decode a varint: (value, position after it), or None if more bytes are needed.
+
+    Raises `FrameError`.
+    """
     value = 0
     for index in range(VARINT_BYTES_MAX):
         if start + index >= len(buffer):
@@ -90,13 +94,13 @@ def decode_varint(buffer: bytes | bytearray, start: int) -> tuple[int, int] | No
 
 
 def encode_data(framing: Framing, payload: bytes) -> bytes:
-    """One DATA frame on the wire."""
+    """Encode one DATA frame."""
     head = encode_varint(len(payload))
     return head + payload if framing is Framing.DELIMITED else b"\x00" + head + payload
 
 
 def encode_credit(credit_bytes: int) -> bytes:
-    """One CREDIT frame on the wire."""
+    """Encode one CREDIT frame."""
     return b"\x02" + encode_varint(credit_bytes)
 
 
@@ -104,7 +108,7 @@ END_FRAME = b"\x01"
 
 
 class Decoder:
-    """Bytes in, frames out. Holds at most one unfinished frame of `frame_bytes_max`."""
+    """Turns bytes into frames. Holds at most one unfinished frame of `frame_bytes_max`."""
 
     def __init__(self, framing: Framing, frame_bytes_max: int) -> None:
         self._framing = framing
@@ -113,7 +117,7 @@ class Decoder:
 
     @property
     def partial_bytes(self) -> int:
-        """Of a frame that has begun and not ended."""
+        """Bytes received of an unfinished frame."""
         return len(self._buffer)
 
     def clear(self) -> None:
@@ -122,7 +126,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[tuple[FrameKind, bytes, int]]:
         """Frames completed by `data`: (kind, payload of DATA, bytes of CREDIT).
 
-        Raises `FrameError`; the decoder is of no use afterwards.
+        Raises `FrameError`; the decoder cannot be used afterwards.
         """
         buffer = self._buffer
         buffer += data
@@ -169,8 +173,8 @@ class FramedStream:
     """`swarm.transport.Stream` over any `ByteStream`.
 
     `pump` must run in a task of the transport from the start: it always drains the carrier (yamux
-    resets a stream whose reader stalls), into a queue that credit bounds. `on_held` is told by how
-    many bytes what is held here has changed.
+    resets a stream whose reader stalls), into a queue that credit bounds. `on_held` is called with
+    each change of `held_bytes`, in bytes.
     """
 
     def __init__(
@@ -192,7 +196,7 @@ class FramedStream:
         self._on_closed = on_closed
         self._on_held = on_held
         self.held_bytes = 0
-        """Of frames that nobody has received yet, an unfinished one included."""
+        """Bytes of frames that `receive` has not returned yet, an unfinished frame included."""
         self._queued = 0
         self._queue: deque[bytes] = deque()
         self._changed = trio.Event()
@@ -223,7 +227,7 @@ class FramedStream:
 
     async def receive(self) -> bytes | None:
         await trio.lowlevel.checkpoint()
-        # Granting before a frame is taken, not after, so that a cancelled `receive` loses none.
+        # Grant before taking a frame, not after, so that a cancelled `receive` loses none.
         if self._consumed * 2 >= limits.STREAM_CREDIT_BYTES:
             await self._grant()
         while not self._queue:
@@ -246,8 +250,8 @@ class FramedStream:
             if self._framing is Framing.SWARM:
                 await self._write(END_FRAME)
             self._local_ended = True
-        # CREDIT still has to flow our way out while the other side sends, so a SWARM stream
-        # closes its carrier only when both sides have said END.
+        # This side must still send CREDIT while the other side sends, so a SWARM stream closes
+        # its carrier only when both sides have sent END.
         if self._framing is Framing.DELIMITED:
             await self._close_write()
         if self._remote_ended:
@@ -261,7 +265,7 @@ class FramedStream:
     # --- the transport's side ---
 
     def drop(self, reason: str) -> None:
-        """Throw away what is held and give the stream up; `pump` then resets it."""
+        """Discard the held frames and fail the stream; `pump` then resets it."""
         self._queue.clear()
         self._queued = 0
         self._decoder.clear()
@@ -279,7 +283,7 @@ class FramedStream:
             with self._pump_scope:
                 await self._drain()
             if self._pump_scope.cancelled_caught:
-                await self._carrier.reset()  # it failed, or only the other side's close is missing
+                await self._carrier.reset()  # failed, or only the other side's close is missing
         except FrameError as error:
             log.debug("%s on %s broke the framing: %s", self.peer, self.protocol, error)
             self._fail(f"broke the framing: {error}")
@@ -346,7 +350,7 @@ class FramedStream:
             self._on_held(change)
 
     async def _grant(self) -> None:
-        """Give back credit for what was consumed, half a window at a time."""
+        """Grant credit for the consumed bytes, half a window at a time."""
         async with self._write_lock:
             consumed, self._consumed = self._consumed, 0
             self._granted += consumed
@@ -355,7 +359,7 @@ class FramedStream:
             try:
                 await self._carrier.write(encode_credit(consumed))
             except StreamError as error:
-                self._fail(str(error))  # frames that are here already can still be received
+                self._fail(str(error))  # frames already queued can still be received
 
     async def _wait_for_credit(self) -> None:
         if self._credit > 0:
@@ -390,7 +394,7 @@ class FramedStream:
                 log.debug("closing %s with %s: %s", self.protocol, self.peer, error)
 
     async def _finish(self) -> None:
-        """Both sides have said END: close, and do not wait for ever for the other's close."""
+        """Close after END from both sides; wait a bounded time for the other side's close."""
         await self._close_write()
         self._pump_scope.deadline = min(
             self._pump_scope.deadline, trio.current_time() + limits.STREAM_LINGER_SECONDS

@@ -6,26 +6,26 @@ FRAME_BYTES_MAX = 1 << 20
 """Largest frame received on a stream that this peer opened; a served protocol names its own."""
 
 STREAM_CREDIT_BYTES = 256 * 1024
-"""What a sender may have unread at the other side: one yamux window, so a drained stream never
-waits for yamux. A frame may overdraw it once, so any frame size fits."""
+"""Bytes that a sender may have unread at the other side: one yamux window, so a drained stream
+never waits for yamux. One frame may overdraw it, so any frame size fits."""
 
 FRAME_COST_BYTES = 64
-"""Charged on top of a frame's bytes against credit: bounds the number of tiny frames queued."""
+"""Credit charged for each frame beside its bytes: bounds the number of tiny frames queued."""
 
 STREAM_SEND_DEADLINE_SECONDS = 30.0
 """A reader that grants no credit for this long is stuck; the stream is reset."""
 
 STREAM_LINGER_SECONDS = 10.0
-"""How long a served stream waits for the other side's END after its handler returned."""
+"""Wait for the other side's END after the handler of a served stream has returned."""
 
 STREAM_OPEN_DEADLINE_SECONDS = 10.0
-"""Negotiating a protocol takes one or two round trips."""
+"""Opening a stream: negotiating its protocol takes one or two round trips."""
 
 CONNECT_DEADLINE_SECONDS = 10.0
-"""For all addresses of a peer together: a dial, a handshake, at most one relay hop."""
+"""Connecting to a peer, all its addresses together: a dial, a handshake, at most one relay hop."""
 
 DIAL_DEADLINE_SECONDS = 5.0
-"""One address: dial, noise and yamux take five round trips."""
+"""Connecting to one address: dial, noise and yamux take five round trips."""
 
 DIAL_ADDRESSES_MAX = 8
 """Addresses of a peer tried in turn."""
@@ -34,22 +34,23 @@ CONNECTIONS_MAX = 1024
 """Live connections of one peer. libp2p's own default starts pruning at 300, below a big run."""
 
 CONNECTION_GRACE_SECONDS = 20.0
-"""A connection younger than this is not idle: its first stream may be about to be opened."""
+"""A connection younger than this is not idle: its first stream may open soon."""
 
 CONNECTION_PING_SECONDS = 15.0
-"""libp2p's yamux pings but ignores silence, so a peer that lost power would stay connected."""
+"""Between two pings of a connection. libp2p's yamux pings too but ignores silence, so a peer that
+lost power would stay connected."""
 
 CONNECTION_PONG_SECONDS = 10.0
-"""A peer that does not answer a ping for this long is gone."""
+"""A connection on which a ping is not answered for this long is closed."""
 
 RELAY_RESERVATIONS_MAX = 128
 """Peers behind NAT that one relay serves."""
 
 RELAY_RETRY_SECONDS = 10.0
-"""Between attempts to get a lost reservation back."""
+"""Between attempts to renew a lost reservation."""
 STREAM_WRITE_SECONDS = 8.0
-"""One frame to a connection, or one message to a stream. Other implementations of yamux give a
-stream up after 5 to 10 s."""
+"""Writing one frame to a connection, or one message to a stream. Other implementations of yamux
+give a stream up after 5 to 10 s."""
 
 CLOSE_SECONDS = 2.0
-"""Taking leave of all connections when a peer ends."""
+"""Closing all connections when a peer ends."""

@@ -7,8 +7,8 @@
     ):
         await a.connect(b.peer_id, b.addresses())
 
-Everything waits on trio's clock only, so it runs under `MockClock`. Links can be cut, healed,
-stalled (nothing moves, nothing breaks) and a peer can be killed.
+Everything waits on trio's clock only, so it runs under `MockClock`. Links can be cut, healed and
+stalled (nothing moves, nothing breaks); a peer can be killed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Pipe:
                 return self._chunks.popleft()[1]
 
     async def _wait_either(self, flowing: trio.Event) -> None:
-        """Until the stall is over or this pipe breaks."""
+        """Wait until the stall is over or this pipe breaks."""
         async with trio.open_nursery() as nursery:
 
             async def flows() -> None:
@@ -136,7 +136,7 @@ class _MemoryBytes:
 
 
 class _Link:
-    """A live connection of two peers."""
+    """A live connection between two peers."""
 
     def __init__(self) -> None:
         self.streams: list[_MemoryBytes] = []
@@ -144,13 +144,13 @@ class _Link:
 
 
 class MemoryNetwork:
-    """Who is there, who is connected, and what is broken between them."""
+    """The peers of a network, the links between them, and the faults of those links."""
 
     def __init__(self, *, latency_seconds: float = 0.0) -> None:
         self.latency_seconds = latency_seconds
         self.stalled: dict[_Pair, trio.Event] = {}
         self.ranges: dict[PeerId, str] = {}
-        """Of public addresses, where a test gives peers any."""
+        """Public address ranges of peers, where a test sets them."""
         self._peers: dict[PeerId, MemoryTransport] = {}
         self._by_port: dict[int, MemoryTransport] = {}
         self._links: dict[_Pair, _Link] = {}
@@ -162,7 +162,7 @@ class MemoryNetwork:
     async def transport(
         self, identity: Identity, *, world: World, disk: Disk
     ) -> AsyncIterator[MemoryTransport]:
-        """A peer's end; leaving the block is the peer's sudden death to the others."""
+        """The transport of one peer; to the others, the end of the block is its sudden death."""
         if identity.peer_id in self._peers:
             raise ValueError(f"{identity.peer_id} is on this network already")
         async with trio.open_nursery() as nursery:
@@ -182,7 +182,7 @@ class MemoryNetwork:
     # --- faults ---
 
     def cut(self, a: PeerId, b: PeerId) -> None:
-        """Break the link of two peers: what is on it is lost, and they cannot connect."""
+        """Break the link between two peers: bytes in flight are lost, and they cannot connect."""
         self._cut.add(_pair(a, b))
         self.drop(a, b, "the connection was lost")
 
@@ -194,11 +194,11 @@ class MemoryNetwork:
             flowing.set()
 
     def stall(self, a: PeerId, b: PeerId) -> None:
-        """Nothing moves between two peers, and neither is told."""
+        """Stop all bytes between two peers without breaking their link."""
         self.stalled.setdefault(_pair(a, b), trio.Event())
 
     def kill(self, peer: PeerId) -> None:
-        """A peer vanishes: others see their connections break, and nobody at its address."""
+        """Remove a peer: others see their connections break, and nobody answers its address."""
         transport = self._peers.pop(peer, None)
         if transport is not None:
             del self._by_port[transport.port]
@@ -248,7 +248,7 @@ class MemoryNetwork:
     def admits(
         self, client: PeerId | None, server: PeerId, service: BulkService, credential: bytes
     ) -> bool:
-        """Asked once a connection and credential, as over HTTP."""
+        """Ask the service once per connection and credential, as over HTTP."""
         held = self._admissions.get((client, server))
         if held is None or held[0] != credential:
             held = (credential, service.admits(client, credential))
@@ -292,7 +292,7 @@ class MemoryTransport(BaseTransport):
         return (f"http://127.0.0.1:{self.port}",)
 
     async def use_relay(self, address: str) -> None:
-        """Everybody reaches everybody here, so there is nothing to relay."""
+        """Always fail: all peers reach each other here, so there is nothing to relay."""
         raise ConnectError(f"{address} relays nothing on a memory network")
 
     def reachability(self) -> Reachability:
@@ -323,7 +323,7 @@ class MemoryTransport(BaseTransport):
         raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
-        """None when connected, else why not."""
+        """None when connected, else the reason for the failure."""
         parts = address.split("/")
         if len(parts) < 5 or parts[3] != "tcp" or not parts[4].isdecimal():
             return "not a multiaddr with a TCP port"
@@ -421,7 +421,7 @@ class MemoryTransport(BaseTransport):
     async def _bulk_server(
         self, source: Source
     ) -> tuple[MemoryTransport, BulkService, PeerId | None]:
-        """The peer behind a source, its service, and who we are to it."""
+        """The peer behind a source, its service, and the client id that it sees."""
         await trio.sleep(self._network.latency_seconds)
         name = source.peer or ", ".join(source.addresses) or "a source without any address"
         server = self._network.find(source.peer) if source.peer else None
@@ -449,7 +449,7 @@ class MemoryTransport(BaseTransport):
         sender: MemoryTransport,
         receiver: MemoryTransport,
     ) -> None:
-        """Move a blob's bytes, with the stall deadline of the real plane."""
+        """Copy a blob's bytes, with the stall deadline of the real plane."""
         done = 0
         while done < blob.size_bytes:
             seconds = http_limits.STALL_SECONDS
@@ -462,7 +462,7 @@ class MemoryTransport(BaseTransport):
                 self.peer_id, server.peer_id
             ):
                 raise FetchError(f"{server.peer_id} broke off after {done} bytes")
-            # Small enough to be read in place: a clock that jumps does not wait for threads.
+            # Small enough to be read without a thread: a mock clock does not wait for threads.
             size = min(blob.size_bytes - done, INLINE_BYTES_MAX)
             data = await disk.read(blob.path, blob.offset + done, size)
             if len(data) != size:

@@ -21,11 +21,11 @@ from swarm.rates import TokenBuckets
 from swarm.transport import limits
 
 FILES_BESIDE_CONNECTIONS = 1024
-"""Files a peer may have open besides: connections of the bulk plane, blobs, its children."""
+"""Other files that a peer may have open: connections of the bulk plane, blobs, its children."""
 
 CONNECTIONS_FOR_STRANGERS = 128
-"""Of them, when there are so many peers that are trusted or admitted. The rest is for these alone
-as soon as they need it, whatever strangers do."""
+"""Connections that strangers keep when trusted and admitted peers need all the others. These others
+are reserved for trusted and admitted peers as soon as they need them."""
 
 CONNECTIONS_PER_ADDRESS_MAX = 64
 """Inbound connections from one IPv4 address or one /64 of IPv6: a lab behind one NAT fits, a flood
@@ -35,15 +35,15 @@ HANDSHAKES_MAX = 64
 """At once; beyond it the oldest handshake of the most crowded range makes way."""
 
 HANDSHAKES_PER_SECOND = 16.0
-"""From one /24 or, of IPv6, one /48, on average: each takes 3 ms of computing."""
+"""From one /24 (IPv6: /48), on average: each takes 3 ms of computing."""
 
 HANDSHAKES_BURST = 128.0
-"""And at once: a hundred peers of one network that start together."""
+"""From one /24 (IPv6: /48), at once: a hundred peers of one network that start together."""
 
 
 def connections_max() -> int:
-    """How many connections this process may hold: as many as are wanted, if it may open so many
-    files. Its limit, often 1,024, is raised first, as far as it may raise that."""
+    """The number of connections this process may hold: `CONNECTIONS_MAX`, or fewer if its limit on
+    open files is too low. That limit, often 1,024, is first raised as far as the system allows."""
     wanted = limits.CONNECTIONS_MAX + HANDSHAKES_MAX + FILES_BESIDE_CONNECTIONS
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < wanted:
@@ -89,7 +89,7 @@ def _network(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, bits: int) -> st
 
 
 class Held(Protocol):
-    """A connection, as far as its usefulness goes."""
+    """A connection, with the properties that decide whether it is kept."""
 
     @property
     def origin(self) -> Origin: ...
@@ -99,12 +99,12 @@ class Held(Protocol):
 
     @property
     def vouched(self) -> bool:
-        """Whether it is a trusted, admitted or otherwise known peer's."""
+        """Whether its peer is trusted, admitted or otherwise known."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Whether it carries no stream, and is not so young that it soon may."""
+        """Whether it carries no stream and is too old to be about to open its first."""
         ...
 
 
@@ -112,11 +112,11 @@ _Held = TypeVar("_Held", bound=Held)
 
 
 def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
-    """Which connection makes way for one from `newcomer`; None when none should.
+    """The connection to close for one from `newcomer`; None when none should be closed.
 
-    A stranger's, as long as there are more of them than `CONNECTIONS_FOR_STRANGERS`, else an idle
-    one of a known peer: neither kind can shut the other out. Of those in the most crowded range an
-    idle one, and the oldest.
+    A stranger's while strangers have at least `CONNECTIONS_FOR_STRANGERS`, else an idle one of a
+    known peer: neither kind can shut the other out. Among these, the most crowded range comes
+    first, then an idle connection, then the oldest.
     """
     connections = list(held)
     candidates = [c for c in connections if not c.vouched]
@@ -135,7 +135,7 @@ class NoRoom(Exception):
 
 @dataclass(eq=False)
 class Caller:
-    """An accepted connection, from its first byte to its last."""
+    """An accepted connection, from acceptance to its end."""
 
     origin: Origin
     handshake: trio.CancelScope = field(default_factory=trio.CancelScope)

@@ -8,12 +8,13 @@
 A client proves its identity once per connection: it signs `PROOF_DOMAIN ‖ server's peer id ‖
 challenge`, so a proof is worthless on another connection or at another server. The `BulkService`
 sees a client without a proof as `None`. The server checks every second whether a client is still
-admitted, during long answers too, so an eviction or an expired lease cuts it off at once.
+admitted, during long answers too, so an eviction or an expired lease cuts the client off within a
+second.
 
-Heads go through h11, each with a fresh parser, except the one request and the one answer that
-peers exchange thousands of times, which are recognised whole. Bodies bypass h11: they leave by
-sendfile and arrive by recv_into, straight into the sink, which hashes them. Mirrors may also be
-`https://`; only clients speak it.
+Heads go through h11, each with a fresh parser. The exceptions are the one request and the one
+answer that peers exchange thousands of times: one regular expression matches each. Bodies bypass
+h11: they leave by sendfile and arrive by recv_into, straight into the sink, which hashes them.
+Mirrors may also be `https://`; only clients speak it.
 
 A peer without a usable HTTP address answers the same requests over a stream, `/swarm/blob/1.0.0`:
 `Ask`, then `Answer` and DATA frames (get), or `Answer`, DATA frames from the client and a second

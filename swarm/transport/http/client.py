@@ -18,9 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class BulkClient:
-    """Fetches and pushes on kept-alive connections. A root is an `http://host:port` address; the
-    peer behind it is None for a mirror. Every method raises `FetchError`, and `Unreachable` when no
-    connection was made within `connect_seconds`."""
+    """Fetches and pushes on kept-alive connections.
+
+    A root is an `http://host:port` address; the peer behind it is None for a mirror. Every method
+    raises `FetchError`, and `Unreachable` when no connection was made within `connect_seconds`.
+    """
 
     def __init__(
         self,
@@ -32,8 +34,8 @@ class BulkClient:
         uplink: Uplink | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`uplink`: a limit on what is pushed; `tls`: how https mirrors are verified; None: as the
-        system does."""
+        """`uplink` limits the rate of pushes; None: no limit. `tls` verifies https mirrors; None:
+        the system's default context."""
         self._uplink = uplink or Uplink()
         self._disk = disk
         self.pool = Pool(identity, credential, traffic, tls)
@@ -61,9 +63,11 @@ class BulkClient:
         *,
         connect_seconds: float = limits.CONNECT_SECONDS,
     ) -> None:
-        """GET several blobs on one connection: requested at once from a peer, in turn from a
-        mirror, since some mishandle pipelined requests. `Unreachable` comes only before the
-        first."""
+        """GET several blobs on one connection. `Unreachable` is raised only before the first.
+
+        All are requested at once from a peer, but one after the other from a mirror, since some
+        mirrors mishandle pipelined requests.
+        """
         async with self.pool.connection(root, peer, connect_seconds) as connection:
             if peer is not None:
                 await connection.request_blobs([reference.digest for reference, _ in wanted])
@@ -73,7 +77,7 @@ class BulkClient:
                 await arrived(await connection.receive_blob(reference, sink))
 
     async def document(self, root: str, path: str, bytes_max: int) -> bytes:
-        """GET a small document of a mirror."""
+        """GET a small document from a mirror."""
         async with self.pool.connection(root, None, limits.CONNECT_SECONDS) as connection:
             await connection.request(b"GET", path)
             status, size = await connection.response()
@@ -105,7 +109,7 @@ class BulkClient:
                 try:
                     await connection.wire.send_file(file, 0, size, self._uplink)
                 except Broken as broken:
-                    # The target may have said why before it closed; if not, that raises in turn.
+                    # The target may have sent a reason before it closed; if not, `response` raises.
                     log.debug("%s %s", root, broken)
                     connection.ends = True
                 status, length = await connection.response()

@@ -10,21 +10,21 @@ from swarm.identity import PeerId
 from swarm.rates import TokenBuckets
 
 CONNECTIONS_PER_PEER_MAX = 32
-"""Connections that proved to be one peer's: an honest one needs about four."""
+"""Connections on which one peer has proved its identity: an honest peer needs about four."""
 
 SMALL_REQUESTS_PER_SECOND = 100.0
-"""Requests of one address, and of one peer, that move no blob: proofs, refusals, heads. Those
-beyond it wait. A peer that waits for a piece asks at most 20 times a second on a connection."""
+"""Requests that move no blob (proofs, refusals, heads), per address and per peer; more must wait.
+A peer that waits for a piece asks at most 20 times a second on a connection."""
 
 SMALL_REQUESTS_BURST = 400.0
-"""Of them at once: a hundred peers behind one address that connect after a checkpoint."""
+"""Small requests at once: a hundred peers behind one address that connect after a checkpoint."""
 
 CLIENTS_KNOWN_MAX = 4096
 """Addresses and peers whose small requests are remembered; the least recent is forgotten."""
 
 
 class Clients:
-    """Connections by peer, and small requests by address and by peer."""
+    """Counts connections per peer, and limits small requests per address and per peer."""
 
     def __init__(self) -> None:
         self._connections: Counter[PeerId] = Counter()
@@ -33,7 +33,7 @@ class Clients:
         )
 
     def enter(self, peer: PeerId) -> bool:
-        """Count a connection that proved to be a peer's; False if the peer has too many."""
+        """Count a connection on which a peer proved its identity; False if it has too many."""
         if self._connections[peer] >= CONNECTIONS_PER_PEER_MAX:
             return False
         self._connections[peer] += 1
@@ -45,8 +45,10 @@ class Clients:
             del self._connections[peer]
 
     async def wait_turn(self, name: str) -> None:
-        """Wait until a small request of an address or peer is due. A flood of challenges, wrong
-        proofs or unknown names slows only its sender."""
+        """Wait until an address or peer may make its next small request.
+
+        A flood of challenges, wrong proofs or unknown names slows only its sender.
+        """
         now = trio.current_time()
         bucket = self._small_requests.of(name)
         seconds = bucket.debt_seconds(now)

@@ -1,4 +1,4 @@
-"""One HTTP connection on which this peer asks: requests, and the answers to them."""
+"""The client's side of one HTTP connection: requests, and the answers to them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from swarm.transport.refusals import refusal
 from swarm.world import Piece, Sink
 
 REASON_BYTES_MAX = 200
-"""Read of a refusal's reason. After a longer one the connection is not used again."""
+"""Bytes read of a refusal's reason. After a longer one the connection is not used again."""
 
 
 class Connection:
-    """A connection to one root. Raises `Broken` and `h11.RemoteProtocolError` beside what each
-    method says."""
+    """A connection to one root. Every method may also raise `Broken` and
+    `h11.RemoteProtocolError`."""
 
     def __init__(self, wire: Wire, root: str) -> None:
         self.wire = wire
         self.root = root
         self._unanswered = 0
-        """Requests whose answers have not been received whole."""
+        """Requests whose answers have not been received completely."""
         self.ends = False
-        """The server closes it, or the start of its next answer is unknown."""
+        """The server closes the connection, or the start of its next answer is unknown."""
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether another request may be sent: no answer is under way."""
+        """Whether another request may be sent: no answer is outstanding."""
         return not (self._unanswered or self.ends or self.wire.has_unread)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the server has closed it while it was idle, or sent something unasked."""
+        """Whether the server closed the idle connection, or sent bytes without a request."""
         poll = select.poll()
         poll.register(self.wire.socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
@@ -60,7 +60,7 @@ class Connection:
         await self.wire.send(b"".join([blob_request(self.root, digest) for digest in digests]))
 
     async def receive_blob(self, reference: BlobReference, sink: Sink) -> Piece:
-        """The answer to the oldest GET of a blob; raises `FetchError`."""
+        """Receive the answer to the oldest GET of a blob; raises `FetchError`."""
         size = await self.wire.plain_blob(reference.size_bytes, sink.write)
         if size >= 0:
             self._check_size(size, reference)
@@ -80,9 +80,12 @@ class Connection:
             )
 
     async def response(self) -> tuple[int, int]:
-        """Status and Content-Length of the next head (100 included); raises `FetchError`."""
+        """Receive the next head (100 Continue included): its status and Content-Length.
+
+        Raises `FetchError`.
+        """
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.HEAD_BYTES_MAX)
-        # The parser must believe that a request was sent; the bytes it makes of it are dropped.
+        # h11 parses an answer only after a request; the bytes of this one are never sent.
         parser.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
         head = await self.wire.head(parser, limits.STALL_SECONDS)
         if isinstance(head, h11.InformationalResponse):
@@ -103,7 +106,8 @@ class Connection:
         return head.status_code, 0
 
     async def small_answer(self, size: int, bytes_max: int = limits.HEAD_BYTES_MAX) -> bytes:
-        """A body of `size` bytes, or its first `bytes_max`: then the connection is not kept."""
+        """Receive a body of `size` bytes, or its first `bytes_max`: then the connection is not
+        kept."""
         body = await self.wire.small_body(min(size, bytes_max))
         if size <= bytes_max:
             self._unanswered -= 1

@@ -1,4 +1,4 @@
-"""Heads of requests and answers, as this peer writes and recognises them."""
+"""Heads of requests and answers: how this peer writes and recognises them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.transport import FetchError
 
 BLOB_PATH = re.compile(rb"/blob/([0-9a-f]{64})")
 PLAIN_GET = re.compile(rb"GET /blob/([0-9a-f]{64}) HTTP/1\.1\r\nhost: [!-~]{1,300}\r\n\r\n")
-"""The request of a peer for a piece: no other header has a meaning for us."""
+"""A peer's request for a piece. Other headers would have no meaning here."""
 PLAIN_HEAD = re.compile(
     rb"HTTP/1\.1 200 \r\ncontent-length: (\d{1,15})\r\n"
     rb"content-type: application/octet-stream\r\n\r\n"
@@ -22,7 +22,7 @@ ROOT_CHARACTERS_MAX = 300
 
 
 class Unreachable(FetchError):
-    """No connection to a source could be made: another way to it may work."""
+    """No connection to a root could be made: another root or a stream may work."""
 
 
 def answer_head(status: int, size_bytes: int, kind: bytes, *, close: bool = False) -> bytes:

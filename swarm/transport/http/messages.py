@@ -30,7 +30,7 @@ class Ask(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """The server's frames: an HTTP status (100: continue) and a reason."""
+    """The server's frames: an HTTP status (100: continue), a reason and the blob's size."""
 
     status: int
     reason: str

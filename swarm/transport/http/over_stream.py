@@ -27,17 +27,17 @@ from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink
 
 STREAM_FRAME_BYTES = 64 * 1024
-"""Blob bytes in one frame: one yamux frame."""
+"""Blob bytes per frame: one yamux frame."""
 
 REASON_CHARACTERS_MAX = 200
-"""Shown of a refusal's reason."""
+"""Characters shown of a refusal's reason."""
 
 
 # --- answering ---
 
 
 class _Admission(NamedTuple):
-    """The last answer of the service about a peer that asks over streams."""
+    """The last answer of `BulkService.admits` about a client on streams."""
 
     credential: bytes
     asked_at: float
@@ -76,7 +76,7 @@ class StreamServer:
             raise StreamError(f"{stream.peer} {broken}") from broken
 
     def forget(self, peer: PeerId) -> None:
-        """A peer's connection ended: its admission is asked again on the next."""
+        """Forget a peer whose connection ended: on the next one its admission is checked again."""
         self._admissions.pop(peer, None)
 
     def _admit(self, service: BulkService, peer: PeerId, credential: bytes) -> None:
@@ -211,7 +211,7 @@ async def _drain_into(
     traffic: Traffic,
     still: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Exactly `size_bytes` in DATA frames, as long as `still()`."""
+    """Receive exactly `size_bytes` in DATA frames, as long as `still()` is true."""
     pace = Pace(size_bytes, still)
     done = 0
     with pace.scope:

@@ -10,24 +10,23 @@ from swarm.rates import TokenBucket
 from swarm.transport.http import limits
 
 PORTION_SECONDS = 0.02
-"""A peer with a limited uplink sends as much at a time as this takes, so that its connections take
-turns."""
+"""Duration of one portion on a limited uplink: after each portion another connection may send."""
 
 PORTION_BYTES_MIN = 1500
-"""One packet."""
+"""Smallest portion: one packet."""
 
 UPLINK_BURST_SECONDS = 0.1
-"""Unused time of a limited uplink that is made up for: the system wakes a process late."""
+"""Unused time of a limited uplink that may be made up for: the system wakes a process late."""
 
 
 class Broken(Exception):
-    """The other side closed, stalled, or was too slow. Says which."""
+    """The other side closed, stalled, or was too slow. The message says which."""
 
 
 class Pace:
-    """Deadlines of one body: no stall, a minimum average rate, and an admitted client.
+    """Conditions on one body's transfer: no stall, a minimum average rate, an admitted client.
 
-    The body is moved within `scope`.
+    The transfer must run within `scope`.
     """
 
     def __init__(self, size_bytes: int, still: Callable[[], bool] = lambda: True) -> None:
@@ -38,7 +37,7 @@ class Pace:
         self._asked = self._began
         self._moved = self._began
         self.done = 0
-        """Bytes, for the complaint."""
+        """Bytes moved so far, for `complaint`."""
         self.scope = trio.CancelScope()
         self._set()
 
@@ -52,13 +51,13 @@ class Pace:
             self._asked = now
             if not self._still():
                 raise Broken("is no longer admitted")
-        # A deadline costs more to move than to look at: a tenth of the stall is near enough.
+        # Moving a deadline costs more than reading the clock: a tenth of the stall is exact enough.
         if now - self._moved > limits.STALL_SECONDS / 10:
             self._moved = now
             self._set()
 
     def wait(self, seconds: float) -> None:
-        """Extend the deadlines: this side's own limit holds the body up for `seconds` from now."""
+        """Extend the deadlines by `seconds`, for which this side's own limit delays the body."""
         self._end += seconds
         self._moved += seconds
         self._set()
@@ -69,12 +68,12 @@ class Pace:
 
 
 class Uplink:
-    """The rate at which this peer's piece plane sends; None: as fast as the network takes it."""
+    """Limits the rate at which this peer's piece plane sends; None: no limit."""
 
     def __init__(self, bytes_per_second: float | None = None) -> None:
         self._bucket: TokenBucket | None = None
         self.portion_bytes = limits.READ_BYTES
-        """Sent at a time."""
+        """Bytes sent at once."""
         if bytes_per_second is not None:
             portion = int(bytes_per_second * PORTION_SECONDS)
             self.portion_bytes = max(PORTION_BYTES_MIN, min(limits.READ_BYTES, portion))
@@ -82,7 +81,7 @@ class Uplink:
             self._bucket = TokenBucket(bytes_per_second, burst)
 
     async def take(self, size_bytes: int, pace: Pace) -> None:
-        """Wait until `size_bytes` of a body may be sent, first come first served."""
+        """Wait until `size_bytes` of a body may be sent, in the order of the calls."""
         if self._bucket is None:
             return
         now = trio.current_time()
@@ -98,6 +97,6 @@ class Uplink:
             raise
 
     def give_back(self, size_bytes: int) -> None:
-        """Return bytes that were taken and not sent."""
+        """Return the allowance for bytes that were not sent."""
         if self._bucket is not None:
             self._bucket.give_back(size_bytes)

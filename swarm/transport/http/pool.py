@@ -1,4 +1,4 @@
-"""The connections of a piece client: made, proved, kept for the next request, and remembered."""
+"""The connection pool of a piece client; it also remembers round trips and unreachable roots."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ POOL_PER_SOURCE = 4
 """Idle connections kept to one source; more are closed after use."""
 
 LOOK_SECONDS = 1.0
-"""Between two looks at all idle connections."""
+"""Between two checks of all idle connections."""
 
 UNREACHABLE_SECONDS = 60.0
-"""A root that did not answer is left out for this long if there is another way."""
+"""A root that did not answer is skipped for this long if the source can be reached otherwise."""
 
 ROOTS_KNOWN_MAX = 4096
-"""Roots whose round trip or silence is remembered."""
+"""Roots whose round trip or lack of an answer is remembered."""
 
 _Key = tuple[str, PeerId | None, bytes]
-"""Root, the peer behind it, and the credential that was shown to it."""
+"""Root, the peer behind it, and the credential shown to it."""
 
 
 class Pool:
-    """Connections to roots, on which this peer has proved its identity."""
+    """Connections to roots. On those to peers this peer has proved its identity."""
 
     def __init__(
         self,
@@ -47,26 +47,29 @@ class Pool:
         traffic: Traffic,
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`tls`: how https mirrors are verified; None: as the system does."""
+        """`tls` verifies https mirrors; None: the system's default context."""
         self._identity = identity
         self._credential = credential
         self._traffic = traffic
         self._tls = tls
         self._buffers = Buffers()
         self._idle: dict[_Key, list[tuple[Connection, float]]] = {}
-        """And since when each is idle."""
+        """Idle connections, each with the time since when it is idle."""
         self._looked_at = 0.0
         self._round_trips: OrderedDict[str, float] = OrderedDict()
         """By root: the shortest time that connecting took, in seconds."""
         self._unreachable: OrderedDict[tuple[str, PeerId | None], float] = OrderedDict()
-        """Roots that did not answer, and since when."""
+        """Roots that did not answer, and the time of the last attempt."""
 
     @asynccontextmanager
     async def connection(
         self, root: str, peer: PeerId | None, connect_seconds: float
     ) -> AsyncIterator[Connection]:
-        """A proved connection; kept if every request made on it got a whole answer, even a
-        refusal. Raises `FetchError`, `Unreachable`."""
+        """A connection on which this peer has proved its identity. Raises `FetchError`,
+        `Unreachable`.
+
+        It is kept if every request made on it got a complete answer, even a refusal.
+        """
         key = (root, peer, self._credential() if peer else b"")
         connection = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
         try:
@@ -97,12 +100,12 @@ class Pool:
         return since is None or trio.current_time() - since > UNREACHABLE_SECONDS
 
     def forget(self, peer: PeerId) -> None:
-        """A peer has come back: all its roots may be reached."""
+        """Forget which roots of a peer were unreachable: the peer has come back."""
         for key in [key for key in self._unreachable if key[1] == peer]:
             del self._unreachable[key]
 
     def round_trip_seconds(self, roots: Sequence[str]) -> float:
-        """The shortest to any of these; 0 if none was measured."""
+        """The shortest round trip to any of these roots; 0 if none was measured."""
         known = (self._round_trips[root] for root in roots if root in self._round_trips)
         return min(known, default=0.0)
 
@@ -132,7 +135,10 @@ class Pool:
     async def _open(
         self, root: str, peer: PeerId | None, credential: bytes, connect_seconds: float
     ) -> Connection:
-        """Connect and prove, within `connect_seconds`; raises `Unreachable`, `FetchError`."""
+        """Connect and prove this peer's identity, within `connect_seconds`.
+
+        Raises `Unreachable`, `FetchError`.
+        """
         with trio.move_on_after(connect_seconds):
             stream = await self._connect(root, peer)
             connection = Connection(Wire(stream, self._traffic, self._buffers), root)
@@ -183,7 +189,7 @@ class Pool:
             raise await connection.refusal(status, size)
         challenge = await connection.small_answer(size)
         if status != 200 or len(challenge) != CHALLENGE_BYTES:
-            return  # a plain web server in front: it needs no proof, or will refuse
+            return  # a plain web server in front of the peer: needs no proof, or will refuse
         signature = self._identity.sign(proof_message(peer, challenge))
         proof = encode(Proof(self._identity.peer_id, signature, credential))
         headers = [(b"content-length", b"%d" % len(proof))]
@@ -211,6 +217,6 @@ def _why(error: BaseException) -> str:
     if isinstance(cause, ExceptionGroup):
         cause = cause.exceptions[0]
     if isinstance(cause, OSError) and cause.strerror:
-        # trio puts the address before it, which the caller names already.
+        # trio puts the address before the reason; the caller names it already.
         return cause.strerror.rpartition("): ")[2]
     return str(cause)

@@ -1,4 +1,4 @@
-"""The piece server: accepts HTTP connections and bounds how many there are."""
+"""The piece server: accepts HTTP connections and limits their number."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BulkServer:
     async def _connection(self, stream: trio.SocketStream) -> None:
         try:
             host = str(stream.socket.getpeername()[0])
-        except OSError:  # gone already
+        except OSError:  # the client has disconnected already
             await trio.aclose_forcefully(stream)
             return
         wire = Wire(stream, self._serving.traffic, self._buffers)

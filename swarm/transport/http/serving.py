@@ -1,4 +1,4 @@
-"""What every answer of one piece server needs, over HTTP and over streams."""
+"""The parts of a piece server that HTTP and streams share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.world import Disk, Sink
 
 
 class Reply(Exception):
-    """Ends a request with a status and a line of text."""
+    """Ends a request with a status and one line of text."""
 
     def __init__(self, status: int, text: str, *, close: bool = False) -> None:
         super().__init__(text)
@@ -24,16 +24,16 @@ class Reply(Exception):
 
 @dataclass(frozen=True)
 class Serving:
-    """One peer's side of the piece plane."""
+    """The objects that every answer of one peer's piece plane needs."""
 
     peer_id: PeerId
     disk: Disk
     get_service: Callable[[], BulkService | None]
     traffic: Traffic = field(default_factory=Traffic)
     uplink: Uplink = field(default_factory=Uplink)
-    """The limit on all that is sent."""
+    """Limits the rate of all blobs sent."""
     pages: Mapping[bytes, bytes] = field(default_factory=dict)
-    """Small documents by path, for everybody; only over HTTP."""
+    """Small documents by path, served to every client; only over HTTP."""
 
     def service(self) -> BulkService:
         service = self.get_service()

@@ -1,4 +1,4 @@
-"""One HTTP connection that this peer answers, request after request."""
+"""The server's side of one HTTP connection."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from swarm.transport.http.wire import Wire
 from swarm.world import Sink
 
 PROOF_BYTES_MAX = ENVELOPE_BYTES_MAX + 1024
-"""An admission envelope, a peer id and a signature."""
+"""Room for an admission envelope, a peer id and a signature."""
 
 
 class Session:
-    """One HTTP connection, request after request."""
+    """Answers the requests of one HTTP connection, one after the other."""
 
     def __init__(self, serving: Serving, clients: Clients, wire: Wire, host: str) -> None:
         self._serving = serving
@@ -36,10 +36,10 @@ class Session:
         self._credential = b""
         self._challenge: bytes | None = None
         self._admitted_at: float | None = None
-        """When this client was last found to be admitted."""
+        """When this client was last found to be admitted; None: it was not."""
 
     def end(self) -> None:
-        """Forget whose connection this is."""
+        """Stop counting this connection as its client's."""
         if self._client is not None:
             self._clients.leave(self._client)
             self._client = None
@@ -142,7 +142,7 @@ class Session:
         peer = PeerId(proof.peer)
         if not self._serving.service().admits(peer, proof.credential):
             raise Reply(403, "this peer is not admitted", close=True)
-        self.end()  # it may have been a peer's before, or this one's
+        self.end()  # the connection may already count as this peer's or another's
         if not self._clients.enter(peer):
             raise Reply(503, "too many connections of this peer", close=True)
         self._client, self._credential = peer, proof.credential

@@ -1,4 +1,4 @@
-"""One connection of the piece plane: heads parsed by h11, bodies moved around it."""
+"""One connection of the piece plane: h11 parses its heads, bodies bypass h11."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from swarm.transport.http.pace import Broken, Pace, Uplink
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 520 * 1024
-"""Received before it is hashed and written: a head and a piece of 512 KiB."""
+"""Bytes received before they are hashed and written: a head and a piece of 512 KiB."""
 
 BUFFERS_KEPT = 8
-"""Buffers kept for the next bodies: as many as a fetch receives at once to begin with."""
+"""Buffers kept for the next bodies: the number of bodies that a fetch first receives at once."""
 
 
 class Buffers:
-    """Buffers for bodies, used again: making one costs as much as receiving a piece."""
+    """Reused buffers for bodies: allocating one costs as much as receiving a piece."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
@@ -57,7 +57,7 @@ class Wire:
             if isinstance(stream, trio.SocketStream)
             else stream.transport_stream.socket
         )
-        # The same socket once more: trio's own calls cost more than moving 100 KB.
+        # A second object for the same socket: trio's own calls cost more than moving 100 KB.
         self._raw = socket.socket(fileno=self.socket.fileno())
         self._raw.settimeout(0.0)
         self._traffic = traffic
@@ -74,7 +74,7 @@ class Wire:
         self.socket.close()
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Send a head or a reason. `more`: a body follows, to travel in one packet."""
+        """Send a head or a reason. `more`: a body follows and may share a packet with it."""
         if isinstance(self.stream, trio.SocketStream):
             try:
                 data = data[self._raw.send(data, socket.MSG_MORE if more else 0) :]
@@ -95,7 +95,7 @@ class Wire:
     async def head(
         self, parser: h11.Connection, idle_seconds: float
     ) -> h11.Request | h11.Response | h11.InformationalResponse:
-        """The next head; raises `Broken` or `h11.RemoteProtocolError`."""
+        """Receive the next head; raises `Broken` or `h11.RemoteProtocolError`."""
         began = bool(self._ahead)
         received = len(self._ahead)
         seconds = limits.HEAD_SECONDS if began else idle_seconds
@@ -106,7 +106,7 @@ class Wire:
                 event = parser.next_event()
                 if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse):
                     self._ahead = bytes(parser.trailing_data[0])
-                    # h11 bounds what is not complete yet; the last packet may do both.
+                    # h11 limits only an incomplete head; the last packet may complete a longer one.
                     if received - len(self._ahead) > limits.HEAD_BYTES_MAX:
                         raise h11.RemoteProtocolError("the head is too long")
                     return event
@@ -123,8 +123,10 @@ class Wire:
         raise Broken("said nothing in time")
 
     async def plain_get(self, idle_seconds: float) -> bytes | None:
-        """The digest wanted, if the next request is a peer's for a piece and nothing else. None:
-        it is another one, which `head` has yet to read. Raises `Broken`."""
+        """The digest that the next request asks for, if it is a peer's plain request for a piece.
+
+        None: it is another request, which `head` has yet to read. Raises `Broken`.
+        """
         await trio.lowlevel.checkpoint()  # give other connections their turn
         if not self._ahead:
             with trio.move_on_after(idle_seconds):
@@ -165,14 +167,17 @@ class Wire:
         return len(data)
 
     async def plain_blob(self, size_bytes: int, write: Callable[[memoryview], object]) -> int:
-        """Receive a peer's answer to a GET; returns the size it states, and -1 for any other
-        answer, which `head` has yet to read. `write` got the body if the size is `size_bytes`."""
+        """Receive a peer's plain answer to a GET; returns the size that it states.
+
+        -1: it is another answer, which `head` has yet to read. `write` got the body if the size
+        is `size_bytes`.
+        """
         if len(self._ahead) > PLAIN_HEAD_BYTES_MAX:
             return -1
         with self._buffers.borrowed() as buffer:
             pace = Pace(size_bytes)
             with pace.scope:
-                # Little of a next answer is received with this one.
+                # Limits how much of the next answer is received with this one.
                 wanted = buffer[: PLAIN_HEAD_BYTES_MAX + size_bytes]
                 filled = len(self._ahead)
                 buffer[:filled] = self._ahead
@@ -209,7 +214,7 @@ class Wire:
         write: Callable[[memoryview], object],
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Receive exactly `size_bytes` into `write`, as long as `still()`."""
+        """Receive exactly `size_bytes` into `write`, as long as `still()` is true."""
         with self._buffers.borrowed() as buffer:
             filled = min(len(self._ahead), size_bytes, len(buffer))
             buffer[:filled] = self._ahead[:filled]
@@ -229,8 +234,10 @@ class Wire:
         filled: int,
         pace: Pace,
     ) -> None:
-        """Receive the rest of a body whose first bytes are `buffer[start:filled]`; `write` gets
-        all of it, in large parts. Call it within `pace.scope`."""
+        """Receive the rest of a body whose first bytes are `buffer[start:filled]`.
+
+        `write` gets the whole body in large parts. Call this within `pace.scope`.
+        """
         if filled - start > size_bytes:
             self._ahead = bytes(buffer[start + size_bytes : filled])
             filled = start + size_bytes
@@ -260,8 +267,10 @@ class Wire:
         uplink: Uplink,
         still: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Send a range of a file by sendfile, as long as `still()`. Raises `Broken`, and `OSError`
-        if the file cannot be opened."""
+        """Send a range of a file by sendfile, as long as `still()` is true.
+
+        Raises `Broken`, and `OSError` if the file cannot be opened.
+        """
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         done = 0
         pace = Pace(size_bytes, still)

@@ -4,8 +4,7 @@
     async with open_libp2p(identity, listen, world=world, disk=disk) as transport:
         await transport.connect(peer, addresses)
 
-What libp2p 0.8.1 gets wrong, and what is done about it here, is listed in
-`docs/decisions/libp2p.md`.
+`docs/decisions/libp2p.md` lists the defects of libp2p 0.8.1 and how this package repairs them.
 """
 
 from swarm.transport.libp2p.addresses import check_port_free, parse_multiaddr, require_peer

@@ -1,4 +1,4 @@
-"""Multiaddrs that people type, and addresses that connections come from."""
+"""Multiaddrs: parsing, resolving and expanding them, and explaining why dialling one failed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from swarm.transport import DialFailure
 from swarm.transport.libp2p.guard import innermost, reason_of
 
 RESOLVED_MAX = 4
-"""IP addresses of one name that are tried."""
+"""IP addresses tried for one name."""
 
 _FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
-    """A TCP multiaddr a person typed, and the peer id it ends in, if any. Raises `UserError`."""
+    """Parse a TCP multiaddr that a person typed, and the peer id that it ends in, if any.
+
+    Raises `UserError`.
+    """
     try:
         address = Multiaddr(text)
         protocols = [protocol.name for protocol in address.protocols()]
@@ -50,8 +53,10 @@ def parse_multiaddr(text: str) -> tuple[Multiaddr, PeerId | None]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise `UserError` if this peer cannot listen there, above all because somebody else does:
-    libp2p would share the port silently. Port 0 asks about the host alone."""
+    """Raise `UserError` if this peer cannot listen on a port, usually since another process does.
+
+    libp2p would share the port silently. Port 0 checks only the host.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,9 +75,9 @@ def check_port_free(host: str, port: int) -> None:
 
 
 async def resolved(address: Multiaddr) -> list[Multiaddr]:
-    """An address with its name replaced by each IP address that this machine finds for it.
+    """Replace the name in an address by each IP address that this machine finds for it.
 
-    libp2p asks a DNS server instead, and knows no `/etc/hosts`. Raises `socket.gaierror`.
+    libp2p itself would ask a DNS server and ignore `/etc/hosts`. Raises `socket.gaierror`.
     """
     protocol = next(iter(address.protocols())).name
     if protocol not in _FAMILIES:
@@ -89,7 +94,7 @@ async def resolved(address: Multiaddr) -> list[Multiaddr]:
 
 
 def dial_failure(text: str, error: BaseException) -> DialFailure:
-    """Why dialling an address raised, as a person understands it."""
+    """Explain to a person why dialling an address failed."""
     cause = innermost(error)
     if isinstance(cause, socket.gaierror):
         return DialFailure(
@@ -135,7 +140,7 @@ def without_peer(address: Multiaddr) -> str:
 
 
 def expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
-    """Addresses with 0.0.0.0 and :: replaced by those of the interfaces, loopback last."""
+    """Replace 0.0.0.0 and :: by the addresses of the interfaces, loopback last."""
     result: list[Multiaddr] = []
     for address in addresses:
         host, port = host_and_port(address)

@@ -1,4 +1,4 @@
-"""Whose reservations a relay has room for, put right (circuit relay v2 of libp2p 0.8.1)."""
+"""Reservations of a relay, with libp2p's defects repaired (circuit relay v2, libp2p 0.8.1)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swarm.transport.libp2p.connections import TamedSwarm
 from swarm.transport.room import Held
 
 RELAY_STRANGERS_PER_RANGE_MAX = 16
-"""Of them, those from one public /24 or /48 that are not admitted (yet)."""
+"""Reservations of peers of one public /24 (IPv6: /48) that are not admitted (yet)."""
 
 
 class Circuits(CircuitV2Protocol):  # type: ignore[misc]
-    """libp2p's relay, with room for those who take part. It lets anybody reserve in another peer's
-    name, and strangers take every place."""
+    """libp2p's relay, with slots for admitted peers. libp2p's own lets any peer reserve in another
+    peer's name, and lets strangers take every slot."""
 
     def __init__(self, host: Any, limits: RelayLimits, *, allow_hop: bool) -> None:
         super().__init__(host, limits, allow_hop=allow_hop)
@@ -39,8 +39,11 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
 
 
 class Reservations(RelayResourceManager):  # type: ignore[misc]
-    """Those of connected peers: an admitted one takes a stranger's place where all are taken, and
-    strangers get so many of an address range."""
+    """The reservations of connected peers.
+
+    When all slots are taken, an admitted peer takes a stranger's. Strangers of one address range
+    have at most `RELAY_STRANGERS_PER_RANGE_MAX`.
+    """
 
     def __init__(
         self, limits: RelayLimits, host: Any, connection_of: Callable[[ID], Held | None]
@@ -49,7 +52,7 @@ class Reservations(RelayResourceManager):  # type: ignore[misc]
         self._connection_of = connection_of
 
     def can_accept_reservation(self, peer_id: ID) -> bool:
-        """Whether there is room for a peer, which is made here."""
+        """Whether a peer may reserve; frees a slot for it where the rules allow that."""
         newcomer = self._connection_of(peer_id)
         if newcomer is None:
             return False

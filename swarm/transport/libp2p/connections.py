@@ -1,4 +1,4 @@
-"""libp2p's connection table and what it starts for a connection, put right (libp2p 0.8.1)."""
+"""libp2p's connection table, host, upgrader and dialler, with their defects repaired (0.8.1)."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ from swarm.transport.room import Door, NoRoom, connections_max, least_useful, or
 log = logging.getLogger(__name__)
 
 CONNECTIONS_PER_PEER_MAX = 3
-"""With one peer: both may dial at once, and a relayed one may become direct."""
+"""Connections to one peer: both sides may dial at once, and a relayed one may become direct."""
 
 NEGOTIATIONS_PER_CONNECTION_MAX = 16
-"""Streams of one connection whose protocol is being agreed on; more wait their turn."""
+"""Streams of one connection that negotiate their protocol at once; more must wait."""
 
 LIBP2P_STREAMS_PER_CONNECTION_MAX = 32
 """Streams of libp2p's own protocols (ping, identify, circuits) served on one connection: each may
 hold a message of 64 KiB, and a peer reaches about ten others through one relay."""
 
 IDENTIFY_BYTES_MAX = 16 * 1024
-"""What a peer says of itself: key, protocols, addresses; go-libp2p sends at most 8 KiB."""
+"""A peer's identify message: key, protocols, addresses. go-libp2p sends at most 8 KiB."""
 
 
 class _Buffered(RawConnection):  # type: ignore[misc]
-    """A TCP connection read in large pieces: noise asks for two bytes, then for the rest."""
+    """A TCP connection read in large parts: noise reads two bytes, then the rest of a message."""
 
     _buffer = b""
     _at = 0
@@ -68,11 +68,11 @@ class _Buffered(RawConnection):  # type: ignore[misc]
     def __init__(self, stream: Any, initiator: bool) -> None:
         super().__init__(stream, initiator)
         self._remote: tuple[str, int] | None = None
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the connection is closed already
             self._remote = stream.stream.socket.getpeername()[:2]
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """libp2p's own knows no IPv6."""
+        """The remote host and port; libp2p's own method does not support IPv6."""
         return self._remote
 
     async def read(self, n: int | None = None) -> bytes:
@@ -84,20 +84,20 @@ class _Buffered(RawConnection):  # type: ignore[misc]
 
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
-    """libp2p's dials every address it has ever heard of, whatever its watermarks say."""
+    """Dials nothing: libp2p's own dials every address it knows, whatever its watermarks say."""
 
     async def maybe_connect(self) -> None:
         return
 
 
 class TamedSwarm(Swarm):  # type: ignore[misc]
-    """libp2p's connection table with its defects repaired (libp2p 0.8.1).
+    """libp2p's connection table with its defects repaired. In libp2p 0.8.1:
 
-    - It dials strangers by itself.
+    - The table dials strangers by itself.
     - An accepted connection keeps its inbound slot, a task and its socket object until the host
       ends, so a host stops accepting after `max_connections` connections in its whole life.
-    - There is no bound per remote address, and when it is full newcomers are refused.
-    - There is no way to refuse a peer by its id.
+    - There is no limit per remote address, and a full table refuses newcomers.
+    - A peer cannot be refused by its id.
     """
 
     def __init__(self, guard: Guard, *args: Any, **kwargs: Any) -> None:
@@ -127,19 +127,19 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
                     await muxed.event_closed.wait()
         except NoRoom as error:
             self.guard.tell("connection", host, str(error))
-        except Exception as error:  # whatever a stranger's handshake makes libp2p raise
+        except Exception as error:  # a stranger's handshake can make libp2p raise anything
             log.debug("connection from %s refused: %r", host, error)
         finally:
             read_write_closer.stream.socket.close()
 
     def _let_go(self, connection: Any) -> None:
-        """Close a connection that makes way for another."""
+        """Close a connection to make room for another."""
         log.debug("%s makes way for another", connection.muxed_conn.peer_id)
         connection.leaving = True
         self._start(connection, connection.close)
 
     def _make_room(self, connection: Connection) -> None:
-        """Raises `SwarmException` when there is none."""
+        """Make room for a connection; raises `SwarmException` if none can be made."""
         held = [c for c in self.get_connections() if not c.leaving]
         own = self.connections.get(connection.muxed_conn.peer_id, [])
         own = [c for c in own if not c.leaving]
@@ -152,20 +152,20 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             self._let_go(useless)
 
     async def notify_opened_stream(self, stream: Any) -> None:
-        """Nobody listens; libp2p would start a nursery with a task for each who does not."""
+        """Do nothing: nothing here needs the notice, and libp2p's own starts a nursery for it."""
 
     async def notify_closed_stream(self, stream: Any) -> None:
-        """Likewise."""
+        """Do nothing, for the same reason."""
 
     async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Connection:
-        """Take a connection in; its tasks and those of its streams end in the guard."""
+        """Add a connection to the table; the guard runs its tasks and those of its streams."""
         peer = PeerId(str(muxed_conn.peer_id))
         try:
             public_key_of(peer)
             reason = "the peer is banned here" if self.refuses(peer) else None
             if muxed_conn.peer_id == self.get_peer_id():
                 reason = "it has this peer's own key"
-        except InvalidPeerId as error:  # RSA or secp256k1: nothing here could check its signatures
+        except InvalidPeerId as error:  # RSA or secp256k1: its signatures cannot be checked here
             reason = str(error)
         if reason is not None:
             await muxed_conn.secured_conn.close()
@@ -192,20 +192,20 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         )
 
     async def notify_disconnected(self, conn: Any) -> None:
-        """Without libp2p's own memory of everybody who ever left."""
+        """Notify, and forget the peer: libp2p's own remembers every peer that ever left."""
         await self._notify("disconnected", conn)
         self.forget(conn.muxed_conn.peer_id)
 
     def forget(self, peer_id: ID) -> None:
-        """Keep nothing of a peer that is not connected."""
+        """Delete what the peer store holds of a peer that is not connected."""
         if not self.connections.get(peer_id):
             self.peerstore.peer_data_map.pop(peer_id, None)
             self.peerstore.peer_record_map.pop(peer_id, None)
 
 
 class Connection(SwarmConn):  # type: ignore[misc]
-    """A connection in the table. Each of its streams runs in the guard: in libp2p's class an
-    exception of one stream ends the whole host."""
+    """A connection in the table. The guard runs each of its streams: in libp2p's own class an
+    exception in one stream ends the whole host."""
 
     def __init__(self, muxed_conn: Any, swarm: TamedSwarm, direction: str) -> None:
         super().__init__(muxed_conn, swarm, direction=direction)
@@ -225,12 +225,12 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
     @property
     def vouched(self) -> bool:
-        """Whether it is a trusted, admitted or otherwise known peer's."""
+        """Whether its peer is trusted, admitted or otherwise known."""
         return bool(self.swarm.vouches(PeerId(str(self.muxed_conn.peer_id))))
 
     @property
     def idle(self) -> bool:
-        """Whether it carries no stream, and is not so young that it soon may."""
+        """Whether it carries no stream and is older than `CONNECTION_GRACE_SECONDS`."""
         age = trio.current_time() - self.opened_at
         return not self.streams and age >= limits.CONNECTION_GRACE_SECONDS
 
@@ -246,7 +246,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
             await self.close()
 
     async def close(self) -> None:
-        """Only the first call does anything."""
+        """Close the connection. Only the first call does anything."""
         if self.event_closed.is_set():
             return
         self.event_closed.set()
@@ -266,14 +266,17 @@ class Connection(SwarmConn):  # type: ignore[misc]
             )
         finally:
             self.remove_stream(stream)
-            if stream.get_protocol() != STOP_PROTOCOL:  # that stream now carries a connection
+            if stream.get_protocol() != STOP_PROTOCOL:  # a STOP stream now carries a connection
                 with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
                     await muxed_stream.retire()
 
 
 class Host(BasicHost):  # type: ignore[misc]
-    """libp2p's host, with bounded negotiation. It asks who somebody is in a task of trio itself, in
-    which an exception would end the process; here that runs in the guard."""
+    """libp2p's host, with bounded negotiation.
+
+    libp2p's own runs identify in a trio system task, in which an exception would end the process;
+    here the guard runs it.
+    """
 
     def __init__(self, swarm: TamedSwarm) -> None:
         super().__init__(swarm, negotiate_timeout=int(limits.STREAM_OPEN_DEADLINE_SECONDS))
@@ -294,7 +297,7 @@ class Host(BasicHost):  # type: ignore[misc]
             return
         net_stream.set_protocol(protocol)
         connection = net_stream.swarm_conn
-        if not protocol.startswith(("/ipfs/", "/libp2p/")):  # ours have their own limit
+        if not protocol.startswith(("/ipfs/", "/libp2p/")):  # our protocols have their own limit
             await handler(net_stream)
         elif connection.served < LIBP2P_STREAMS_PER_CONNECTION_MAX:
             connection.served += 1
@@ -317,7 +320,7 @@ class Host(BasicHost):  # type: ignore[misc]
         )
 
     async def _identify_peer(self, peer_id: ID, *, reason: str) -> None:
-        """Ask who a peer is; libp2p's own takes an answer of 1 MiB."""
+        """Ask a peer to identify itself; libp2p's own method accepts an answer of 1 MiB."""
         message = Identify()
         with trio.fail_after(limits.STREAM_OPEN_DEADLINE_SECONDS):
             stream = await self.new_stream(peer_id, [IDENTIFY_PROTOCOL])
@@ -340,7 +343,7 @@ class Host(BasicHost):  # type: ignore[misc]
 
 
 class Upgrader(TransportUpgrader):  # type: ignore[misc]
-    """Agrees on noise and yamux with bounded messages."""
+    """Negotiates noise and yamux with bounded messages."""
 
     def __init__(self, noise: Any, guard: Guard) -> None:
         super().__init__(noise, {TProtocol(yamux.PROTOCOL): Yamux})
@@ -352,7 +355,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
             selector.multiselect_client = BoundedMultiselectClient()
 
     async def upgrade_connection(self, conn: Any, peer_id: ID) -> Yamux:
-        """libp2p's own makes a muxer of its own, whatever it was given."""
+        """Negotiate yamux; libp2p's own method ignores the muxer class it was given."""
         try:
             await self.muxer_multistream.select_transport(conn)
         except MultiselectError as error:
@@ -362,7 +365,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
 
 
 class TamedTCP(TCP):  # type: ignore[misc]
-    """Remembers the sockets it dialled: libp2p closes them only if it is not cancelled."""
+    """Remembers the sockets it dialled: a cancelled libp2p does not close them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,7 +383,7 @@ class TamedTCP(TCP):  # type: ignore[misc]
 
 class HolePunching(DCUtRProtocol):  # type: ignore[misc]
     """DCUtR without its two-second poll over all connections: `Libp2pTransport` starts it when a
-    relayed connection comes in, as the specification has it."""
+    relayed connection is accepted, as the specification requires."""
 
     async def _auto_drive_loop(self) -> None:
         return

@@ -1,4 +1,4 @@
-"""The one place where what a stranger's connection or stream makes libp2p raise comes to an end."""
+"""Containment of the exceptions that a stranger's connection or stream causes in libp2p."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from swarm.transport import limits
 log = logging.getLogger(__name__)
 
 BROKEN = (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What libp2p raises when a connection or stream breaks, as any may."""
+"""What libp2p raises when a connection or stream breaks. Any may break; that is no fault."""
 
 
 class Guard:
-    """Runs what libp2p does with a connection or a stream, and lets no exception of it out.
+    """Runs libp2p's tasks for connections and streams, and lets none of their exceptions out.
 
-    What failed is undone (a stream reset, a connection closed) and told as the event
+    A stream that failed is reset, a connection is closed. The fault is reported as the event
     `transport.contained`, at most `STRANGERS_EVENTS_PER_MINUTE` times a minute.
     """
 
@@ -37,9 +37,9 @@ class Guard:
         task: Callable[[], Awaitable[Any]],
         undo: Callable[[], Awaitable[Any]],
     ) -> None:
-        """Run `task` of `remote`, a "stream" or a "connection"; `undo` it should it raise.
+        """Run a task for `remote`, and `undo` if it raises. Raises nothing but cancellation.
 
-        Raises nothing but cancellation.
+        `what` is "stream" or "connection".
         """
         try:
             await task()
@@ -54,13 +54,13 @@ class Guard:
                 await undo()
 
     def tell(self, what: str, remote: str, reason: str) -> None:
-        """Say that a fault of `remote` was contained, unless that was said often enough lately."""
+        """Report that a fault of `remote` was contained, at a limited rate."""
         if self._events is not None:
             self._events.emit("transport.contained", what=what, remote=remote, reason=reason)
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first cause of nested exceptions and groups of them."""
+    """The innermost cause of an exception; of a group, its first exception."""
     while True:
         error = leaf_errors(error)[0]
         if error.__cause__ is None:

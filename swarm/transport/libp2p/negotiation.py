@@ -1,4 +1,4 @@
-"""Agreeing on a protocol (multistream-select) with bounds; libp2p reads whatever is announced."""
+"""Protocol negotiation (multistream-select) with limits; libp2p reads messages of any size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.utils import read_varint_prefixed_bytes_limited
 
 NEGOTIATION_BYTES_MAX = 1024
-"""One message in which a protocol is named; ours have 30 bytes."""
+"""One message that names a protocol; our names have 30 bytes."""
 
 NEGOTIATION_MESSAGES_MAX = 32
-"""Of one side, until a protocol is agreed on."""
+"""Messages of one side until a protocol is agreed on."""
 
 
 class _Communicator(MultiselectCommunicator):  # type: ignore[misc]
-    """Reads messages of a bounded size, and few of them."""
+    """Reads messages of limited size and number."""
 
     _left = NEGOTIATION_MESSAGES_MAX
 
@@ -42,14 +42,14 @@ class _Communicator(MultiselectCommunicator):  # type: ignore[misc]
 
 
 class BoundedMultiselect(Multiselect):  # type: ignore[misc]
-    """The side that is asked."""
+    """The side that answers a negotiation."""
 
     async def negotiate(self, communicator: Any, negotiate_timeout: int = 10) -> Any:
         return await super().negotiate(_Communicator(communicator.read_writer), negotiate_timeout)
 
 
 class BoundedMultiselectClient(MultiselectClient):  # type: ignore[misc]
-    """The side that asks."""
+    """The side that starts a negotiation."""
 
     async def select_one_of(
         self, protocols: Sequence[TProtocol], communicator: Any, negotiate_timeout: int = 10

@@ -1,4 +1,4 @@
-"""Builds a libp2p host with its defects repaired, and a transport on it."""
+"""Construction of a libp2p host with its defects repaired, and of a transport on it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.world import Disk, World
 
 HANDSHAKE_SECONDS = 10.0
-"""From an accepted connection's first byte until it is known whose it is: four round trips."""
+"""From accepting a connection until its peer has proved its identity: four round trips."""
 
 RELAY_CIRCUITS_PER_PEER_MAX = 32
-"""Connections through a relay to one of them."""
+"""Connections through this relay to one peer."""
 
 RELAY_CIRCUIT_SECONDS = 3600
 """A relayed connection ends after this long; its peers reconnect."""
@@ -43,14 +43,14 @@ RELAY_CIRCUIT_BYTES = 1 << 30
 """Bytes of one relayed connection: control traffic and an occasional piece, not checkpoints."""
 
 RELAY_RESERVATION_SECONDS = 3600
-"""Renewed at half of it."""
+"""Lifetime of a reservation; its peer renews it after half of that."""
 
 NO_LIMIT = 1 << 30
 
 
 def quiet_libp2p() -> None:
-    """Keep libp2p's own loggers silent, for the whole process: they report as errors what strangers
-    cause at will. `Guard` reports those events."""
+    """Silence libp2p's own loggers for the whole process: any stranger can cause their errors.
+    `Guard` reports those events instead."""
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
@@ -66,12 +66,12 @@ async def open_libp2p(
     bulk_port: int = 0,
     uplink_bytes_per_second: float | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
-    """A peer on the real network, until the block ends.
+    """The transport of a peer on the real network, until the block ends.
 
     `listen`: TCP multiaddrs; none for a peer that only dials. `events`: receives contained faults
     of strangers. `relay`: carry connections for peers behind NAT. `bulk_port`: the port of HTTP, on
     the same interfaces (0: any). `uplink_bytes_per_second`: a limit on all blobs sent.
-    Raises `UserError` for a malformed address or a port that is taken.
+    Raises `UserError` for a malformed address or a port in use.
     """
     addresses = _listen_addresses(listen, bulk_port)
     quiet_libp2p()

@@ -1,4 +1,4 @@
-"""The piece plane of a libp2p peer: over HTTP, and over a stream where HTTP leads nowhere."""
+"""The piece plane of a libp2p peer: over HTTP, or over a stream where HTTP does not work."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from swarm.transport.libp2p.addresses import expanded, host_and_port
 from swarm.world import Piece, Sink
 
 CONNECT_SECONDS_MIN = 1.0
-"""One of several HTTP addresses has at least this long: a few round trips."""
+"""Time given to each of several HTTP addresses, at least: a few round trips."""
 
 _Result = TypeVar("_Result")
 
 
 class StreamOpener(Protocol):
-    """The part of a transport that the fallback needs."""
+    """The part of a transport that the fallback to streams needs."""
 
     def is_connected(self, peer: PeerId) -> bool: ...
 
@@ -78,11 +78,11 @@ class PiecePlane:
         self._client.pool.close()
 
     def came(self, peer: PeerId) -> None:
-        """A peer has connected: its HTTP addresses may be reached."""
+        """Note that a peer has connected: its HTTP addresses are worth trying again."""
         self._client.pool.forget(peer)
 
     def went(self, peer: PeerId) -> None:
-        """A peer's connection ended: its admission is checked again on the next."""
+        """Note that a peer's connection ended: on the next one its admission is checked again."""
         self._stream_server.forget(peer)
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
@@ -128,10 +128,11 @@ class PiecePlane:
     async def _by_http(
         self, source: Source, ask: Callable[[str, float], Awaitable[_Result]]
     ) -> _Result:
-        """`ask(root, seconds to connect)` at the first root of a source that can be reached.
+        """Call `ask(root, seconds to connect)` for the first reachable root of a source.
 
-        Raises `Unreachable` when none can, soon enough for another way to be tried. A root that
-        did not answer lately is left out if there is another, or a connection to the peer.
+        Raises `Unreachable` when none can be reached, early enough for a stream to be tried. A
+        root that did not answer lately is skipped if there is another root, or a connection to the
+        peer.
         """
         roots = source.addresses[: limits.DIAL_ADDRESSES_MAX]
         likely = [root for root in roots if self._client.pool.may_reach(root, source.peer)]
@@ -143,7 +144,7 @@ class PiecePlane:
         for index, root in enumerate(roots):
             left = deadline - trio.current_time()
             if left <= 0:
-                break  # the others have their turn in the next request
+                break  # the next request tries the remaining roots
             share = max(left / (len(roots) - index), CONNECT_SECONDS_MIN)
             try:
                 return await ask(root, min(left, share))
@@ -161,7 +162,7 @@ class PiecePlane:
         return await fetch_over_stream(stream, reference, sink, self._credential(), self._traffic)
 
     async def _blob_stream(self, source: Source, unreachable: Unreachable) -> Stream:
-        """A stream to a source that has no HTTP address, or none that works."""
+        """Open a stream to a source that has no HTTP address, or none that works."""
         if source.peer is None or not self._opener.is_connected(source.peer):
             raise unreachable
         try:

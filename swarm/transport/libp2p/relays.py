@@ -43,14 +43,14 @@ class Relays:
         self._host = host
         self._dialler = dialler
         self._held: dict[str, Multiaddr] = {}
-        """Reservations, by the relay's address as it was given."""
+        """Relays that hold a reservation for this peer, by the address given to `use_relay`."""
 
     def addresses(self) -> list[Multiaddr]:
-        """Relays that hold a reservation for this peer now."""
+        """Addresses of the relays that hold a reservation for this peer now."""
         return list(self._held.values())
 
     async def keep_reservation(self, text: str) -> None:
-        """Renew a reservation at half its life; get it back when the relay was lost."""
+        """Renew a reservation at half its lifetime, and after the relay was lost."""
         _, relay = require_peer(text)
         while True:
             try:

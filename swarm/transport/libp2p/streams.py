@@ -1,4 +1,4 @@
-"""A libp2p stream as the byte stream that `swarm.transport.framing` carries frames on."""
+"""Adapter from a libp2p stream to the `ByteStream` of `swarm.transport.framing`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from swarm.transport.libp2p.guard import BROKEN
 log = logging.getLogger(__name__)
 
 BROKEN_STREAM = (*BROKEN, ValueError)
-"""A broken connection or stream, or nonsense on it; everything else is a defect, and loud."""
+"""A broken connection or stream, or nonsense on it. Any other exception is a defect of ours and is
+not caught."""
 
 READ_BYTES = 1 << 20
-"""Read from a stream at once."""
+"""Bytes read from a stream at once."""
 
 
 class Libp2pBytes:
@@ -67,6 +68,6 @@ class Libp2pBytes:
                 log.debug("resetting a stream: %r", error)
 
     async def _forget(self) -> None:
-        """libp2p keeps an entry for every stream that ends by itself; this drops it."""
+        """Drop libp2p's entry of a stream that has ended; libp2p itself keeps it."""
         with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
             await self._stream.remove()

@@ -53,8 +53,10 @@ log = logging.getLogger(__name__)
 
 
 class _Notifee(INotifee):  # type: ignore[misc]
-    """Hands libp2p's connection notices to the transport, in whose nursery a defect is loud:
-    libp2p would only log it."""
+    """Passes libp2p's connection notices to the transport.
+
+    An exception is raised in the transport's nursery: libp2p would only log it.
+    """
 
     def __init__(self, transport: Libp2pTransport) -> None:
         self._transport = transport
@@ -138,8 +140,8 @@ class Libp2pTransport(BaseTransport):
         return tuple(self._pieces.roots)
 
     def reachability(self) -> Reachability:
-        """PUBLIC once a stranger has connected directly or an address is global; PRIVATE when not
-        listening, or when only relays lead here."""
+        """PUBLIC once another peer has connected directly, or an address is global; PRIVATE if
+        this peer does not listen or is reached only through relays."""
         if self._seen_direct_inbound:
             return Reachability.PUBLIC
         own = self._host.get_transport_addrs()
@@ -193,7 +195,7 @@ class Libp2pTransport(BaseTransport):
         )
 
     async def _try_address(self, peer: PeerId, text: str) -> DialFailure | None:
-        """None when connected, else why not."""
+        """None when connected, else the failure."""
         try:
             address, named = parse_multiaddr(text)
         except UserError:
@@ -205,8 +207,8 @@ class Libp2pTransport(BaseTransport):
                 if "/p2p-circuit" in text:
                     await self._relays.dial(peer, text)
                 else:
-                    # Not host.connect: that waits 250 ms after every dial that succeeded
-                    # ("happy eyeballs"), and blocks a peer for 60 s after one that failed.
+                    # Not host.connect: it waits 250 ms after every successful dial ("happy
+                    # eyeballs"), and blocks a peer for 60 s after a failed one.
                     await self._dial_any(await resolved(address), ID.from_string(peer))
             except (ConnectError, StreamError) as error:
                 return DialFailure(text, str(error))
@@ -217,7 +219,7 @@ class Libp2pTransport(BaseTransport):
         return None
 
     async def _dial_any(self, addresses: Sequence[Multiaddr], peer: ID) -> None:
-        """Dial addresses of one name in turn; raises what the last one did."""
+        """Dial the addresses of one name in turn; raises what the last dial raised."""
         for address in addresses[:-1]:
             with contextlib.suppress(*BROKEN_STREAM):
                 await self._swarm.dial_addr(address, peer)
@@ -267,7 +269,7 @@ class Libp2pTransport(BaseTransport):
                 self._emit(ConnectionEvent(peer, connected=False))
 
     async def _watch(self, connection: Connection) -> None:
-        """Close a connection whose other end has gone silent."""
+        """Ping a connection, and close it when the other side does not answer."""
         muxed = connection.muxed_conn
         while not muxed.event_closed.is_set():
             with trio.move_on_after(limits.CONNECTION_PING_SECONDS):
@@ -292,7 +294,7 @@ class Libp2pTransport(BaseTransport):
     # --- relays ---
 
     async def use_relay(self, address: str) -> None:
-        """Let a relay carry connections to this peer, from now on until it ends.
+        """Let a relay carry connections to this peer until the transport ends.
 
         Raises `ConnectError` when the relay cannot be reached or declines now.
         """
@@ -323,7 +325,7 @@ class Libp2pTransport(BaseTransport):
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
 
     def version_mismatch(self, peer: PeerId, protocol: str) -> str:
-        """Why a peer does not speak a protocol, in words: what it told us about itself."""
+        """Explain why a peer does not speak a protocol, from the protocols it announced."""
         stem, _, version = protocol.rpartition("/")
         try:
             spoken = self._swarm.peerstore.get_protocols(ID.from_string(peer))

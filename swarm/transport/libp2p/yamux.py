@@ -1,13 +1,18 @@
-"""Yamux: many streams on one connection, none of which holds more than its window here.
+"""Yamux: many streams on one connection, with limits on the memory that they hold.
 
 https://github.com/hashicorp/yamux/blob/master/spec.md, with go-libp2p's initial window of 256 KiB.
-libp2p 0.8.1's own only logs that a window was overrun and buffers on, accepts any number of
-streams, polls every 10 ms while a window is empty, and cannot be given to its upgrader.
+The implementation in libp2p 0.8.1 only logs an overrun window and buffers on, accepts any number of
+streams, polls every 10 ms while a window is empty, and cannot be given to libp2p's upgrader.
 
-Memory is bounded in four steps: a window a stream (beyond it the stream is reset), a number of
-streams a connection, `MUXER_UNREAD_BYTES_MAX` a connection, and `UNREAD_BYTES_MAX` over all of
-them (beyond either the stream that holds most is reset). A connection whose streams are reset for
-that `MUXER_OVERRUNS_MAX` times is closed, and so is one that breaks the protocol.
+Four limits bound memory:
+
+- a window per stream: a stream that overruns it is reset;
+- `MUXER_STREAMS_MAX` streams per connection: more are reset;
+- `MUXER_UNREAD_BYTES_MAX` per connection: beyond it the fullest stream is reset;
+- `UNREAD_BYTES_MAX` over all connections: beyond it too a fullest stream is reset.
+
+A connection is closed after `MUXER_OVERRUNS_MAX` such resets of its streams, and when it breaks the
+protocol.
 """
 
 from __future__ import annotations
@@ -32,77 +37,77 @@ from swarm.transport import limits
 from swarm.transport.libp2p.guard import BROKEN
 
 MUXER_STREAMS_MAX = 256
-"""Streams that the other side of a connection may have open: ten of a role's own, 64 at most of
-our protocols, and the circuits of a relay."""
+"""Streams that the other side of a connection may have open: a role uses ten, our protocols allow
+64 together, and the circuits of a relay come on top."""
 
 MUXER_UNREAD_BYTES_MAX = 4 << 20
-"""Of one connection. Our protocols drain their streams into their own bounded queues, so that a
-connection seldom holds more than a window."""
+"""Unread bytes of one connection. Our protocols drain their streams into their own bounded queues,
+so a connection seldom holds more than a window."""
 
 UNREAD_BYTES_MAX = 64 << 20
-"""Of all connections together."""
+"""Unread bytes of all connections together."""
 
 MUXER_OVERRUNS_MAX = 8
-"""Streams reset for what they held, after which a connection is closed."""
+"""Streams reset for the bytes they held, after which their connection is closed."""
 
 MUXER_FRAMES_PER_SECOND = 2000.0
-"""Small frames of one connection read in a second on average, at about 40 µs of computing each."""
+"""Small frames read from one connection on average, at about 40 µs of computing each."""
 
 MUXER_FRAMES_BURST = 10_000.0
-"""And at once."""
+"""Small frames read from one connection at once."""
 
 MUXER_FRAMES_PER_STREAM = 10
-"""As many small frames as opening a stream counts: 200 streams a second."""
+"""Small frames that opening a stream counts as: at most 200 streams a second."""
 
 MUXER_FRAMES_PER_PING = 20
-"""As many as a ping counts; one in fifteen seconds is usual."""
+"""Small frames that a ping counts as; one ping in fifteen seconds is usual."""
 
 MUXER_FRAME_FREE_BYTES = 256
-"""A frame with so much data is not counted: its bytes slow its sender."""
+"""A frame with at least this much data is not counted: its bytes slow its sender."""
 
 STRANGER_BYTES_PER_SECOND = 512.0 * 1024
-"""Read on average from a connection that a peer opened who is neither trusted nor admitted.
-Decrypting costs a processor second per 180 MB; what newcomers have to say is a few kilobytes."""
+"""Bytes read on average from an inbound connection whose peer is neither trusted nor admitted.
+Decrypting costs a processor second per 180 MB; a newcomer has to send a few kilobytes."""
 
 STRANGER_BYTES_BURST = 512.0 * 1024
-"""And at once."""
+"""Bytes read from such a connection at once."""
 
 PROTOCOL = "/yamux/1.0.0"
 
 _HEAD = struct.Struct("!BBHII")
-"""Version, kind, flags, stream, length."""
+"""The head of a frame: version, kind, flags, stream, length."""
 
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 
 WINDOW_BYTES = 256 * 1024
-"""What either side may send on a new stream, as the specification says."""
+"""Bytes that either side may send on a new stream, as the specification says."""
 
 _WINDOW_BYTES_MAX = (1 << 32) - 1
 
 _FRAME_BYTES_MAX = 65535 - 16 - _HEAD.size
-"""Of data in a frame that we send: with its head it fills one noise message."""
+"""Data bytes in a frame that this side sends: with its head the frame fills one noise message."""
 
 
 class YamuxError(Exception):
-    """The other side broke the protocol. Says how."""
+    """The other side broke the protocol. The message says how."""
 
 
 class Unread:
-    """How much all connections of a host hold that nobody has read yet."""
+    """The unread bytes that all connections of a host hold."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self.muxers: dict[Yamux, None] = {}
 
     def relieve(self) -> None:
-        """Drop the fullest stream of the fullest connection, of strangers first."""
+        """Drop the fullest stream of the fullest connection; strangers' connections first."""
         full = (muxer for muxer in self.muxers if muxer.unread_bytes)
         max(full, key=lambda muxer: (not muxer.vouched, muxer.unread_bytes)).drop_fullest()
 
 
 async def _spend(bucket: TokenBucket, cost: float) -> None:
-    """Return once the bucket is out of debt: a flood slows itself."""
+    """Take `cost` from the bucket and wait until it is out of debt: a flood slows itself."""
     now = trio.current_time()
     bucket.borrow(cost, now)
     seconds = bucket.debt_seconds(now)
@@ -119,7 +124,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         self.closed = False
         self.received = bytearray()
         self._receive_window = WINDOW_BYTES  # what the other side may still send
-        self._read_bytes = 0  # and not granted again yet
+        self._read_bytes = 0  # read, but not granted again yet
         self._send_window = WINDOW_BYTES
         self._send_ended = False
         self._receive_ended = False
@@ -129,9 +134,9 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
     # --- this side ---
 
     async def read(self, n: int | None = -1) -> bytes:
-        """At least one byte and at most `n`. Raises `MuxedStreamEOF`, `MuxedStreamReset`."""
+        """Read at least one byte and at most `n`. Raises `MuxedStreamEOF`, `MuxedStreamReset`."""
         await trio.lowlevel.checkpoint()
-        # Granting before bytes are taken, not after, so that a cancelled read loses none.
+        # Grant before taking bytes, not after, so that a cancelled read loses none.
         if self._read_bytes * 2 >= WINDOW_BYTES and not self._receive_ended and not self.closed:
             granted, self._read_bytes = self._read_bytes, 0
             self._receive_window += granted
@@ -151,7 +156,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         return data
 
     async def write(self, data: bytes) -> None:
-        """All of `data`, waiting for the other side to grant room."""
+        """Write all of `data`, waiting for the other side to grant window."""
         view = memoryview(data)
         while view:
             while not self._send_window and not self.closed and not self._send_ended:
@@ -166,7 +171,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
             view = view[size:]
 
     async def close(self) -> None:
-        """End our half of the stream."""
+        """End this side's half of the stream."""
         if self._send_ended or self.closed:
             return
         self._send_ended = True
@@ -181,7 +186,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
             await self.muxed_conn.send_reset(self.number)
 
     async def retire(self) -> None:
-        """Nobody will read any more: forget a stream that we have ended, reset any other."""
+        """Forget a stream that nobody reads any more if this side has ended it; else reset it."""
         if self._send_ended:
             self.drop()
         else:
@@ -190,7 +195,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
     # --- what came from the other side ---
 
     def feed(self, data: bytes) -> bool:
-        """Take in what came; False when that is more than the window, or came after the end."""
+        """Store received data; False if it exceeds the window or came after the end."""
         if self._receive_ended or len(data) > self._receive_window:
             return False
         self._receive_window -= len(data)
@@ -209,7 +214,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         self._forget_if_over()
 
     def drop(self) -> None:
-        """Forget the stream and what it holds; readers and writers get an error."""
+        """Forget the stream and its unread bytes; readers and writers get an error."""
         self.closed = True
         self.muxed_conn.count(-len(self.received))
         self.received.clear()
@@ -221,7 +226,7 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
         if self._send_ended and self._receive_ended and not self.received:
             self.muxed_conn.forget(self)
 
-    # --- what libp2p asks for besides ---
+    # --- the rest of libp2p's interface ---
 
     @property
     def is_closed(self) -> bool:
@@ -238,9 +243,9 @@ class YamuxStream(IMuxedStream):  # type: ignore[misc]
 
 
 class Yamux(IMuxedConn):  # type: ignore[misc]
-    """A connection full of streams. `start` reads it until it ends.
+    """The streams of one connection. `start` reads the connection until it ends.
 
-    `overrun(reason)` is told of each stream that was reset for holding too much.
+    `overrun(reason)` is called for each stream that was reset for holding too much.
     """
 
     def __init__(
@@ -253,7 +258,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.on_close: Callable[[], Awaitable[Any]] | None = None
-        self.connection: Any = None  # in libp2p's table, once it is there
+        self.connection: Any = None  # the entry in libp2p's connection table, once made
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.streams: dict[int, YamuxStream] = {}
@@ -299,7 +304,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             raise broken
 
     async def close(self) -> None:
-        """Take leave and drop everything. Only the first call does anything."""
+        """Send GO_AWAY, drop all streams and close. Only the first call does anything."""
         if self._closing:
             return
         self._closing = True
@@ -317,7 +322,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             await self.on_close()
 
     async def ping(self) -> None:
-        """Return when the other side has answered."""
+        """Send a ping and wait for its answer."""
         pong = self._pong = trio.Event()
         await self.send(PING, SYN, 0, 0)
         await pong.wait()
@@ -338,7 +343,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         return stream
 
     async def accept_stream(self) -> YamuxStream:
-        """The next stream that the other side opened. Raises `MuxedConnUnavailable`."""
+        """Wait for the next stream that the other side opens. Raises `MuxedConnUnavailable`."""
         async for stream in self._arrivals:
             if not stream.closed:
                 return stream
@@ -353,8 +358,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._unread.size_bytes += size_bytes
 
     def drop_fullest(self) -> None:
-        """Reset the stream that holds most. The other side is told by a task of its own, since
-        another connection's reader may be the one that asks for it."""
+        """Reset the stream that holds most.
+
+        A separate task notifies the other side, since another connection's reader may be the
+        caller.
+        """
         stream = max(self.streams.values(), key=lambda stream: len(stream.received))
         self._overran(f"it held {len(stream.received)} unread bytes when there was no more room")
         stream.drop()
@@ -375,7 +383,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
     async def send(
         self, kind: int, flags: int, number: int, length: int, data: bytes | memoryview = b""
     ) -> None:
-        """Write one frame whole, or end the connection: half a frame would garble every stream."""
+        """Write one complete frame, or end the connection: half a frame garbles every stream."""
         async with self._writing:
             if self._closing:
                 raise MuxedStreamError("the connection is closed")
@@ -388,7 +396,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
 
     async def _read_frames(self) -> None:
         while True:
-            await trio.lowlevel.checkpoint()  # a full buffer must not starve the others
+            await trio.lowlevel.checkpoint()  # a full buffer must not starve other tasks
             while len(self._buffer) < _HEAD.size:
                 self._buffer += await self.secured_conn.read()
             version, kind, flags, number, length = _HEAD.unpack_from(self._buffer)
@@ -410,7 +418,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 await self._on_open(number, flags)
             if kind == DATA:
                 await self._on_data(number, length)
-            stream = self.streams.get(number)  # None: the frame crossed our end of the stream
+            stream = self.streams.get(number)  # None: this side ended the stream meanwhile
             if stream is None:
                 continue
             if kind == WINDOW_UPDATE:
@@ -421,7 +429,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 stream.end_receiving()
 
     async def _on_data(self, number: int, left: int) -> None:
-        """Hand a frame's data on as it comes, so that no more than a noise message lies here."""
+        """Pass a frame's data on as it arrives, so that at most one noise message is buffered."""
         while left:
             if not self._buffer:
                 self._buffer += await self.secured_conn.read()
@@ -467,11 +475,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
     def _is_foreign(self, number: int) -> bool:
         return bool(number % 2) != self._initiator
 
-    # --- what libp2p asks for besides ---
+    # --- the rest of libp2p's interface ---
 
     @property
     def vouched(self) -> bool:
-        """Whether it is a trusted or admitted peer's."""
+        """Whether its peer is trusted or admitted."""
         return self.connection is not None and bool(self.connection.vouched)
 
     @property
