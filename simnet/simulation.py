@@ -164,6 +164,8 @@ class Peer:
         self._scope: trio.CancelScope | None = None
         self._world: SimulatedWorld | None = None
         self._over = trio.Event()
+        self._struck = False
+        """Whether a fault ended its present life, which may not have begun to listen yet."""
 
     @property
     def id(self) -> PeerId:
@@ -186,6 +188,7 @@ class Peer:
             raise ValueError(f"{self.name} is alive already")
         self._over = trio.Event()
         self.ended = None
+        self._struck = False
         scope = self._scope = trio.CancelScope()
         node: Node = await self._simulation.nursery.start(self._live, scope, resume, name=self.name)
         return node
@@ -196,7 +199,7 @@ class Peer:
             try:
                 await self.start(resume=True)
             except RuntimeError:
-                if self.ended is None:
+                if self.ended is None and not self._struck:
                     raise
 
     def successor(self) -> Plan:
@@ -231,6 +234,7 @@ class Peer:
     async def _end(self) -> None:
         assert self._scope is not None
         scope, self._scope = self._scope, None  # from now on nobody hears it
+        self._struck = True
         scope.cancel()
         await self._over.wait()
 

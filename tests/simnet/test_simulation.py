@@ -219,6 +219,22 @@ def test_the_run_says_whether_workers_pass_pieces_on(mode: str) -> None:
     assert run(main).violations == []
 
 
+def test_a_second_fault_may_strike_a_peer_while_it_starts_again() -> None:
+    async def main(simulation: Simulation) -> None:
+        worker = (await small_run(simulation))["w0"]
+        await worker.crash()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.start_again)
+            await trio.testing.wait_all_tasks_blocked()
+            assert worker.alive and worker.node is None
+            await worker.crash()
+        assert not worker.alive
+        await worker.start_again()
+        assert worker.alive
+
+    run(main)
+
+
 def test_who_loses_power_comes_back_from_the_disk() -> None:
     """The trainer in the middle of a step, and a worker: the run still reaches its end, and no
     submission is trained on twice."""
