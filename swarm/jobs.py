@@ -1,7 +1,7 @@
 """The work contract: typed requests and replies of every service that runs in a child process.
 
-One `Protocol` per service. A role calls a client of it (`InferenceClient`), the child's service
-implements it, and so does the simulator's cost model: a changed field is a type error in all three.
+Each service is a `Protocol`. The role's client (such as `InferenceClient`), the service in the
+child and the simulator's cost model implement it, so a changed field is a type error in all three.
 Paths are absolute and name files on this machine.
 """
 
@@ -27,7 +27,7 @@ from swarm.rollouts.seeds import environment_of_group, submission_seed
 from swarm.world import Child, Job
 
 LOAD_PATIENCE_SECONDS = 600.0
-"""Reading weights reports nothing on its way: 60 GB from a disk of 100 MB/s."""
+"""Time for reading weights, which reports no progress: 60 GB from a disk of 100 MB/s."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service computes on, as the settings say it (`swarm.settings.ComputeSettings`)."""
+    """The hardware a service computes on, from the settings (`swarm.settings.ComputeSettings`)."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -43,28 +43,28 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What fixes one submission: its prompts, its noise and its header follow from these fields."""
+    """The fields that determine one submission's prompts, noise and header."""
 
     run: str
     policy: CheckpointReference
     step: int
     nonce: bytes
-    """The step order's."""
+    """The step order's nonce."""
     worker: str
     """Peer id."""
     number: int
     """Consecutive from 0 within the step."""
     groups: int
     environments: list[EnvironmentReference]
-    """The run's; each group's follows from the seed by their weights."""
+    """The run's environments; the seed and their weights determine the one of each group."""
     sampling: Sampling
 
     def seed(self) -> bytes:
-        """Seed of every prompt and of all noise in the submission."""
+        """The seed of all prompts and noise in the submission."""
         return submission_seed(self.run, self.nonce, self.worker, self.number)
 
     def environments_of_groups(self) -> list[int]:
-        """[groups] Index of each group's environment; empty: the run has only one."""
+        """[groups] Index of each group's environment; empty if the run has only one."""
         if len(self.environments) == 1:
             return []
         weights = [environment.weight for environment in self.environments]
@@ -96,22 +96,22 @@ class Probe(Job, frozen=True, kw_only=True):
     """Render an environment's 64 probe tasks with the loaded policy's tokenizer."""
 
     patience_seconds: ClassVar[float] = 600.0
-    """An environment may fetch or build its data when it draws its first task."""
+    """Covers an environment that fetches or builds its data when it draws its first task."""
 
     environment: EnvironmentReference
 
 
 class Probed(Reply, frozen=True, kw_only=True):
     digest: Digest
-    """Of the rendered token ids: `EnvironmentReference.probe_hash` where both sides agree."""
+    """BLAKE3-256 of the rendered token ids; it must equal `EnvironmentReference.probe_hash`."""
 
 
 class Generate(Job, frozen=True, kw_only=True):
-    """Generate one submission with its proofs and write it, durably, to `path`."""
+    """Generate one submission with its proofs and write it durably to `path`."""
 
     patience_seconds: ClassVar[float] = 3600.0
-    """The native engine reports each decoding step, but one of another package may report nothing
-    before the whole submission is done."""
+    """The native engine reports each decoding step, but an engine of another package may report
+    nothing until the whole submission is done."""
 
     order: SubmissionOrder
     path: str
@@ -143,13 +143,13 @@ class InferenceService(Protocol):
         ...
 
     async def generate(self, job: Generate) -> Generated:
-        """Raises `ValueError` when another policy is loaded or the model cannot hold prompt and
-        completion, `UserError` for an environment that is not installed."""
+        """Raises `ValueError` when another policy is loaded or an episode exceeds the model's
+        context length, `UserError` for an environment that is not installed."""
         ...
 
 
 class InferenceClient:
-    """Calls the `InferenceService` in a child."""
+    """Client of the `InferenceService` in a child."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -174,22 +174,22 @@ class Report(Reply, frozen=True, kw_only=True):
     """The results of a series of checks."""
 
     checks: list[Check]
-    """Up to the first that failed; all, where their figures come together."""
+    """Results up to the first failed check; all results if one computation gives all figures."""
     failed: str = ""
-    """Name of the check that failed; empty if none has."""
+    """Name of the first failed check; empty if none failed."""
     detail: str = ""
-    """One sentence on that."""
+    """One sentence about the failure."""
     proven_fault: bool = False
-    """Anyone can recompute the fault exactly from signed bytes."""
+    """Whether anyone can recompute the fault exactly from signed bytes."""
     quarantined: bool = False
-    """The failure is no fault of the worker."""
+    """Whether the failure is not the worker's fault."""
 
 
 class Inspect(Job, frozen=True, kw_only=True):
-    """Judge a submission's file by everything that needs no policy."""
+    """Run all checks of a submission's file that need no policy."""
 
     patience_seconds: ClassVar[float] = 60.0
-    """The hostile file is given up after 30 s; then each group is graded, and reported."""
+    """Reading the hostile file is given up after 30 s; grading reports progress."""
 
     order: SubmissionOrder
     path: str
@@ -200,22 +200,23 @@ class Inspect(Job, frozen=True, kw_only=True):
     tokenizer_folder: str
     """Hugging Face folder of the policy."""
     bytes_max: int
-    """Largest file that is read."""
+    """Size of the largest file that is read."""
 
 
 class Inspected(Report, frozen=True, kw_only=True):
-    """All but the report is empty when a check failed."""
+    """The report, and the results for training, which are empty if a check failed."""
 
     rewards: Rewards = []
-    """[groups][G]; empty where the environment cannot grade."""
+    """[groups][G] Empty if the environment cannot grade."""
     task_means: list[float] = []
-    """[groups] Mean reward without the length penalty; empty: there is no penalty."""
+    """[groups] Mean reward without the length penalty; empty if there is no penalty."""
     task_spreads: list[float] = []
-    """[groups] Likewise largest less smallest."""
+    """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
     environments: list[int] = []
-    """[groups] Index among the run's environments; empty: the run has only one."""
+    """[groups] Index among the run's environments; empty if the run has only one."""
     ungraded: str = ""
-    """Why the environment cannot grade. The tokens tell whose fault that is."""
+    """Why the environment cannot grade. The sampling checks decide whether the worker is at
+    fault."""
     group_digests: list[Digest] = []
     """[groups] BLAKE3-256 of each group's prompt and completions."""
     canonical_digest: bytes = b""
@@ -226,7 +227,7 @@ class Inspected(Report, frozen=True, kw_only=True):
 
 
 class InspectionService(Protocol):
-    """Judges what needs no policy."""
+    """Runs the checks of a file that need no policy."""
 
     async def inspect(self, job: Inspect) -> Inspected:
         """An environment that is not installed or draws no task fails the check "environment".
@@ -238,7 +239,7 @@ class InspectionService(Protocol):
 
 
 class InspectionClient:
-    """Calls the `InspectionService` in a child."""
+    """Client of the `InspectionService` in a child."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -252,27 +253,27 @@ _INSPECTION: type[InspectionService] = InspectionClient
 
 class PoliciesLoaded(Reply, frozen=True, kw_only=True):
     policies: list[CheckpointReference]
-    """All that are held now, the least recently used first."""
+    """All policies in memory, the least recently used first."""
 
 
 class Judge(Job, frozen=True, kw_only=True):
-    """Judge canonical rollouts by the activations and logits of their policy."""
+    """Check canonical rollouts against the activations and logits of their policy."""
 
     patience_seconds: ClassVar[float] = 600.0
-    """Prefill reports after each batch; one of a large model on a busy CPU takes minutes."""
+    """Prefill reports progress per batch; a batch of a large model on a busy CPU takes minutes."""
 
     order: SubmissionOrder
     path: str
-    """Of the canonical rollouts."""
+    """File of the canonical rollouts."""
     digest: Digest
-    """Their BLAKE3-256."""
+    """BLAKE3-256 of that file."""
     thresholds: Thresholds
     rows: list[int] | None = None
-    """Judge only these; None: all."""
+    """Rows to check; None: all."""
 
 
 class Judged(Report, frozen=True, kw_only=True):
-    """Means are over the chunks; a chunk is what one proof covers."""
+    """The report, and its figures. Means are over chunks; one proof covers one chunk."""
 
     chunks: int
     chunks_passed: int
@@ -281,17 +282,17 @@ class Judged(Report, frozen=True, kw_only=True):
     mantissa_mean_max: float
     tokens: int
     positions: int
-    """Tokens where the policy left a choice."""
+    """Tokens for which p_max < 0.99, so that the policy left a choice."""
     mismatches: int
-    """Of those, tokens that are not what the seed gives."""
+    """Tokens among `positions` that differ from the recomputed sample."""
     margin_mean: float
     """Mean of min(margin, 1) over `positions`."""
     margin_max: float
-    """Over all tokens."""
+    """Largest margin of all tokens."""
 
 
 class PrefillService(Protocol):
-    """Recomputes what a policy would have done; holds the last few policies used."""
+    """Recomputes activations and sampling; keeps the last few policies used in memory."""
 
     async def load(self, job: Load) -> PoliciesLoaded:
         """Raises `UserError` for a folder that holds no supported model."""
@@ -304,7 +305,7 @@ class PrefillService(Protocol):
 
 
 class PrefillClient:
-    """Calls the `PrefillService` in a child."""
+    """Client of the `PrefillService` in a child."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -322,20 +323,21 @@ _PREFILL: type[PrefillService] = PrefillClient
 # --- training --------------------------------------------------------------------------------
 
 TRAINING_PATIENCE_SECONDS = 1800.0
-"""The learner reports each forward and backward pass; ranks wait for each other up to 600 s."""
+"""The learner reports progress per forward and backward pass; ranks wait up to 600 s for each
+other."""
 
 SAVE_PATIENCE_SECONDS = 4200.0
-"""Writing a state reports nothing, and ranks wait for each other's disks up to 3,600 s."""
+"""Writing a state reports no progress; ranks wait up to 3,600 s for each other's disks."""
 
 Figures = dict[str, int | float]
 
 
 class Done(Reply, frozen=True, kw_only=True):
-    """The job is done; there is nothing more to say."""
+    """The reply of a job without a result."""
 
 
 class Lessons(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version of the run says to the learner."""
+    """The parts of a run manifest that the learner needs."""
 
     objective: Objective
     optimiser: Optimiser
@@ -344,16 +346,16 @@ class Lessons(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):
-    """How the policy lies in memory."""
+    """How the policy is distributed over ranks and memory."""
 
     replicas: int = 1
-    """Whole copies of the policy among the ranks; each is spread over the ranks it has."""
+    """Whole copies of the policy; each is sharded over an equal share of the ranks."""
     mixed_precision: bool = False
-    """Compute in bf16; gradients are reduced and weights kept in fp32."""
+    """Compute in bf16; reduce gradients and keep weights in fp32."""
     activation_checkpointing: bool = False
-    """Keep only the layers' inputs, and compute the rest again on the way back."""
+    """Keep only the layers' inputs, and recompute the rest in the backward pass."""
     cpu_offload: bool = False
-    """Keep weights, gradients and optimiser in the main memory."""
+    """Keep weights, gradients and optimiser state in main memory."""
 
 
 class StartTraining(Job, frozen=True, kw_only=True):
@@ -367,7 +369,7 @@ class StartTraining(Job, frozen=True, kw_only=True):
     seed: int
     sharding: Sharding = Sharding()
     dtype: str = "auto"
-    """With bfloat16 (`Hardware.dtype`) forward and backward passes compute in it."""
+    """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
     attention: str = "fastest"
     """One of `peers.trainer.learning.packing.ATTENTIONS`."""
 
@@ -380,7 +382,7 @@ class Resume(Job, frozen=True, kw_only=True):
 
     start: StartTraining
     folder: str
-    """What `BeginSave` wrote."""
+    """The folder that `BeginSave` wrote."""
     policies: dict[int, str]
     """Published Hugging Face folders by step."""
 
@@ -388,11 +390,11 @@ class Resume(Job, frozen=True, kw_only=True):
 class Resumed(Reply, frozen=True, kw_only=True):
     step: int
     consumed: list[Digest]
-    """Submissions in the state that are young enough to be offered again."""
+    """Digests of consumed submissions that are recent enough to be offered again."""
 
 
 class Follow(Job, frozen=True, kw_only=True):
-    """Learn by another version of the run from the next step on."""
+    """Follow another version of the run from the next step on."""
 
     patience_seconds: ClassVar[float] = 60.0
     """Only numbers change."""
@@ -401,7 +403,7 @@ class Follow(Job, frozen=True, kw_only=True):
 
 
 class RollBack(Job, frozen=True, kw_only=True):
-    """Continue from an older state as a new lineage, which inherits what was consumed."""
+    """Continue from an older state as a new lineage, which inherits the consumed list."""
 
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
@@ -414,19 +416,19 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """A submission to train on."""
 
     digest: Digest
-    """Names the submission."""
+    """The submission's name."""
     path: str
-    """Of its rollouts in canonical form."""
+    """File of its rollouts in canonical form."""
     rollouts_digest: Digest
     """BLAKE3-256 of the file at `path`."""
     policy: int
     """Step of the policy that generated it."""
     rewards: Rewards
-    """[groups][G], the validator's."""
+    """[groups][G] Computed by the validator."""
     sampling: Sampling
-    """What it was generated with."""
+    """The settings it was generated with."""
     kept: list[bool]
-    """[groups] False: the online filter leaves the group out."""
+    """[groups] False if the online filter excludes the group."""
 
 
 class TrainStep(Job, frozen=True, kw_only=True):
@@ -442,12 +444,12 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     """A submission that this machine cannot read."""
 
     index: int
-    """Among the job's submissions."""
+    """Index among the job's submissions."""
     reason: str
 
 
 class Trained(Reply, frozen=True, kw_only=True):
-    """The result of a step; where submissions are unreadable, nothing was trained on."""
+    """The result of a step. If a submission is unreadable, no training happened."""
 
     figures: Figures = {}
     """The learner's metrics."""
@@ -457,7 +459,7 @@ class Trained(Reply, frozen=True, kw_only=True):
 
 
 class BeginSave(Job, frozen=True, kw_only=True):
-    """Copy everything that an exact resume needs, and begin to write it."""
+    """Copy the whole state that an exact resume needs, and begin to write it."""
 
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
@@ -492,9 +494,9 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean rewards of one policy."""
 
     sampled: float
-    """Sampled as the run's rollouts are."""
+    """Mean reward when sampling as for the run's rollouts."""
     greedy: float
-    """Always the likeliest token."""
+    """Mean reward when always taking the likeliest token."""
 
 
 class Evaluated(Reply, frozen=True, kw_only=True):
@@ -503,7 +505,7 @@ class Evaluated(Reply, frozen=True, kw_only=True):
     sampled: float
     greedy: float
     environments: dict[str, Accuracy] = {}
-    """By label, of each environment that has a weight."""
+    """By label, for each environment with a positive weight."""
 
 
 class PrepareBase(Job, frozen=True, kw_only=True):
@@ -526,17 +528,17 @@ class RecordTo(Job, frozen=True, kw_only=True):
     """Choose where `Record` writes."""
 
     patience_seconds: ClassVar[float] = 300.0
-    """Weights & Biases may be asked over a slow network."""
+    """Covers a request to Weights & Biases over a slow network."""
 
     tensorboard: str
-    """Folder; empty: none."""
+    """Folder; empty for no TensorBoard."""
     wandb: str
-    """Project; empty: none."""
+    """Project; empty for no Weights & Biases."""
     run: str
     lessons: Lessons
     """Recorded as the run's configuration."""
     peak_flops: float
-    """FLOP/s of one device; 0: looked up by its name."""
+    """Peak FLOP/s of one device; 0 looks it up by the device's name."""
 
 
 class Recording(Reply, frozen=True, kw_only=True):
@@ -545,7 +547,7 @@ class Recording(Reply, frozen=True, kw_only=True):
 
 
 class Record(Job, frozen=True, kw_only=True):
-    """Write one step's figures."""
+    """Write one step's metrics."""
 
     patience_seconds: ClassVar[float] = 300.0
 
@@ -556,16 +558,16 @@ class Record(Job, frozen=True, kw_only=True):
 
 
 class EndTraining(Job, frozen=True, kw_only=True):
-    """Let the other ranks end: the run is over."""
+    """Let the other ranks end, because the run is over."""
 
     patience_seconds: ClassVar[float] = 60.0
 
 
 class TrainingService(Protocol):
-    """Holds the learner. Folders and files are on a disk that every rank sees."""
+    """Holds the learner. Folders and files are on a disk that every rank can access."""
 
     async def record_to(self, job: RecordTo) -> Recording:
-        """Raises `UserError` when a library is missing or the recorder refuses."""
+        """Raises `UserError` when a library is missing or a recorder fails to start."""
         ...
 
     async def prepare_base(self, job: PrepareBase) -> BasePrepared: ...
@@ -596,7 +598,7 @@ class TrainingService(Protocol):
 
 
 class TrainingClient:
-    """Calls the `TrainingService` in a child."""
+    """Client of the `TrainingService` in a child."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

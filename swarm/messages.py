@@ -1,9 +1,9 @@
-"""Every message there is, as typed, bounded structures.
+"""All messages of the protocol, as typed, bounded structures.
 
-A message travels as the payload of a signed envelope (`swarm.envelope`). *State* messages are
-monotone per sender and kind: only the highest counts. *Event* messages stand for themselves; they
-are deduplicated by hash and their durable effects are keyed by content. Sizes are bounded here, at
-decoding, so that nothing later meets a list longer than it expects.
+A message is the payload of a signed envelope (`swarm.envelope`). *State* messages are monotone per
+sender and kind: only the highest is valid. Each *event* message is valid by itself; events are
+deduplicated by hash, and their durable effects are keyed by content. Sizes are bounded here, at
+decoding, so that no later code meets a list longer than it expects.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ Key = Annotated[str, Meta(min_length=46, max_length=64)]
 """A peer id."""
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 RunDigest = Annotated[bytes, Meta(max_length=32)]
-"""Of a run manifest's content; empty where an older version of Swarm says nothing of it."""
+"""Hash of a run manifest's content; empty in a message of an older version of Swarm."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
 ROLE_PATTERN = r"^[a-z][a-z0-9-]{0,19}\Z"
 Role = Annotated[str, Meta(pattern=ROLE_PATTERN)]
-"""A word that is safe to show and to sort by. Which ones a run knows, its manifest says."""
+"""A word that is safe to display and to sort by. The run's manifest lists the roles it knows."""
 Roles = Annotated[list[Role], Meta(max_length=8)]
 Speed = Annotated[float, Meta(ge=0, le=1e12)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 DOING_CHARACTERS_MAX = 80
-"""Of the few words in which a peer says what it is doing."""
+"""Longest description of what a peer is doing, in its own heartbeat."""
 
 DOING_REPEATED_MAX = 40
-"""Of them a trusted peer tells others so many: they are a stranger's."""
+"""Characters of that description that a trusted peer forwards: the text is a stranger's."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Base of every message. Fields are encoded in order; new ones go last, with a default."""
+    """Base of every message. Fields are encoded in order; new fields go last, with a default."""
 
     def order(self) -> tuple[int, ...]:
-        """What orders states before the envelope's sequence; a trainer's: (lineage, step)."""
+        """Sort key of states, compared before the envelope's sequence number."""
         return ()
 
 
 class StateMessage(Message, frozen=True, kw_only=True):
-    """A message of which only the newest per sender counts."""
+    """A message of which only the newest per sender is valid."""
 
 
 # --- peers -----------------------------------------------------------------------------------
 
 
 class PeerRecord(StateMessage, frozen=True, kw_only=True):
-    """Where a peer is and what it does: stored in the DHT under `/swarm-peer/<peer id>`."""
+    """A peer's roles and addresses, stored in the DHT under `/swarm-peer/<peer id>`."""
 
     roles: Roles
     addresses: Addresses
@@ -63,13 +63,13 @@ class PeerRecord(StateMessage, frozen=True, kw_only=True):
 
 
 class Heartbeat(StateMessage, frozen=True, kw_only=True):
-    """Said every 10 s to one trusted peer, which answers with a renewed admission."""
+    """Sent every 10 s to one trusted peer, which answers with a renewed admission."""
 
     roles: Roles
     policy: Annotated[int, Meta(ge=-1, le=2**53)] = -1
-    """Step of the newest policy held; -1 for none."""
+    """Step of the newest policy held; -1: none."""
     step: Annotated[int, Meta(ge=-1, le=2**53)] = -1
-    """Step being worked on."""
+    """Step being worked on; -1: none."""
     doing: Annotated[str, Meta(max_length=DOING_CHARACTERS_MAX)] = ""
     tokens_per_second: Speed = 0.0
     bytes_sent: Count = 0
@@ -77,18 +77,18 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
 
 
 class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One peer as a trusted peer last heard of it."""
+    """The last heartbeat of one peer, as a trusted peer received it."""
 
     peer: Key
     heartbeat: Heartbeat
-    """Its `doing` cut to `DOING_REPEATED_MAX` characters."""
+    """`doing` is cut to `DOING_REPEATED_MAX` characters."""
     age_seconds: Seconds
     standing: Literal["live", "suspected", "gone", "evicted"]
 
 
 class Presence(StateMessage, frozen=True, kw_only=True):
-    """What one trusted peer knows of who is there: in a large run a page of it, the next one a
-    tick later."""
+    """The peers that one trusted peer has heard from. In a large run a message holds one page of
+    them; the next page follows a tick later."""
 
     peers: Annotated[list[Present], Meta(max_length=200)]
 
@@ -97,7 +97,7 @@ class Presence(StateMessage, frozen=True, kw_only=True):
 
 
 class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A key the owner trusts, from a version of the manifest on."""
+    """A key that the owner trusts, from version `from_version` of the manifest on."""
 
     peer: Key
     from_version: Count = 1
@@ -113,27 +113,29 @@ OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
 
 
 class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One of a run's environments: what it is, its share of the tasks, and its filter.
+    """One of a run's environments, its share of the tasks, and its filter.
 
-    Name, version, options and a hash that shows both sides render alike are fixed for the run.
+    Name, version, options and probe hash are fixed for the run.
     """
 
     name: Name
     version: Name
     probe_hash: Digest = bytes(32)
-    """BLAKE3 over the token ids of 64 rendered probe tasks; computed by `swarm run create`."""
+    """BLAKE3 over the token ids of 64 rendered probe tasks, computed by `swarm run create`. A
+    worker with another hash renders tasks differently."""
     weight: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
-    """Its share of the groups is this by the sum over all of the run's environments."""
+    """The environment's share of the groups is its weight divided by the sum of all weights."""
     options: Annotated[dict[OptionName, OptionValue], Meta(max_length=32)] = {}
-    """What the environment is made with; which ones there are, the environment says."""
+    """Options that the environment is constructed with; the environment defines them."""
     where: Literal["local", "served"] = "local"
-    """local: each worker renders its tasks. served: a trusted peer does."""
+    """local: each worker renders its tasks. served: a trusted peer renders them."""
     spread: Literal["task", "total"] = "task"
-    """Rewards that must differ within a group: those of the task, or with the length penalty."""
+    """The rewards that must differ within a group: task: without the length penalty. total: with
+    it."""
     accuracy_min: float = 0.0
-    """Groups whose mean task reward is lower are left out."""
+    """Groups with a lower mean task reward are left out."""
     accuracy_max: float = 1.0
-    """Likewise higher. (PRIME keeps 0.2 to 0.8.)"""
+    """Groups with a higher mean task reward are left out. (PRIME keeps 0.2 to 0.8.)"""
 
 
 Environments = Annotated[
@@ -147,16 +149,16 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
     max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     stop_ids: Annotated[list[Count], Meta(min_length=1, max_length=16)]
-    """The tokenizer's; there is no default that fits every model."""
+    """The tokenizer's stop ids; no default fits every model."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
     groups_per_submission: Annotated[int, Meta(ge=1, le=4096)] = 1
 
 
 class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """How steps are cut and overlapped."""
+    """The number and size of the rollout steps, and how they overlap."""
 
     steps: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
-    """Rollout steps in all; the run is over after the last."""
+    """Rollout steps of the whole run; the run is over after the last."""
     groups_per_step: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     asynchrony: Annotated[int, Meta(ge=0, le=64)] = 2
     max_staleness: Annotated[int, Meta(ge=0, le=256)] = 4
@@ -164,7 +166,7 @@ class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
-"""Objectives that weigh the policy at the step's start against the one that generated."""
+"""Objectives that weight tokens by the step's initial policy over the generating policy."""
 
 
 class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -177,24 +179,24 @@ class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     gradient_norm_max: float = 0.1
     """Larger gradients are scaled down to this norm."""
     warmup_steps: Count = 25
-    """Optimiser steps over which the rate rises."""
+    """Optimiser steps over which the learning rate rises."""
     learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
-    """What follows the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
+    """Schedule after the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
     decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    """Share of all optimiser steps that wsd decays over."""
+    """Share of all optimiser steps over which wsd decays."""
     final_learning_rate_share: float = 1.0
-    """Decay ends at this share of the rate; 1 keeps it constant."""
+    """Share of the learning rate at the end of the decay; 1 keeps the rate constant."""
     optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Optimiser steps per rollout step."""
 
 
 class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """The objective and its numbers (defaults: the INTELLECT-2 recipe)."""
+    """The objective and its coefficients (defaults: the INTELLECT-2 recipe)."""
 
     epsilon: float = 0.2
     """The ratio is clipped to 1 ± epsilon."""
     delta: float = 4.0
-    """Upper bound of the ratio where the advantage is negative; `grpo` only."""
+    """Upper bound of the ratio for negative advantages; `grpo` only."""
     kl_coefficient: float = 0.001
     entropy_coefficient: float = 0.0001
     normalise_by_std: bool = True
@@ -211,20 +213,21 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     ] = "grpo"
     """Formula and source of each: `peers/trainer/learning/objective.py`."""
     epsilon_high: float = 0.0
-    """Clips the ratio to 1 + this above; 0 means epsilon."""
+    """The upper clip of the ratio is 1 + epsilon_high; 0 means epsilon."""
     weight_max: float = 2.0
     """Upper bound of an importance weight; `cispo`, `tis`."""
     band_low: float = 0.5
-    """Tokens whose importance weight lies below are left out; `icepop`."""
+    """Tokens with a smaller importance weight are masked; `icepop`."""
     band_high: float = 5.0
-    """Likewise above."""
+    """Tokens with a larger importance weight are masked; `icepop`."""
     change_max: float = 0.2
-    """Tokens whose probability has moved further the way they are pushed are left out; `dppo`."""
+    """Tokens whose probability has already changed by more in the advantage's direction are
+    masked; `dppo`."""
     kl_by_ratio: bool = False
     """Weight the KL term by the ratio to the generating policy: unbiased on stale rollouts."""
 
     def problem(self, schedule: Schedule) -> str | None:
-        """What is wrong with these numbers, in one sentence, or None."""
+        """One sentence about the first invalid coefficient, or None."""
         high = self.epsilon_high or self.epsilon
         if not 0 < self.epsilon < 1 or self.epsilon_high < 0:
             return (
@@ -255,27 +258,27 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What happens when too few of a step's accepted groups are worth training on (which of them
-    are, each environment's `spread` and bounds say)."""
+    """How a batch is filled when the online filter leaves groups out (by each environment's
+    `spread`, `accuracy_min` and `accuracy_max`)."""
 
     fill: Literal["drop", "refill"] = "drop"
-    """drop: a batch is `groups_per_step` accepted groups, less what is left out. refill: more are
-    asked for until as many remain."""
+    """drop: a batch is `groups_per_step` accepted groups minus the groups left out. refill: more
+    groups are requested until `groups_per_step` remain."""
     refill_seconds: Annotated[float, Meta(gt=0)] = 1800.0
-    """A batch with anything in it is trained on after this, full or not (a published step's
-    rollouts take 22 to 29 minutes)."""
+    """refill: after this, a batch that is not empty is trained on even if it is not full (in the
+    INTELLECT-2 run a step's rollouts took 22 to 29 minutes)."""
 
 
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Where a validator's statistical checks refuse (design §7).
+    """Thresholds at which a validator's statistical checks refuse.
 
-    The defaults fit runs in which everybody uses the native engine. Engines whose kernels round
-    differently need more room: TOPLOC's authors found 90 exponents enough for any of theirs.
+    The defaults fit runs in which every peer uses the native engine. Engines whose kernels round
+    differently need more tolerance: TOPLOC's authors found 90 exponents enough for all of theirs.
     """
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 120
-    """Exponents of a proof's 128 that must agree. Measured on the demo's policy: honest fp32 128,
-    honest bf16 at least 122, weights altered by 2 % at most 119."""
+    """Exponents, of a proof's 128, that must agree. Measured on the demo's policy: honest fp32
+    128, honest bf16 at least 122, weights altered by 2 % at most 119."""
     proof_mantissa_mean_max: float = 10.0
     proof_mantissa_median_max: float = 8.0
     proof_chunks_share_min: float = 1.0
@@ -284,44 +287,46 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Pooled score: mean of min(margin, 1) over positions with p_max < 0.99. Honest bf16 at most
     0.0019, another policy five steps older 0.025 on average."""
     margin_max: float = 2.0
-    """Hard bound on any single margin, the ending included. Honest bf16 at most 0.34."""
+    """Upper bound on every single margin, the stop token's included. Honest bf16 at most 0.34."""
     honest_mismatch_rate: float = 0.01
     """Upper bound on an honest peer's share of tokens that are not the recomputed argmax."""
     eviction_p_value: float = 1e-9
-    """A worker whose pooled mismatches are less probable than this is evicted."""
+    """A worker is evicted if its pooled mismatches are less probable than this."""
     prefill_share_new: float = 1.0
-    """Share of submissions prefilled while a worker is new."""
+    """Share of a new worker's submissions that are prefilled."""
     prefill_share_proven: float = 0.25
-    """Share once it has a record."""
+    """Share of a proven worker's submissions that are prefilled."""
     proven_after: Count = 8
-    """Accepted submissions until a worker is proven."""
+    """Accepted submissions after which a worker is proven."""
 
 
 class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Who may take part."""
+    """Who may join the run, and how many."""
 
     policy: Literal["open", "allow-list"] = "open"
     allowed: Annotated[list[Key], Meta(max_length=1000)] = []
     unproven_max: Count = 100
-    """Peers with the role `inference` and without a record admitted at once. Each trusted peer
-    admits an even share of these and of the next."""
+    """Most unproven peers with the role `inference` admitted at a time. Each trusted peer admits
+    an even share of these, and of `helpers_max`."""
     further_roles: Annotated[list[Role], Meta(max_length=32)] = []
-    """Roles that peers may be admitted with beside `swarm.run.admission.ROLES`."""
+    """Roles that peers may be admitted with in addition to `swarm.run.admission.ROLES`."""
     helpers_max: Count = 250
-    """Peers without the role `inference` admitted at once."""
+    """Most peers admitted at a time without the role `inference`."""
     range_max: Count = 32
-    """Of either sort within one /24 (IPv6: /48); private and loopback ranges are not bounded."""
+    """Most peers of either sort within one /24 (IPv6: /48); private and loopback ranges have no
+    bound."""
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Bounds that keep a run's peers from being flooded, and its deadlines."""
+    """Bounds that protect peers from floods, and the deadlines of validators."""
 
     submission_bytes_max: Count = 64 << 20
     submissions_unjudged_max: Count = 8
-    """A worker's submissions that may wait for a verdict."""
+    """Most submissions of one worker that wait for a verdict."""
     acknowledgement_seconds: float = 5.0
+    """Without an acknowledgement by then, the worker asks the next validator in rank."""
     verdict_seconds: float = 30.0
-    """Without an acknowledgement or a verdict by then, the next validator in rank is asked."""
+    """Without a verdict by then, the worker asks the next validator in rank."""
 
 
 class RunManifest(StateMessage, frozen=True, kw_only=True):
@@ -344,8 +349,8 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     checkpoints_kept: Annotated[int, Meta(ge=2, le=1000)] = 5
     filters: Filters = Filters()
     broadcast_mode: Literal["open", "relay-only"] = "open"
-    """open: every peer passes pieces on. relay-only: relays and trusted peers do, and the others
-    deal with nobody else (`swarm.run.run.Run.serves`)."""
+    """open: every peer serves pieces. relay-only: only relays and trusted peers serve pieces, and
+    other peers connect only to them (`swarm.run.run.Run.serves`)."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
@@ -357,11 +362,11 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
         return peer in self.validator_ids()
 
     def validator_ids(self) -> list[str]:
-        """Validators in force, in the manifest's order."""
+        """The validators trusted in this version, in the manifest's order."""
         return [key.peer for key in self.validators if key.from_version <= self.version]
 
     def trusted_ids(self) -> list[str]:
-        """Trainers and validators in force, without repeats."""
+        """The trainers and validators trusted in this version, without repeats."""
         trainers = [key.peer for key in self.trainers if key.from_version <= self.version]
         return list(dict.fromkeys(trainers + self.validator_ids()))
 
@@ -370,29 +375,30 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
 
 
 class AdmissionRequest(Message, frozen=True, kw_only=True):
-    """Asks a trusted peer to be let into the run."""
+    """Asks a trusted peer for admission to the run."""
 
     roles: Roles
     invite: Name = ""
 
 
 class Admission(Message, frozen=True, kw_only=True):
-    """A trusted peer's word that `peer` takes part, until the envelope expires (a short lease)."""
+    """A trusted peer's permission for `peer` to take part until the envelope expires (a short
+    lease)."""
 
     peer: Key
     roles: Roles
 
 
 class AdmissionRefused(Message, frozen=True, kw_only=True):
-    """Why a peer was not admitted, in one sentence."""
+    """The refusal of an admission, with its reason in one sentence."""
 
     peer: Key
     reason: Line
     later: bool = False
-    """Whether asking again later may help: the run is full."""
+    """Whether a later request may succeed, because the run is full now."""
 
 
-# --- the trainer's word ----------------------------------------------------------------------
+# --- the trainer's messages ------------------------------------------------------------------
 
 
 class CheckpointReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -403,14 +409,14 @@ class CheckpointReference(msgspec.Struct, array_like=True, frozen=True, kw_only=
     digest: Digest
     """BLAKE3-256 of the checkpoint manifest."""
     size_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
-    """Of the checkpoint manifest."""
+    """Size of the checkpoint manifest."""
 
     def __str__(self) -> str:
         return f"policy {self.step} of lineage {self.lineage}"
 
 
 class Checkpoint(StateMessage, frozen=True, kw_only=True):
-    """Policy `step` of a lineage is published as a manifest of pieces."""
+    """Announces policy `step` of a lineage, published as a manifest of pieces."""
 
     lineage: Count
     step: Count
@@ -418,7 +424,7 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
     manifest_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
     total_bytes: Count
     reward: float = 0.0
-    """Mean reward of the batch that made it."""
+    """Mean reward of the batch that the policy was trained on."""
 
     @property
     def reference(self) -> CheckpointReference:
@@ -434,27 +440,28 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
 
 
 class StepOrder(StateMessage, frozen=True, kw_only=True):
-    """Step `step` is open: use exactly this policy, with this nonce."""
+    """Opens step `step`: workers must use exactly this policy and this nonce."""
 
     lineage: Count
     step: Count
     revision: Count
-    """Grows when the order for the same step changes."""
+    """Increases with each change of the order for the same step."""
     policy: Count
     manifest_digest: Digest
-    """Checkpoint manifest of that policy, so that a newcomer needs no older announcement."""
+    """Digest of that policy's checkpoint manifest, so that a new peer needs no older
+    announcement."""
     manifest_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
     nonce: Digest
     groups_wanted: Count
-    """Still wanted when this was signed; 0 closes the step."""
+    """Groups still wanted when the order was signed; 0 closes the step."""
     submissions_max: Count
-    """Submissions one worker may make for this step."""
+    """Most submissions of one worker for this step."""
     final: bool = False
-    """The run is over: nothing will be opened after this."""
+    """The run is over: no further step will be opened."""
     run_version: Count = 0
-    """Of the run manifest that everything about this step follows."""
+    """Version of the run manifest that governs this step."""
     run_digest: RunDigest = b""
-    """Names that manifest (`swarm.run.manifest.content_digest`). The same over all revisions."""
+    """Digest of that manifest (`swarm.run.manifest.content_digest`), the same in all revisions."""
 
     @property
     def checkpoint(self) -> CheckpointReference:
@@ -474,7 +481,7 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
 
 
 class Submission(Message, frozen=True, kw_only=True):
-    """A worker offers one file of rollout groups, named by its hash."""
+    """Announces one file of rollout groups, named by its hash, to a validator."""
 
     lineage: Count
     step: Count
@@ -485,12 +492,15 @@ class Submission(Message, frozen=True, kw_only=True):
     size_bytes: Count
     groups: Annotated[int, Meta(ge=1, le=4096)]
     run_digest: RunDigest = b""
-    """Of the run manifest it was made under: the step order's."""
+    """`StepOrder.run_digest` of the order that the worker followed."""
 
 
 class Acknowledgement(Message, frozen=True, kw_only=True):
-    """A validator has the file, durably, and owes a verdict within the run's limit: so the trainer
-    counts on its groups. What the worker itself said is told to nobody else."""
+    """Says that a validator holds the file durably and owes a verdict within the run's limit.
+
+    The trainer includes its groups in the batch forecast. The worker's own announcement is not
+    forwarded.
+    """
 
     submission: Digest
     worker: Key
@@ -499,7 +509,7 @@ class Acknowledgement(Message, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One check of a submission: its figure against its threshold."""
+    """The result of one check of a submission: its figure and its threshold."""
 
     name: Annotated[str, Meta(max_length=40)]
     figure: float
@@ -513,7 +523,10 @@ Rewards = Annotated[list[Annotated[list[Reward], Meta(max_length=4096)]], Meta(m
 
 
 class Verdict(Message, frozen=True, kw_only=True):
-    """A validator's judgement: the worker's receipt, and the only rewards ever trained on."""
+    """A validator's judgement of a submission, which is also the worker's receipt.
+
+    The trainer uses no other rewards than those in verdicts.
+    """
 
     submission: Digest
     size_bytes: Count
@@ -527,18 +540,18 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Name of the check that failed; empty when accepted."""
     detail: Line = ""
     proven_fault: bool = False
-    """Anyone can recompute the fault exactly from signed bytes."""
+    """Whether anyone can recompute the fault exactly from signed bytes."""
     checks: Annotated[list[Check], Meta(max_length=32)] = []
     rewards: Rewards = []
-    """[groups][group size], computed by the validator; empty unless accepted or quarantined."""
+    """[groups][group size] Computed by the validator; empty unless accepted or quarantined."""
     log_index: int = -1
-    """Where this verdict stands in the validator's log; -1: in none."""
+    """Index of this verdict in the validator's log; -1 if it is in no log."""
     task_means: Annotated[list[Reward], Meta(max_length=4096)] = []
-    """Mean reward of each group without the length penalty; empty: there is no penalty."""
+    """[groups] Mean reward without the length penalty; empty if there is no penalty."""
     task_spreads: Annotated[list[Reward], Meta(max_length=4096)] = []
-    """Likewise largest less smallest."""
+    """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
     environments: Annotated[list[EnvironmentIndex], Meta(max_length=4096)] = []
-    """Of each group, the index among the run's environments; empty: all are the first's."""
+    """[groups] Index among the run's environments; empty if all are the first's."""
     rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
     """BLAKE3-256 of the rollouts in canonical form, which the validator serves and the trainer
     trains on; empty unless accepted."""
@@ -546,7 +559,7 @@ class Verdict(Message, frozen=True, kw_only=True):
 
 
 class Eviction(Message, frozen=True, kw_only=True):
-    """A trusted peer puts a peer out of the run; only the owner can reinstate it."""
+    """A trusted peer excludes a peer from the run; only the owner can reinstate it."""
 
     peer: Key
     reason: Line
@@ -556,7 +569,7 @@ class Eviction(Message, frozen=True, kw_only=True):
 
 
 class Reinstatement(Message, frozen=True, kw_only=True):
-    """The owner takes an evicted peer back; overrules evictions issued before it."""
+    """The owner readmits an evicted peer; overrules evictions issued before it."""
 
     peer: Key
     reason: Line = ""
@@ -568,7 +581,7 @@ class Reinstatement(Message, frozen=True, kw_only=True):
 class LogHead(StateMessage, frozen=True, kw_only=True):
     """Signed head of a trusted peer's append-only log (RFC 6962).
 
-    The newest counts, not the largest: a log that shrank must show.
+    The newest head is valid, not the largest, so that peers detect a log that shrank.
     """
 
     size: Count
@@ -592,7 +605,7 @@ KINDS: dict[str, type[Message]] = {
     "reinstatement": Reinstatement,
     "log_head": LogHead,
 }
-"""Wire name of every kind."""
+"""Message types by the wire name of their kind."""
 
 _KIND_OF = {message_type: kind for kind, message_type in KINDS.items()}
 

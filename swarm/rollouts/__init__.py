@@ -1,1 +1,1 @@
-"""Rollouts: what workers generate, the file that carries it, and the seeds that fix it."""
+"""Rollouts: their data structures, the submission file, and the seeds that determine them."""

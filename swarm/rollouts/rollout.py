@@ -1,9 +1,9 @@
 """A rollout: one episode, as a list of segments of token ids.
 
 A single-turn rollout is one prompt and one model segment. In an episode of several turns the
-environment answers each model segment but the last. The *position* of a sampled token is its index
-among the rollout's model tokens: noise, proofs and loss masks count in it. Masks, advantages and
-rewards are no part of a rollout: they follow from it.
+environment answers each model segment except the last. The *position* of a sampled token is its
+index among the rollout's model tokens; noise, proofs and loss masks use this index. Masks,
+advantages and rewards are not stored in a rollout but computed from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 TURNS_MAX = 64
-"""Model segments per rollout. Each further turn costs the worker another prefill."""
+"""Most model segments in a rollout. Each turn after the first costs the worker a prefill."""
 
 Kind = Literal["prompt", "model", "environment"]
 
@@ -27,19 +27,19 @@ class Span:
 
     policy: int
     tokens: int
+    """Number of tokens."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Successive tokens with one origin."""
+    """Successive tokens with one origin. Only a model segment has the optional fields."""
 
     kind: Kind
     tokens: Sequence[int]
-    """Token ids, a stop token included; at least one."""
+    """Token ids, at least one; includes the stop token, if any."""
     finish: Finish | None = None
-    """Of a model segment, and only of one; likewise all that follows."""
     log_probabilities: Sequence[float] | None = None
-    """One per token, as the worker's engine reports them; only ever compared and shown."""
+    """One per token, as reported by the worker's engine; never used for training."""
     spans: Sequence[Span] = ()
     """The policies that the tokens were sampled from, in order."""
 
@@ -51,7 +51,7 @@ class Rollout:
     segments: Sequence[Segment]
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for segments that make no episode."""
+        """Raise `ValueError` unless the segments form an episode."""
         kinds = [segment.kind for segment in self.segments]
         turns = len(kinds) // 2
         if not 1 <= turns <= TURNS_MAX or kinds != _kinds(turns):
@@ -74,7 +74,7 @@ class Rollout:
         policy: int = 0,
         log_probabilities: Sequence[float] | None = None,
     ) -> Rollout:
-        """One prompt and one model segment, sampled from one policy."""
+        """Make a rollout of one prompt and one model segment, sampled from one policy."""
         model = Segment(
             "model", completion, finish, log_probabilities, (Span(policy, len(completion)),)
         )
@@ -87,17 +87,17 @@ class Rollout:
 
     @property
     def model_segments(self) -> list[Segment]:
-        """The segments that were sampled, in order."""
+        """The sampled segments, in order."""
         return [segment for segment in self.segments if segment.kind == "model"]
 
     @property
     def tokens(self) -> list[int]:
-        """Token ids of all segments, one after the other."""
+        """Token ids of all segments, concatenated."""
         return [token for segment in self.segments for token in segment.tokens]
 
     @property
     def model_tokens(self) -> list[int]:
-        """Token ids that were sampled; the index is the position."""
+        """The sampled token ids, indexed by position."""
         return [token for segment in self.model_segments for token in segment.tokens]
 
     @property
@@ -124,7 +124,7 @@ class Rollout:
 
 
 def _kinds(turns: int) -> list[Kind]:
-    """Of a rollout with so many model segments."""
+    """The kinds of the segments of a rollout with `turns` model segments."""
     kinds: list[Kind] = ["prompt", "model"]
     for _ in range(turns - 1):
         kinds += ["environment", "model"]

@@ -1,7 +1,7 @@
 """The canonical form of a submission's rollouts: plain arrays.
 
-They pass from the process that parsed the hostile file to those that recompute and train, so that
-one token array per rollout serves proof, reward and training.
+The process that parses the hostile file writes them; the processes that recompute and train read
+them. Proof, reward and training therefore use the same token array.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Offsets = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 KINDS: tuple[Kind, ...] = ("prompt", "model", "environment")
-"""By their number in arrays and files."""
+"""Segment kinds; arrays and files hold the index."""
 PROMPT, MODEL, ENVIRONMENT = range(3)
 
 FINISHES: tuple[Finish | None, ...] = (None, "stop", "length")
-"""Likewise."""
+"""Finish reasons; arrays and files hold the index."""
 _LENGTH = FINISHES.index("length")
 
 
@@ -43,46 +43,48 @@ class Row:
     """Index among the run's environments; the same for a whole group."""
     rollout: Rollout
     proof: bytes
-    """TOPLOC proofs, one after the other."""
+    """Concatenated TOPLOC proofs."""
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """R rollouts. Lists lie end to end: those of row i are at `offsets[i] : offsets[i + 1]`."""
+    """R rollouts. Lists of all rows are concatenated; row i has `offsets[i] : offsets[i + 1]`.
+
+    Every array of offsets is [R + 1] and begins with 0.
+    """
 
     group: Integers
     """[R]."""
     sample: Integers
     """[R]."""
     environment: Integers
-    """[R]: indices among the run's environments."""
+    """[R] Indices among the run's environments."""
     tokens: Integers
-    """Of all segments, in order."""
+    """Token ids of all segments, in order."""
     token_offsets: Offsets
-    """[R + 1], the first 0; likewise the other offsets."""
     segment_kinds: Integers
     """Indices in `KINDS`."""
     segment_lengths: Integers
-    """In tokens."""
+    """Tokens per segment."""
     segment_finishes: Integers
     """Indices in `FINISHES`."""
     segment_offsets: Offsets
     log_probabilities: Floats
     """One per model token."""
     model_offsets: Offsets
-    """Of the model tokens: of the log-probabilities, and of `tokens[sampled_mask()]`."""
+    """Offsets in `log_probabilities`, and equally in `tokens[sampled_mask()]`."""
     span_policies: Integers
-    """Of the model tokens in order; neighbours of one row differ."""
+    """The policy of each span of model tokens; neighbouring spans in a row differ."""
     span_lengths: Integers
-    """In tokens."""
+    """Tokens per span."""
     span_offsets: Offsets
     proofs: NDArray[np.uint8]
+    """Bytes of all proofs."""
     proof_offsets: Offsets
-    """In bytes."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row]) -> Rollouts:
-        """Lay out rows in arrays; raises `ValueError` for one without log-probabilities."""
+        """Convert rows to arrays; raises `ValueError` for a row without log-probabilities."""
         segments = [row.rollout.segments for row in rows]
         flat = list(itertools.chain(*segments))
         log_probabilities = [row.rollout.log_probabilities for row in rows]
@@ -129,7 +131,7 @@ class Rollouts:
         return self.row(index).rollout
 
     def proof(self, index: int) -> bytes:
-        """One row's proofs, one after the other."""
+        """One row's concatenated proofs."""
         return _part(self.proofs, self.proof_offsets, index).tobytes()
 
     def prompt(self, index: int) -> list[int]:
@@ -140,26 +142,26 @@ class Rollouts:
         return values
 
     def sampled_mask(self) -> Mask:
-        """[tokens]: which of them were sampled."""
+        """[tokens] True for sampled tokens."""
         mask: Mask = np.repeat(self.segment_kinds == MODEL, self.segment_lengths)
         return mask
 
     def segment_counts(self) -> Offsets:
-        """[R]: segments of each row."""
+        """[R] Number of segments of each row."""
         return np.diff(self.segment_offsets)
 
     def model_lengths(self) -> Offsets:
-        """[R]: model tokens of each row."""
+        """[R] Number of model tokens of each row."""
         return np.diff(self.model_offsets)
 
     def to_bytes(self) -> bytes:
-        """As safetensors: arrays by name, nothing that could run."""
+        """The arrays in safetensors format, which holds no code."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         return bytes(safetensors.numpy.save(arrays))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Rollouts:
-        """Read what `to_bytes` wrote; raises `ValueError` for anything else."""
+        """Decode the output of `to_bytes`; raises `ValueError` for anything else."""
         try:
             arrays = safetensors.numpy.load(raw)
         except safetensors.SafetensorError as error:
@@ -173,7 +175,7 @@ class Rollouts:
         return result
 
     def check(self) -> None:
-        """Raise `ValueError` unless the arrays fit each other and every row is an episode."""
+        """Raise `ValueError` unless the arrays are consistent and every row is an episode."""
         rows = len(self.group)
         if rows == 0 or len(self.sample) != rows or len(self.environment) != rows:
             raise ValueError("columns of rollouts are empty or differ in length")
@@ -287,14 +289,13 @@ _ARRAYS: dict[str, np.dtype[Any]] = {
 
 
 def check_digest(raw: bytes, digest: bytes | None) -> None:
-    """Raise `OSError` when these are not the bytes that were hashed as they arrived (None: they
-    never were)."""
+    """Raise `OSError` unless `digest` is the BLAKE3-256 of `raw`; None skips the check."""
     if digest is not None and blake3.blake3(raw).digest() != digest:
         raise OSError("the file on this machine is not the one that arrived: its hash differs")
 
 
 def _joined(rollout: Rollout) -> list[Span]:
-    """The spans of all model segments, neighbours of one policy as one."""
+    """The spans of all model segments; neighbouring spans of one policy are merged."""
     spans: list[Span] = []
     for segment in rollout.model_segments:
         for span in segment.spans:
@@ -306,7 +307,7 @@ def _joined(rollout: Rollout) -> list[Span]:
 
 
 def _cut(spans: Sequence[Span], length: int) -> tuple[list[Span], list[Span]]:
-    """(the spans of the first `length` tokens, those of the rest)."""
+    """Split spans into (those of the first `length` tokens, those of the other tokens)."""
     own, rest = [], list(spans)
     while length:
         span = rest.pop(0)

@@ -1,7 +1,7 @@
-"""Everything a worker must not be free to choose, derived by hash: prompts, noise, assignments.
+"""Hashes that determine what a worker must not choose: prompts, noise, assignments.
 
-All derivations are BLAKE3 over length-prefixed fields after a domain string, so that no two
-inputs collide by concatenation.
+Each is BLAKE3 over a domain string and length-prefixed fields, so that no two inputs collide by
+concatenation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import blake3
 
 
 def digest(domain: str, *fields: bytes) -> bytes:
-    """BLAKE3-256 over `domain`, then each field behind its 4-byte big-endian length."""
+    """BLAKE3-256 over `domain`, then each field preceded by its 4-byte big-endian length."""
     hasher = blake3.blake3(domain.encode("ascii"))
     for field in fields:
         hasher.update(len(field).to_bytes(4, "big") + field)
@@ -21,7 +21,7 @@ def digest(domain: str, *fields: bytes) -> bytes:
 
 
 def submission_seed(run: str, nonce: bytes, worker: str, number: int) -> bytes:
-    """The 32-byte seed of a worker's submission `number` under a step order's nonce (design §2)."""
+    """The 32-byte seed of a worker's submission `number` under a step order's nonce."""
     return digest(
         "swarm/1/submission", run.encode(), nonce, worker.encode(), number.to_bytes(8, "big")
     )
@@ -33,9 +33,9 @@ def task_seed(seed: bytes, group: int) -> bytes:
 
 
 def environment_of_group(seed: bytes, group: int, weights: Sequence[float]) -> int:
-    """The index of the environment that gives the group's task, drawn in proportion to `weights`.
+    """The index of the environment of a group's task, drawn in proportion to `weights`.
 
-    Raises `ValueError` unless the weights are finite, not negative, and their sum is positive.
+    Raises `ValueError` unless the weights are finite and not negative and their sum is positive.
     """
     total = math.fsum(weights)
     if not math.isfinite(total) or total <= 0 or min(weights) < 0:
@@ -47,7 +47,7 @@ def environment_of_group(seed: bytes, group: int, weights: Sequence[float]) -> i
         reached += weight
         if point < reached:
             return index
-    # Rounding may leave the sum of all a little below the total.
+    # Rounding may leave the running sum a little below the total.
     return max(index for index, weight in enumerate(weights) if weight > 0)
 
 

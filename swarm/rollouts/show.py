@@ -1,6 +1,6 @@
-"""Submission files for people: rows with their text.
+"""Submission files in a form for people: rows with their text.
 
-`tokenizers` is imported only where text is wanted: it takes a while to load.
+`tokenizers` is imported lazily, only if text is wanted, because it loads slowly.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, re
 
 @dataclass(frozen=True)
 class ShownSegment:
-    """One segment, to be looked at."""
+    """One segment, for display."""
 
     kind: Kind
     tokens: list[int]
     finish: Finish | None
     log_probabilities: list[float] | None
     text: str | None
-    """Decoded, where a tokenizer was given."""
+    """The decoded tokens; None without a tokenizer."""
 
 
 @dataclass(frozen=True)
 class ShownRollout:
-    """One rollout, to be looked at."""
+    """One rollout, for display."""
 
     group: int
     sample: int
@@ -40,9 +40,9 @@ class ShownRollout:
 
 
 def show(path: Path, tokenizer_folder: Path | None = None) -> tuple[Header, Iterator[ShownRollout]]:
-    """A submission for people: its header and its rows, with text if a tokenizer is given.
+    """Read a submission's header and its rows, with text if a tokenizer is given.
 
-    Raises `UserError` when the file is missing or no submission, or the tokenizer is missing.
+    Raises `UserError` when the file is missing or not a submission, or the tokenizer is missing.
     """
     decode_text = None
     if tokenizer_folder is not None:

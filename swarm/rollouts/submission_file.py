@@ -1,9 +1,9 @@
 """The submission file: Parquet, one row per rollout.
 
-Rows are ordered by (group, sample). The file is written without compression,
-dictionaries or statistics: proofs do not compress, equal content gives equal bytes, and a file
-that cannot unfold bounds what reading it costs. Reading is for hostile files, in a child process
-with a memory limit.
+Rows are ordered by (group, sample). The file is written without compression, dictionaries or
+statistics, for three reasons: proofs do not compress, equal content gives equal bytes, and the
+size of an uncompressed file bounds the cost of reading it. Files may be hostile, so they are read
+in a child process with a memory limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from swarm.rollouts.rollouts import (
 )
 
 HEADER_KEY = b"swarm"
-"""Key of the header, as JSON, in the file's metadata."""
+"""Metadata key of the header, which is JSON."""
 
 HEADER_BYTES_MAX = 16 * 1024
 
@@ -61,9 +61,9 @@ SCHEMA = pa.schema(
         pa.field("proof", pa.binary(), nullable=False),
     ]
 )
-"""As in `swarm.rollouts.rollouts.Rollouts`. `log_probabilities`: what the worker's engine says, one
-per model token; only ever reported. `proof`: TOPLOC proofs of 258 bytes, one per 32 model tokens
-begun, one after the other."""
+"""The columns, named as in `swarm.rollouts.rollouts.Rollouts`. `log_probabilities`: one per model
+token, as reported by the worker's engine; never used for training. `proof`: concatenated TOPLOC
+proofs of 258 bytes, ⌈model tokens / 32⌉ of them."""
 
 
 _LISTS = {
@@ -75,11 +75,11 @@ _LISTS = {
     "span_policies": "span_offsets",
     "span_lengths": "span_offsets",
 }
-"""Columns of lists, and the arrays of their offsets."""
+"""List columns, and the name of each column's array of offsets."""
 
 
 class BadSubmission(PeerError):
-    """A file that no honest worker writes: which check it fails, and by how much."""
+    """A file that no honest worker writes, with the failed check, its figure and its threshold."""
 
     def __init__(
         self, check: str, figure: float, threshold: float, detail: str, *, proven: bool = True
@@ -94,7 +94,7 @@ class BadSubmission(PeerError):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose rollouts these are, of which policy, and exactly how they were sampled."""
+    """The worker, the policy, and the exact sampling settings of a submission's rollouts."""
 
     format: int = FORMAT
     run: Name
@@ -113,27 +113,26 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """What a reader lets a file cost."""
+    """Bounds on a file; all limits in tokens are per row."""
 
     bytes_max: int
     rows_max: int
     prompt_tokens_max: int
-    """Of one row; likewise what follows."""
     model_tokens_max: int
     environment_tokens_max: int
-    """0: single turns only."""
+    """0 allows single turns only."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What a file holds."""
+    """The content of a submission file."""
 
     header: Header
     rollouts: Rollouts
 
 
 def write(path: Path, rollouts: Rollouts, header: Header) -> tuple[bytes, int]:
-    """Write a submission durably; its BLAKE3-256 and size in bytes.
+    """Write a submission durably and return its BLAKE3-256 and its size in bytes.
 
     The same rollouts and header give the same bytes (with the same pyarrow). Raises `OSError`.
     """
@@ -146,7 +145,7 @@ def write(path: Path, rollouts: Rollouts, header: Header) -> tuple[bytes, int]:
 
 
 def encode(rollouts: Rollouts, header: Header) -> bytes:
-    """The bytes that `write` writes."""
+    """Encode a submission as the bytes that `write` writes."""
 
     def lists(name: str, flat: NDArray[Any], offsets: Offsets) -> Any:
         return pa.ListArray.from_arrays(
@@ -183,10 +182,10 @@ def encode(rollouts: Rollouts, header: Header) -> bytes:
 
 
 def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submission:
-    """Read an untrusted file; raises `BadSubmission` naming the first thing wrong with it.
+    """Read an untrusted file; raises `BadSubmission` with the first fault found.
 
-    The file is read whole before it is parsed, so it cannot change meanwhile. Raises `OSError`
-    when there is none, or when its BLAKE3-256 is not `digest`: that is nothing its maker did.
+    The whole file is read before it is parsed, so it cannot change meanwhile. Raises `OSError`
+    when the file is missing, or when its BLAKE3-256 is not `digest`: the worker did not cause that.
     """
     with path.open("rb") as file:
         raw = file.read(limits.bytes_max + 1)
@@ -195,7 +194,7 @@ def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submiss
 
 
 def decode(raw: bytes, limits: ReadLimits) -> Submission:
-    """A submission from its bytes; raises `BadSubmission`."""
+    """Decode a submission from its bytes; raises `BadSubmission`."""
     if len(raw) > limits.bytes_max:
         raise BadSubmission(
             "schema", len(raw), limits.bytes_max, f"the file exceeds {limits.bytes_max} bytes"
@@ -211,7 +210,7 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
         table.validate(full=True)
         if table.num_rows != file.metadata.num_rows:
             raise ValueError("its columns have not as many rows as it says")
-        # Only now: pyarrow aborts when asked for a codec it does not know.
+        # Not earlier: pyarrow aborts when asked about an unknown codec.
         group = file.metadata.row_group(0)
         if any(group.column(i).compression != "UNCOMPRESSED" for i in range(group.num_columns)):
             raise BadSubmission("schema", 1, 0, "a column is compressed or not plainly encoded")
@@ -226,7 +225,7 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
 
 
 def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
-    """Everything the footer says, before any data is touched; raises `BadSubmission`."""
+    """Check the footer before any data is read, and decode the header; raises `BadSubmission`."""
     metadata = file.metadata
     if metadata.num_row_groups != 1:
         raise BadSubmission(
@@ -253,7 +252,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
             or not set(column.encodings) <= {"PLAIN", "RLE"}
         ):
             raise BadSubmission("schema", 1, 0, "a column is compressed or not plainly encoded")
-        # A value takes four bytes; an empty list takes an entry without one.
+        # A value takes four bytes; an empty list counts as an entry but takes none.
         if (
             column.num_values > size_bytes // 4 + metadata.num_rows
             or column.total_uncompressed_size > size_bytes
@@ -269,13 +268,13 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
 
 
 class _Version(msgspec.Struct):
-    """What headers of every format have."""
+    """The field that headers of every format have."""
 
     format: int
 
 
 def _check_format(header: bytes) -> None:
-    """Raise `BadSubmission` for another version of the format, whatever else it changed."""
+    """Raise `BadSubmission` for another version of the format, before any other field is read."""
     try:
         found = msgspec.json.decode(header, type=_Version).format
     except DECODE_ERRORS as error:
@@ -287,7 +286,7 @@ def _check_format(header: bytes) -> None:
 
 
 def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:
-    """The table's columns as arrays, bounded; raises `BadSubmission`."""
+    """Convert the table's columns to arrays and check their bounds; raises `BadSubmission`."""
     columns = {name: _single(table.column(index)) for index, name in enumerate(table.column_names)}
     arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in SCHEMA.names[:3]}
     for name, offsets_name in _LISTS.items():
