@@ -1,7 +1,7 @@
 """`swarm dataset filter`: keep the tasks that a policy solves sometimes.
 
-The results are a file of JSON lines: first the facts that they depend on, then one line per task,
-in order. Lines are written whole, so an interrupted run can be resumed.
+The results are a file of JSON lines: first the settings and the policy that they depend on, then
+one line per task, in order. Only complete lines count, so an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Filtering:
-    """Settings of one run; the file's first line records all of them."""
+    """Settings of one filtering; the first line of the results records all but `tasks`."""
 
     policy: Path
     environment: str
     version: str
     options: dict[str, Any]
-    """Of the environment."""
+    """Options of the environment."""
     attempts: int
     low: float
     high: float
@@ -53,7 +53,7 @@ class Progress:
 
 
 def parse_bounds(text: str) -> tuple[float, float]:
-    """Read two shares in order, like `0.125:0.5`; raises `UserError`."""
+    """Read two ascending shares, like `0.125:0.5`; raises `UserError`."""
     low, _, high = text.partition(":")
     try:
         bounds = float(low), float(high)
@@ -112,7 +112,7 @@ def _tasks(wanted: Filtering, stop_ids: list[int], first: int) -> MeasureTasks:
 
 
 def _resume(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
-    """Read the results so far; start the file if there is none, and drop an incomplete line."""
+    """Read the results so far. Starts a missing file and drops an incomplete last line."""
     progress = Progress()
     prompts: set[str] = set()
     expected = json.dumps(head, default=str, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The end of a command: its exit status, and one sentence for an error."""
+"""Exit statuses and error messages of commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _MACHINE_ERRORS = frozenset(
 
 
 def finish(work: Callable[[], int | None]) -> None:
-    """Do a command's work and exit; an expected error is one sentence and a status other than 0."""
+    """Do a command's work and exit.
+
+    An expected error prints one sentence and exits with a status other than 0.
+    """
     try:
         status = work()
     except (SwarmError, OSError, BaseExceptionGroup) as error:
@@ -42,7 +45,7 @@ def finish(work: Callable[[], int | None]) -> None:
 
 
 def exit_with(error: BaseException) -> int:
-    """Print an expected error as one sentence; gives the exit status. Raises any other error."""
+    """Print an expected error as one sentence and return the exit status; raise any other."""
     mistake = user_error_in(error)
     if mistake is not None:
         print(f"error: {printable_lines(str(mistake))}", file=sys.stderr)
@@ -56,7 +59,7 @@ def exit_with(error: BaseException) -> int:
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether the machine refuses something: a full disk, a missing right."""
+    """Whether the error comes from this machine, such as a full disk or a missing permission."""
     return isinstance(error, OSError) and error.errno in _MACHINE_ERRORS
 
 

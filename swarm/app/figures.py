@@ -23,7 +23,7 @@ STATE_STYLES = {
 
 
 def readable_bytes(count: int) -> str:
-    """`843 B`, `1.2 MB`: at most six characters, powers of ten."""
+    """Format bytes in powers of ten, in at most six characters: `843 B`, `1.2 MB`."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 999.5 or unit == "TB":
@@ -33,7 +33,7 @@ def readable_bytes(count: int) -> str:
 
 
 def readable_seconds(seconds: float) -> str:
-    """`48 s`, `3:07`, `2:14:09`."""
+    """Format a duration: `48 s`, `3:07`, `2:14:09`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -43,5 +43,5 @@ def readable_seconds(seconds: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A figure of a check, short: `0.034`, `12`, `1.2e-10`."""
+    """Format a check's figure with three digits: `0.034`, `12`, `1.2e-10`."""
     return f"{value:.3g}"

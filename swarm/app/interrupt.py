@@ -17,12 +17,13 @@ def run_until_interrupted(
     *arguments: *ArgumentsT,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> ResultT:
-    """`trio.run(main, *arguments)`, cancelled by the first SIGINT or SIGTERM.
+    """Run `trio.run(main, *arguments)` and cancel it on the first SIGINT or SIGTERM.
 
-    Raises `KeyboardInterrupt` once everything has been cancelled, unless `main` ended first. The
-    interpreter's own handler would raise it in whatever code happens to run, and some of that
-    code (a destructor, a callback of a library) ignores exceptions: the signal would be lost.
-    After the first signal that handler is back, for a second one to end what is slow to cancel.
+    Raises `KeyboardInterrupt` once everything has been cancelled, unless `main` ended first.
+
+    Python's own handler would raise `KeyboardInterrupt` in the code that happens to run. Some code
+    (a destructor, a library's callback) ignores exceptions, and the signal would be lost. Python's
+    handler is restored after the first signal, so that a second one ends a slow cancellation.
     """
 
     scope = trio.CancelScope()

@@ -24,8 +24,10 @@ from swarm.world.machine import Machine
 
 @asynccontextmanager
 async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
-    """Open a node on the real network; raises `UserError` for a wrong setting before it starts
-    anything."""
+    """Open a node on the real network.
+
+    Raises `UserError` for a wrong setting before anything starts.
+    """
     for address in settings.bootstrap:
         require_peer(address)
     for address in settings.listen:

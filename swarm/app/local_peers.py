@@ -1,4 +1,4 @@
-"""Peers that run as processes of this machine: ports, settings files and command lines."""
+"""Peers that run as processes on this machine: ports, settings files and command lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.identity import Identity
 
 @dataclass
 class LocalPeer:
-    """One peer on loopback, with an identity and ports that outlast restarts."""
+    """One peer on loopback. Its identity and ports stay the same across restarts."""
 
     name: str
     role: str
@@ -46,7 +46,7 @@ class LocalPeer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find distinct TCP ports of loopback that are free at this moment."""
+    """Find distinct loopback TCP ports that are free at this moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -58,6 +58,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def write_config(path: Path, role: str, settings: Mapping[str, str | int | float | bool]) -> None:
-    """A peer's TOML settings with one role's table. JSON's scalars are valid TOML."""
+    """Write a peer's TOML settings: one role's table."""
+    # JSON's scalars are valid TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     path.write_text(f"[{role}]\n" + "\n".join(lines) + "\n", encoding="utf-8")

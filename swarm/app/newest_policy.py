@@ -1,4 +1,4 @@
-"""A run's newest policy, fetched from its peers into a folder."""
+"""Fetching a run's newest policy from its peers into a folder."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ async def from_peers(
     deadline: float,
     progress: Progress = lambda done, total: None,
 ) -> Held:
-    """Fetch the newest policy of a run into the folder `out`, as one of the run's observers.
+    """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
-    With `digest`, raises `UserError` unless that policy's manifest has this digest.
-    `deadline` is in seconds. Raises `UserError` and what `Policies.get` raises.
+    `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
+    the policy's manifest. Also raises the errors of `Policies.get`.
     """
     check_out(out)
     with writing(out) as disk:
         held = await _newest_policy(partial_of(out), bootstrap, run, digest, deadline, progress)
-        # The deadline is for the network: moving complete files may take longer.
+        # The deadline limits the network only; moving the complete files may take longer.
         await move_out(disk, held, out)
         return held
 
@@ -46,7 +46,7 @@ async def _newest_policy(
     deadline: float,
     progress: Progress,
 ) -> Held:
-    """Fetch the newest policy of a run into the store of a peer at `home`."""
+    """Fetch the newest policy of a run into the checkpoint store of a peer at `home`."""
     held: Held | None = None
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):

@@ -1,7 +1,7 @@
 """A run seen from outside: its status, and one peer's record.
 
-All trusted peers are asked at once, over the ledger protocol. It needs no admission, and checks the
-answers as if they had come by gossip.
+An onlooker asks all trusted peers at once, over the ledger protocol. It needs no admission. It
+checks the answers as if they had come by gossip.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ STATUS_SECONDS_MAX = 12.0
 """Deadline for finding, reaching and asking one trusted peer."""
 
 STATUS_PATIENCE_SECONDS = 0.5
-"""Wait for the others after the first answer: each knows most of what the others know."""
+"""Wait for further answers after the first one. Short, because trusted peers know nearly the same
+facts."""
 
 
 @dataclass
 class RunStatus:
-    """A run's progress and its peers, as trusted peers report them."""
+    """A run's progress and its peers, as its trusted peers report them."""
 
     run: Run
     checkpoint: Checkpoint | None = None
@@ -45,7 +46,7 @@ class RunStatus:
     """Latest report on each peer, by peer id."""
 
     def learn(self, status: Status) -> None:
-        """Merge one trusted peer's answer, without envelopes that the wrong peer signed."""
+        """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
         for raw in status.envelopes:
             try:
                 self._take(open_envelope(raw))
@@ -99,9 +100,9 @@ class Record:
     """Receipts, credits and eviction of one worker, from all trusted peers."""
 
     state: LedgerState
-    """What follows from the receipts, and from the trainers' logs where these decide."""
+    """State that follows from the receipts. Disputed verdicts also need the trainers' logs."""
     receipts: list[Receipt] = field(default_factory=list)
-    """In the manifest's order of validators, then in the order of each log."""
+    """Receipts in the manifest's order of validators, then in the order of each log."""
     eviction: Eviction | None = None
     """The eviction in force."""
     problems: list[str] = field(default_factory=list)
@@ -150,7 +151,7 @@ async def record_of(node: Node, run: Run, worker: str) -> Record:
 
 
 async def _consumed(node: Node, run: Run, problems: list[str]) -> list[state.Record]:
-    """Pull from the trainers' logs what steps took."""
+    """Fetch the trainers' records of consumed submissions."""
     found: list[state.Record] = []
 
     async def ask(client: LedgerClient) -> None:

@@ -43,7 +43,7 @@ EnvironmentOptions = Annotated[
 
 
 def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
-    """Read options of an environment, each a line of TOML; raises `UserError`."""
+    """Parse options of an environment, each a line of TOML; raises `UserError`."""
     options: dict[str, Any] = {}
     for line in lines or ():
         try:

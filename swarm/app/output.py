@@ -12,11 +12,11 @@ from swarm.errors import UserError
 from swarm.strict_json import to_json
 
 STANDARD_OUTPUT = Path("-")
-"""File name that means standard output; everything else then goes to standard error."""
+"""File name that stands for standard output. All other output then goes to standard error."""
 
 
 def plain(value: Any) -> Any:
-    """Convert structures to dictionaries and bytes to hexadecimal, throughout `value`."""
+    """Convert structures to dictionaries and bytes to hexadecimal text, recursively."""
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, bytes):
@@ -32,7 +32,7 @@ def print_json(told: Any) -> None:
 
 
 def write_json(option: str, told: Any, path: Path) -> None:
-    """Write an object to the file of an option, or print it; raises `UserError`."""
+    """Write an object to the file that an option names, or print it; raises `UserError`."""
     if path == STANDARD_OUTPUT:
         print_json(told)
         return
@@ -43,7 +43,7 @@ def write_json(option: str, told: Any, path: Path) -> None:
 
 
 def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise `UserError`, before any work is done, if a file could not be written at the end."""
+    """Raise `UserError` if a file could not be written. Called before a command does its work."""
     if path is None or (path == STANDARD_OUTPUT and not suffixes):
         return
     if suffixes and path.suffix.lower() not in suffixes:

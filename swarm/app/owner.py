@@ -1,4 +1,4 @@
-"""What the owner of a run does: sign its manifest, sign another version, hand it to the network."""
+"""Commands of a run's owner: sign the manifest, sign a newer version, hand it to the network."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from swarm.settings import PeerSettings
 
 @dataclass(frozen=True)
 class OwnersFiles:
-    """Files from which and to which a run is signed."""
+    """Files that the owner's commands read and write."""
 
     description: Path
-    """TOML file."""
+    """TOML file that describes the run."""
     manifest: Path
-    """Signed manifest; each version replaces it."""
+    """Signed manifest; each version replaces the one before."""
     key: Path | None
-    """Key of the owner; None stands for the one in the default home."""
+    """The owner's key; None stands for the key in the default home."""
     tokenizer: Path | None
-    """Folder with `tokenizer.json` and `config.json`; None stands for the model."""
+    """Folder with `tokenizer.json` and `config.json`; None stands for the model's folder."""
 
 
 def create_run(files: OwnersFiles) -> None:
-    """Sign the first version of a run, and say what to type next."""
+    """Sign the first version of a run and print the next commands to type."""
     manifest = described(files.description, files.tokenizer)
     key = files.key or _default_key()
     owner = load_or_create(key)
@@ -54,7 +54,7 @@ def create_run(files: OwnersFiles) -> None:
 
 
 def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:
-    """Sign another version of a run; hand it to the network through `bootstrap`, if given."""
+    """Sign another version of a run; hand it to the network if `bootstrap` is not empty."""
     if not files.manifest.exists():
         raise UserError(
             f"there is no signed manifest {files.manifest} to change; name it, or sign the first "
@@ -74,7 +74,7 @@ def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:
 async def _update_network(
     files: OwnersFiles, held: Envelope, new: RunManifest, bootstrap: list[str]
 ) -> None:
-    """Update a run that the network knows, perhaps in a newer version than the file here."""
+    """Update a run that the network knows. Its version may be newer than the local file."""
     async with visit(bootstrap, held.body.run) as (node, run):
         check_update(run.manifest, new, f"{files.description} (compared with the running network)")
         newer = run.manifest.version > manifest_in(held).version
@@ -88,7 +88,7 @@ async def _update_network(
 
 
 def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelope:
-    """Sign `new` in place of `held`, unless it is the same; say what changes."""
+    """Sign `new` as the successor of `held` and print the changes; return `held` if unchanged."""
     before = manifest_in(held)
     found = check_update(before, new, str(files.description))
     if new.version == before.version:
@@ -112,7 +112,7 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
 
 
 def _write_manifest(target: Path, envelope: Envelope) -> None:
-    """Replace a file by a signed manifest, at once or not at all."""
+    """Replace a file by a signed manifest, atomically."""
     aside = target.with_name(f"{target.name}.new")
     try:
         aside.write_bytes(envelope.raw)
@@ -122,7 +122,10 @@ def _write_manifest(target: Path, envelope: Envelope) -> None:
 
 
 def _default_key() -> Path:
-    """The owner's key in the default home, where no checkout can publish it."""
+    """Return the owner's key file in the default home, where nobody commits it by mistake.
+
+    Raises `UserError` if the current folder has an `owner.key` and the default home has none.
+    """
     key, earlier = PeerSettings().home_path / "owner.key", Path("owner.key")
     if earlier.exists() and not key.exists():
         raise UserError(

@@ -1,7 +1,7 @@
-"""One peer of the network from start to end.
+"""The life of one peer process.
 
-It makes its key on first use, joins the network through the bootstrap peer, finds the run, is
-admitted, and works until Ctrl-C.
+The peer makes its key on first use, joins the network through the bootstrap peer, finds the run,
+is admitted, and works until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Earned:
 
 
 async def run_peer(settings: PeerSettings) -> None:
-    """Run a peer until cancelled, or until every role's work is over."""
+    """Run a peer until it is cancelled or all its roles have finished."""
     for name in settings.role:
         if name in EXTRA_OF_ROLE:
             require_extra(EXTRA_OF_ROLE[name], f"--role {name}")
@@ -68,7 +68,7 @@ async def run_peer(settings: PeerSettings) -> None:
 def become_rank(names: Sequence[str]) -> None:
     """Replace this process by its role's `rank_module` if `torchrun` gave it a rank above 0.
 
-    Only rank 0 is a peer; the others take its orders. Raises `UserError`.
+    Only rank 0 is a peer; the other ranks obey it. Raises `UserError`.
     """
     rank = os.environ.get("RANK", "0")
     if rank == "0":
@@ -87,7 +87,7 @@ def _rank_module(name: str) -> str | None:
 
 
 def start(settings: PeerSettings) -> int:
-    """Run a peer to its end; returns the exit status."""
+    """Run a peer until it ends; returns the exit status."""
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])

@@ -20,7 +20,7 @@ from swarm.shardcast.mirror.index import Progress as Report
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Report]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar if standard error is a terminal."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""From a run's description in TOML to its unsigned manifest."""
+"""Conversion of a run's TOML description to an unsigned manifest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from swarm.run.toml import describe_run, manifest_from_toml
 
 
 def described(file: Path, tokenizer: Path | None) -> RunManifest:
-    """Read and check the run that a TOML file describes; warnings go to standard error.
+    """Make and check the manifest that a TOML file describes; warnings go to standard error.
 
-    Raises `UserError` if the run could not work.
+    `tokenizer` is a folder; None stands for the model's folder. Raises `UserError` if the run could
+    not work.
     """
     description = describe_run(file)
     folder = tokenizer or Path(description.model)

@@ -1,6 +1,7 @@
-"""Trial of a run's model and environment before its manifest is signed. Imports no torch.
+"""A test of a run's model config and environments before its manifest is signed.
 
-Nothing here says that a run will learn; only that its first submission can be generated and graded.
+It shows that the first submission can be generated and graded, not that the run will learn.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from swarm.messages import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.toml import RunHashes
 
 GRADED_TASKS = 8
-"""Probe tasks per step whose grades are tried; a grade may be costly."""
+"""Probe tasks per step that are graded: grading may be slow."""
 
 ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
-"""Completions that any policy may write and an environment must survive."""
+"""Completions that any policy may write and that an environment must handle."""
 
 DEEP_LAYERS = 12
-"""Layers from which honest 16-bit engines may differ by more than the default thresholds:
-random models of 12 had proofs with 118 exponents that agreed (docs/training.md, Thresholds)."""
+"""Number of layers from which honest 16-bit engines may differ by more than the default thresholds.
+In proofs of random models of 12 layers, 118 exponents agreed (docs/training.md, Thresholds)."""
 
 
 CALIBRATED = ("proof_exponents_min", "margin_mean_max", "margin_max", "honest_mismatch_rate")
-"""Thresholds that the owner has measured if they differ from their defaults."""
+"""Thresholds that depend on the model. The owner has measured them if one differs from its
+default."""
 
 
 def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> RunHashes:
-    """The hashes of the tokenizer in `folder` and of each environment's probe tasks with it.
+    """Hash the tokenizer in `folder` and each environment's probe tasks rendered with it.
 
-    Raises `UserError` when the folder has no tokenizer or an environment is not installed.
+    Raises `UserError` if the folder has no tokenizer or an environment is not installed.
     """
     renderer, installed = Renderer(folder), Environments()
     return RunHashes(
@@ -45,9 +47,9 @@ def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> 
 
 
 def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
-    """Try the run's environment with the tokenizer and the model config in `folder`.
+    """Test the run's environments with the tokenizer and the model config in `folder`.
 
-    Gives warnings; raises `UserError`. `where` begins the sentences about the manifest.
+    Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
     """
     renderer, installed = Renderer(folder), Environments()
     probed = [
@@ -68,8 +70,11 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
 def _check_tokens(
     manifest: RunManifest, config: dict[str, Any], longest: int, largest: int, where: str
 ) -> None:
-    """Raises `UserError` when the model lacks a token or a position that the run needs: for
-    prompts of up to `longest` tokens, with ids of up to `largest`."""
+    """Raise `UserError` if the model lacks a token or a position that the run needs.
+
+    `longest` is the number of tokens of the longest prompt, `largest` the largest token id of all
+    prompts.
+    """
     vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
     outside = [token for token in manifest.sampling.stop_ids if token >= vocabulary]
     if outside:
@@ -112,8 +117,11 @@ def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list
 
 
 def _probe_environment(environment: Environment, renderer: Renderer, steps: int) -> tuple[int, int]:
-    """Draw, render and grade probe tasks of the first and the last step: (tokens of the longest
-    prompt, largest token id). Raises `UserError` for whatever would stop every submission."""
+    """Draw, render and grade probe tasks of the first and the last step.
+
+    Returns the number of tokens of the longest prompt and the largest token id. Raises `UserError`
+    for a fault that would prevent every submission.
+    """
     longest = largest = 0
     for step in dict.fromkeys((0, steps - 1)):
         for index in range(PROBE_TASKS):
@@ -137,7 +145,10 @@ def _probe_environment(environment: Environment, renderer: Renderer, steps: int)
 
 
 def _try_grades(environment: Environment, task: Task) -> None:
-    """Grade a task's answer and odd texts, each twice; raises `UserError`."""
+    """Grade a task's answer and odd texts, each twice.
+
+    Raises `UserError` if the two rewards differ.
+    """
     for text in (task.answer, *ODD_TEXTS):
         for finished in (True, False):
             first, second = (grade(environment, task, [text], finished) for _ in range(2))
@@ -149,7 +160,10 @@ def _try_grades(environment: Environment, task: Task) -> None:
 
 
 def _try_answers(environment: Environment, task: Task) -> None:
-    """Have an environment of several turns answer each text twice; raises `UserError`."""
+    """Ask an environment of several turns to answer each text twice.
+
+    Raises `UserError` if the two answers differ.
+    """
     for text in (task.answer, *ODD_TEXTS):
         first, second = (answer_of(environment, task, [text]) for _ in range(2))
         if first != second:

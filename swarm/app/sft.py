@@ -42,10 +42,10 @@ class SftOptions:
 
 
 async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) -> None:
-    """Fine-tune and write the result; `say` gets an event at the start, every few steps, and
-    at the end.
+    """Fine-tune a policy and write the result.
 
-    Raises `UserError` for mistakes that the person can fix.
+    Calls `say` with an event at the start, every `report_every` steps, and at the end. Raises
+    `UserError` for wrong options.
     """
     if (options.data is None) == (options.environment is None):
         raise UserError("give either --data FILE or --environment NAME@VERSION")

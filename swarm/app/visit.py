@@ -1,4 +1,4 @@
-"""Short visits to a network: a node that finds a run and does not join it."""
+"""Short visits to a network: a node finds a run without joining it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ async def visit(
 ) -> AsyncIterator[tuple[Node, Run]]:
     """Open a node that has found a run, without joining it.
 
-    Its key and state are in `home`, or in a temporary folder. `looks_on`: see `find_run`.
+    The node's key and state are in `home`, by default a temporary folder. `looks_on`: see
+    `find_run`.
     """
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
@@ -40,7 +41,10 @@ async def visit(
 
 
 def last_bootstrap(home: Path | None = None) -> list[str]:
-    """Read the bootstrap addresses that the peer in a home last joined through."""
+    """Read the bootstrap addresses that the peer with this home last joined through.
+
+    Raises `UserError` if there are none.
+    """
     path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
     try:
         return path.read_text(encoding="utf-8").split()

@@ -65,7 +65,7 @@ def demo(
 
 
 def _seconds_since_start() -> float:
-    """Seconds that this process has run; 0 where the system does not tell."""
+    """Return the age of this process in seconds; 0 on a system without `/proc`."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])

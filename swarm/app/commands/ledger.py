@@ -1,4 +1,4 @@
-"""`swarm ledger`: what one peer earned in a run, proven."""
+"""`swarm ledger`: one peer's credits in a run, with proofs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _own_id(home: Path) -> str:
 def _show(
     peer: str, bootstrap: Sequence[str] | None, run: str | None, *, last: int, as_json: bool
 ) -> int:
-    """Print what a run's trusted peers hold about one peer; gives the exit status."""
+    """Print one peer's record from a run's trusted peers; returns the exit status."""
     from swarm.app.onlooker import record_of
     from swarm.app.visit import visit
     from swarm.identity import InvalidPeerId, public_key_of
@@ -124,7 +124,7 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
 
 
 def record_lines(told: dict[str, Any], last: int) -> list[str]:
-    """Lay a record out in lines for the screen."""
+    """Format a record as lines of text."""
     outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
     lines = [
         f"peer    {told['peer']}",

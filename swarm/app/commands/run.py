@@ -143,7 +143,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
 
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
-    """Ask a bootstrap peer for a run's manifest."""
+    """Fetch a run's manifest through the bootstrap peers."""
     from swarm.app.visit import visit
 
     async with visit(bootstrap, run) as (_, found):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swarm.messages import Present, StepOrder
 
 WIDTH = 80
-"""Columns of the output: a whole id takes 52 and leaves room for roles and standing."""
+"""Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
 
 
 def status(
@@ -78,8 +78,10 @@ def _state(order: StepOrder | None) -> str:
 
 
 def status_lines(status: RunStatus) -> list[Text]:
-    """Lay the status out for the screen: the run, then two lines per peer. Ids are whole, for
-    copying."""
+    """Format the status as lines of text: the run, then two lines per peer.
+
+    Ids are complete, so that they can be copied.
+    """
     from rich.text import Text
 
     told = status_object(status)

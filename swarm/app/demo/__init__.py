@@ -1,6 +1,6 @@
-"""A whole swarm on this machine, as separate processes on loopback: what `swarm demo` runs.
+"""`swarm demo`: a whole swarm on this machine, as separate processes on loopback.
 
 `command` runs a demo in a terminal. `play` prepares the run (`recipe`), starts its peers (`cast`)
-and watches their processes (`processes`). `state` collects their events, `view` and `plain` show
-it, and `results` and `summary` write the end.
+and watches their processes (`processes`). `state` collects their events; `view` and `plain` show
+it. `results` and `summary` write the results.
 """

@@ -11,11 +11,11 @@ from swarm.identity import load_or_create
 ALTERED_WEIGHTS = 0.1
 """Noise of the cheater's weights, relative to the standard deviation of each tensor."""
 STARVED_SECONDS = 30.0
-"""The trainer reports missing rollouts after this long: a demo has a few minutes."""
+"""Time without rollouts after which the trainer reports it. A demo lasts only a few minutes."""
 
 
 def cast(inference_peers: int) -> list[tuple[str, str]]:
-    """Name and role of every peer of a demo."""
+    """List the name and role of every peer of a demo."""
     return [
         ("bootstrap", "bootstrap"),
         ("relay-1", "relay"),

@@ -1,4 +1,4 @@
-"""A demo in a terminal: its view, its interruption, its last page."""
+"""A demo in a terminal: live view, interruption, summary page."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from swarm.app.output import STANDARD_OUTPUT
 
 
 async def run_demo(options: DemoOptions) -> int:
-    """Run a demo; gives the exit status: 0, or 130 after Ctrl-C.
+    """Run a demo; returns the exit status: 0, or 130 after Ctrl-C.
 
-    Raises `UserError` for wrong options and `SwarmError` when the demo cannot go on.
+    Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
     """
     check_options(options)
     console = Console(stderr=options.json_file == STANDARD_OUTPUT)

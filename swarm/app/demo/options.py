@@ -14,10 +14,10 @@ STEPS_MAX = 100_000
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the command."""
+    """Options of `swarm demo`."""
 
     age_seconds: float = 0.0
-    """Seconds since the command began: its imports count as well."""
+    """Age of the process, so that the time of its imports counts as well."""
     steps: int = 250
     peers: int = 3
     seed: int = 0

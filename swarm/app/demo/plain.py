@@ -12,7 +12,7 @@ from swarm.app.figures import figure, readable_seconds
 
 
 class PlainLines:
-    """Composer of lines: one per step, refusal and note."""
+    """Formats the demo's progress: one line per step, refusal and note."""
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
@@ -22,7 +22,7 @@ class PlainLines:
         self._last_verdict = 0.0
 
     def lines(self) -> list[str]:
-        """Lines for everything new since the last call."""
+        """Format the steps, refusals and notes since the last call."""
         state = self._state
         lines = []
         if state.join_line and not self._shown_join:

@@ -1,7 +1,7 @@
-"""One demo from beginning to end: prepare a run, start its peers, watch them.
+"""The course of one demo: prepare a run, start its peers, watch them.
 
-The demo is an owner like any other: it makes a key, signs a run manifest, and starts peers with
-the command line that anyone uses.
+The demo is a run's owner like any other: it makes a key, signs a run manifest, and starts peers
+with the ordinary command line.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
 
 START_SECONDS_MAX = 120.0
-"""Deadline for a peer to listen; meanwhile the fork server imports torch."""
+"""Deadline for a peer to listen. The fork server imports torch in this time."""
 STALL_SECONDS_MAX = 180.0
 """The demo gives up when no step is trained for this long."""
 FAREWELL_SECONDS = 1.0
-"""Wait after the end of the run for the last figures of the peers."""
+"""Wait for the peers' last figures after the end of the run."""
 
 
 class Demo:
-    """One demo from beginning to end. Also the `Watcher` of its processes."""
+    """One demo; also the `Watcher` of its processes."""
 
     def __init__(
         self, options: DemoOptions, folder: Path, socket_folder: Path, console: Console
     ) -> None:
-        """`folder` holds everything that lasts; `socket_folder` has a short path, since that of
-        a Unix socket may have 107 bytes."""
+        """Create the state of a demo; `run` starts it.
+
+        `folder` holds all files that outlast the demo. `socket_folder` must have a short path:
+        the path of a Unix socket may have at most 107 bytes.
+        """
         self.options = options
         self.folder = folder
         self.console = console
@@ -59,14 +62,14 @@ class Demo:
         self.peers = make_peers(folder, options.peers)
         self.processes: dict[str, Process] = {}
         self.environment = {FORK_SERVER: str(socket_folder / "fork-server")}
-        """Added to that of every process."""
+        """Environment variables added for every process."""
         self.listening = {peer.name: trio.Event() for peer in self.peers}
         self.complete = trio.Event()
         self.ending = False
         for peer in self.peers:
             self.state.add_peer(peer.name, peer.role, peer.identity.peer_id)
 
-    # --- what the processes say --------------------------------------------------------------
+    # --- events of the processes -------------------------------------------------------------
 
     def said(self, name: str, event: Mapping[str, Any]) -> None:
         self.state.apply(event, trio.current_time())
@@ -87,7 +90,7 @@ class Demo:
     # --- phases ------------------------------------------------------------------------------
 
     async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
-        """Run the whole demo, with its processes in `nursery`; gives the summary."""
+        """Run the whole demo, with its processes in `nursery`; returns the summary."""
         base = self.folder / "base"
         (self.folder / "logs").mkdir(parents=True)
         self._start_fork_server(nursery)
@@ -101,10 +104,11 @@ class Demo:
         return write_results(self.state, self.options)
 
     async def _start_in_turn(self, nursery: trio.Nursery) -> None:
-        """Start the peers one after the other, those that the first step needs first.
+        """Start the peers one after the other, first those that the first step needs.
 
-        Each waits until the previous one has done its imports. All at once, they would slow down
-        the imports of the fork server, for which trainer, validator and inference peers wait.
+        Each peer starts once the previous one has finished its imports. Peers that start all at
+        once would slow down the imports of the fork server, for which trainer, validator and
+        inference peers wait.
         """
         urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
         for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
@@ -119,7 +123,7 @@ class Demo:
     def _sign_manifest(self, base: Path) -> Path:
         """Sign and write the run manifest.
 
-        Its name is new each time, because a guest's home pins the owner's key to the name.
+        Each demo's run has a new name, because a guest's home pins the owner's key to the name.
         """
         save_tokenizer(base)
         manifest = demo_manifest(
@@ -167,7 +171,10 @@ class Demo:
         nursery.start_soon(keep_alive, process, self)
 
     async def _watch_progress(self) -> None:
-        """Wait until the run is complete; raises `SwarmError` when no step is trained for long."""
+        """Wait until the run is complete.
+
+        Raises `SwarmError` if no step is trained for `STALL_SECONDS_MAX`.
+        """
         while not self.complete.is_set():
             trained = self.state.step
             with trio.move_on_after(STALL_SECONDS_MAX):
@@ -185,7 +192,7 @@ class Demo:
 
 
 def join_line(bootstrap: str) -> str:
-    """The exact command that joins the demo from another terminal."""
+    """Return the exact command that joins the demo from another terminal."""
     python = sys.executable
     found = shutil.which("python")
     if found is not None and Path(found).absolute() == Path(python).absolute():

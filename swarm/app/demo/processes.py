@@ -1,7 +1,7 @@
-"""The demo's processes: started, read, restarted when they die, and ended completely.
+"""The demo's processes: start them, read their output, restart dead ones, end them all.
 
-Each gets a process group of its own, so that Ctrl-C reaches the demo alone, which then ends them
-all, and so that nothing a process started outlives it.
+Each process gets a process group of its own. Ctrl-C therefore reaches only the demo, which then
+ends all groups, so that no child of a process outlives it.
 """
 
 from __future__ import annotations
@@ -31,28 +31,27 @@ BACKOFF_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 3.0
 DEATHS_IN_A_ROW_MAX = 5
 STEADY_SECONDS = 20.0
-"""A process that lived this long starts with a fresh count of deaths."""
+"""Lifetime after which a process's count of deaths in a row starts again."""
 
 
 class ProcessFailed(SwarmError):
-    """A process of the demo died too often in a row; the message has its last lines."""
+    """A process of the demo died too often in a row; the message contains its last lines."""
 
 
 class Watcher(Protocol):
-    """Receiver of what the processes print and do. Its methods are called at once, and must not
-    block."""
+    """Receiver of the processes' output and exits. Its methods must not block."""
 
     def said(self, name: str, event: Mapping[str, Any]) -> None:
-        """Handle a JSON line from standard output."""
+        """Handle an event: a JSON line from standard output."""
 
     def died(self, name: str, status: int) -> None:
-        """Handle an end with a status other than 0, before the restart."""
+        """Handle an exit with a status other than 0, before the restart."""
 
     def finished(self, name: str) -> None:
-        """Handle an end without a restart."""
+        """Handle an exit that no restart follows."""
 
     def restart_wanted(self, name: str) -> bool:
-        """Whether a process that ended with a status other than 0 is still needed."""
+        """Whether to restart a process that exited with a status other than 0."""
 
 
 @dataclass
@@ -65,17 +64,18 @@ class Process:
     log: Path | None = None
     """File to which all output is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables added to this process's own environment."""
+    """Variables added to the environment that the process inherits."""
     pid: int | None = None
     """Process id while it runs."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
 
 
 async def keep_alive(process: Process, watcher: Watcher) -> None:
-    """Run a process until it ends with status 0, restarting it when it dies otherwise.
+    """Run a process until it exits with status 0; restart it after any other exit.
 
-    Cancelling ends it: SIGTERM to its group, after `TERMINATE_SECONDS` SIGKILL. Raises
-    `ProcessFailed` after `DEATHS_IN_A_ROW_MAX` deaths in a row, or when it cannot be started.
+    Cancellation sends SIGTERM to its group, and SIGKILL after `TERMINATE_SECONDS`. Raises
+    `ProcessFailed` after `DEATHS_IN_A_ROW_MAX` deaths in a row, or if the process cannot be
+    started.
     """
     deaths = 0
     restart = False
@@ -106,10 +106,13 @@ def _how(status: int) -> str:
 
 
 def _spawn(process: Process, restart: bool) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start the process once; gives it with the pipes of its standard output and standard error.
+    """Start the process once.
 
-    Not trio's open_process: that forks in a worker thread, whose end the kernel would take for
-    the parent's death in a child that asked to die with its parent (the fork server does).
+    Returns it with the read ends of the pipes of its standard output and standard error.
+
+    Does not use trio's `open_process`, which forks in a worker thread. The kernel treats the end
+    of that thread as the parent's death, and would kill a child that asked to die with its parent,
+    such as the fork server.
     """
     command = list(process.command(restart))
     output, output_end = os.pipe()
@@ -136,7 +139,7 @@ def _spawn(process: Process, restart: bool) -> tuple[subprocess.Popen[bytes], in
 
 
 async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
-    """Run the process once; gives its exit status, negative for a signal."""
+    """Run the process once; returns its exit status, negative for a signal."""
     child, output, complaints = _spawn(process, restart)
     process.pid = child.pid
     log = process.log.open("a", encoding="utf-8") if process.log is not None else None
@@ -169,7 +172,7 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
             nursery.start_soon(listen)
             nursery.start_soon(hear_complaints)
             await trio.lowlevel.wait_readable(watch)
-            # Its own children may hold the pipes open, so they are ended too.
+            # Its own children may hold the pipes open, so kill them too.
             _signal_group(child.pid, signal.SIGKILL)
         return child.wait()
     finally:
@@ -182,7 +185,7 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """Read a line as an event; None if it is none."""
+    """Parse a line as an event; None if it is not an event."""
     if not line.startswith("{"):
         return None
     try:
@@ -193,7 +196,7 @@ def _event_of(line: str) -> dict[str, Any] | None:
 
 
 async def _end(child: subprocess.Popen[bytes], watch: int) -> None:
-    """End a process and everything in its group. `watch` is its pidfd."""
+    """End a process and its process group. `watch` is its pidfd."""
     if child.poll() is None:
         _signal_group(child.pid, signal.SIGTERM)
         with trio.move_on_after(TERMINATE_SECONDS):
@@ -209,7 +212,7 @@ def _signal_group(group: int, which: signal.Signals) -> None:
 
 
 async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
-    """Read lines of text from a pipe, each cut at `LINE_BYTES_MAX`."""
+    """Read lines of text from a pipe, each cut to `LINE_BYTES_MAX`."""
     held = b""
     with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
         async for chunk in stream:

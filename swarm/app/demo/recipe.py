@@ -1,4 +1,4 @@
-"""The run manifest of the demo, and what its processes import once for all."""
+"""The run manifest of the demo, and the modules that its fork server imports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from swarm.messages import RunManifest, TrustedKey
 from swarm.run.toml import RunHashes
 
 PRELOAD = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
-"""For the fork server. Nothing that imports pyarrow: its allocator starts a thread, and a fork
-server has none."""
+"""Modules that the fork server imports. None may import pyarrow, whose allocator starts a thread: a
+fork server must have only one."""
 
 
 def demo_manifest(

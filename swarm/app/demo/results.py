@@ -1,4 +1,4 @@
-"""What a demo leaves behind: the trained policy, the reward curve, the summary."""
+"""The results of a demo: the trained policy, the reward curve, the summary."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from swarm.app.demo.summary import draw_rewards, seconds_by_phase, summarise
 from swarm.app.output import write_json
 
 OUTPUT = Path("demo-output")
-"""Folder of the results without `--keep`."""
+"""Default folder of the results."""
 
 
 def write_results(state: SwarmState, options: DemoOptions) -> dict[str, Any]:
-    """Write the results to their folder; gives the summary."""
+    """Write the results to their folder; returns the summary."""
     output = options.keep or OUTPUT
     output.mkdir(parents=True, exist_ok=True)
     policy = output / "policy"

@@ -1,7 +1,7 @@
 """The state of a demo's swarm, gathered from the peers' events for view and summary.
 
-Events come as JSON lines from processes of our own, yet every field is looked at with a default:
-a peer that says too little makes a gap in the table, never the end of the demo.
+Events come as JSON lines from the demo's own processes. Every field is still read with a default,
+so that a missing one leaves a gap in the table and does not end the demo.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarm.untrusted import printable
 VERDICTS_KEPT = 64
 NOTES_KEPT = 64
 SPEED_STEPS = 20
-"""Number of last steps from which the time left is estimated."""
+"""Number of last steps that the estimate of the time left uses."""
 
 SPEED_SECONDS = 10.0
 """Window over which tokens per second are averaged."""
@@ -25,7 +25,7 @@ Fields = Mapping[str, Any]
 
 
 def number(fields: Fields, name: str, default: float = 0.0) -> float:
-    """Read a numeric field; the default if it is missing, no number, or absurdly large."""
+    """Read a numeric field; the default if it is missing, not a number, or above 2⁵³."""
     value = fields.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 2**53:
         return float(value)
@@ -33,22 +33,25 @@ def number(fields: Fields, name: str, default: float = 0.0) -> float:
 
 
 def text(fields: Fields, name: str) -> str:
-    """Read a text field, made safe to print, since strangers write some; empty if it is missing."""
+    """Read a text field and make it safe to print; empty if it is missing.
+
+    Strangers write some of the texts.
+    """
     value = fields.get(name)
     return printable(value) if isinstance(value, str) else ""
 
 
 @dataclass
 class PeerState:
-    """One peer: one row of the table."""
+    """One peer, shown as a row of the table."""
 
     name: str
     role: str
     peer: str
     own: bool = True
-    """Whether it is a process of this demo; otherwise a guest that joined by hand."""
+    """Whether it is a process of this demo; otherwise it is a guest that someone started."""
     state: str = "starting"
-    """starting, joining, live, suspected, gone, evicted, restarting, finished."""
+    """One of starting, joining, live, suspected, gone, evicted, restarting and finished."""
     doing: str = ""
     policy: int = -1
     step: int = -1
@@ -56,12 +59,12 @@ class PeerState:
     restarts: int = 0
     sent: int = 0
     received: int = 0
-    """Bytes of blobs received, over all restarts of the process."""
+    """Bytes of blobs received, over all restarts of the process. `sent` is counted likewise."""
     _sent_before: int = 0
     _received_before: int = 0
 
     def moved(self, sent: int, received: int) -> None:
-        """Add a process's own counts, which start at 0 after each restart."""
+        """Update the totals from a process's own counts, which restart at 0."""
         self.sent = self._sent_before + sent
         self.received = self._received_before + received
 
@@ -72,7 +75,7 @@ class PeerState:
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One verdict, as it is shown."""
+    """One verdict, with the fields that the view shows."""
 
     at: float
     worker: str
@@ -110,24 +113,24 @@ class Note:
 
 @dataclass
 class SwarmState:
-    """Everything that view and summary need. Times are seconds on one clock."""
+    """The data of view and summary. Times are seconds of trio's clock."""
 
     steps_wanted: int
     started: float
     join_line: str = ""
     peers: dict[str, PeerState] = field(default_factory=dict)
-    """By peer id, in the order of the table."""
+    """Peers by id, in the order of the table."""
     trained: dict[int, TrainedStep] = field(default_factory=dict)
-    """By step, so that a step trained again after a crash counts once."""
+    """Trained steps by number, so that a step trained again after a crash counts once."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Verdicts: accepted, quarantined, or the name of the check that failed."""
+    """Verdicts counted by "accepted", "quarantined", or the name of the failed check."""
     verdicts: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
-    """Latest accepted ones."""
+    """Latest accepted verdicts."""
     refusals: deque[VerdictLine] = field(default_factory=lambda: deque(maxlen=VERDICTS_KEPT))
-    """Latest others, kept apart because accepted ones would soon crowd them out."""
+    """Latest other verdicts, kept apart because accepted ones would soon displace them."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     generated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
-    """Time and tokens of each submission made."""
+    """Time and number of tokens of each submission."""
     evicted: dict[str, str] = field(default_factory=dict)
     """Reasons of evictions, by peer name."""
     accuracy_after: dict[str, float] = field(default_factory=dict)
@@ -173,7 +176,7 @@ class SwarmState:
         return sum(peer.restarts for peer in self.peers.values())
 
     def seconds_left(self) -> float | None:
-        """Time left at the pace of the last steps; None before the first."""
+        """Estimate the time left from the pace of the last steps; None before the second step."""
         recent = [self.trained[step] for step in sorted(self.trained)[-SPEED_STEPS:]]
         if len(recent) < 2:
             return None
@@ -280,7 +283,7 @@ class SwarmState:
         name = self.name_of(remote)
         reason = text(event, "reason")
         if not remote or not reason or name in self.evicted:
-            return  # these peers only noticed the eviction; the evicting peer gives the reason
+            return  # the reporter only heard of the eviction; the evicting peer gives the reason
         self.evicted[name] = reason
         held = self.peers.get(remote)
         if held is not None:

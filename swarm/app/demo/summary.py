@@ -16,7 +16,7 @@ SMOOTHING_STEPS = 15
 
 
 def seconds_by_phase(state: SwarmState, now: float) -> dict[str, float]:
-    """Measure the seconds of each phase; phases do not overlap, so they add up to the whole."""
+    """Return the seconds of each phase. Phases do not overlap, so they add up to the total."""
     begins = sorted(state.marks.items(), key=lambda item: item[1])
     ends = [begin for _, begin in begins[1:]] + [now]
     return {phase: round(end - begin, 2) for (phase, begin), end in zip(begins, ends, strict=True)}
@@ -27,8 +27,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Convert the state to the summary, as plain data.
 
-    Accuracies are shares of 512 held-out prompts, times are seconds, and bytes are bodies of blobs.
-    A value that is not known, because the run was cut short, is None.
+    Accuracies are shares of 512 held-out prompts. Times are in seconds. Byte counts cover the
+    bodies of blobs. A value is None if the run ended too early to know it.
     """
     rewards = state.rewards()
     return {
@@ -101,7 +101,7 @@ def _share(value: float | None) -> str:
 
 
 def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
-    """Lay the summary out for the screen."""
+    """Format the summary as a table for the terminal."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

@@ -1,7 +1,7 @@
-"""The demo's screen: the state as lines of text that exactly fill a terminal of any size.
+"""The demo's live view: the state as lines of text that exactly fill a terminal of any size.
 
-Lines are composed by hand rather than with rich's tables and layouts: every screen has the same
-shape from one refresh to the next, nothing jumps, and drawing costs a few milliseconds.
+It composes lines itself and uses neither tables nor layouts of rich. The screen therefore keeps
+its shape from one refresh to the next, and drawing takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swarm.app.figures import (
 )
 
 REFRESH_SECONDS = 0.5
-"""Interval between two refreshes: fast enough to feel alive, and cheap."""
+"""Interval between two refreshes: short enough to look live, long enough to be cheap."""
 
 WIDTH_MIN, HEIGHT_MIN = 40, 12
 PLOT_HEIGHT_MAX = 14
@@ -44,8 +44,10 @@ PHASES = {
 
 
 def paste_lines(line: str, width: int) -> list[str]:
-    """Cut a shell command into lines of `width` that can be pasted: each but the last ends with a
-    backslash, so that the shell joins them."""
+    """Cut a shell command into lines of `width` that can be pasted.
+
+    Each line but the last ends with a backslash, so that the shell joins them.
+    """
     lines = []
     while len(line) > width:
         lines.append(line[: width - 1] + "\\")
@@ -62,7 +64,8 @@ _BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: int) -> list[str]:
     """Draw a curve of (step, value in [0, 1]) over 0..steps, in `height` lines of `width` columns.
 
-    Each column of dots shows the mean of its steps; neighbours are joined, gaps are bridged.
+    Each column of dots shows the mean of its steps. Lines connect neighbours, also across columns
+    without a step.
     """
     columns, rows = 2 * width, 4 * height
     sums: dict[int, tuple[float, int]] = {}
@@ -98,7 +101,7 @@ def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: in
 
 
 def _rule(title: str, aside: Text, width: int) -> Text:
-    """`── title ───────────── aside ──`"""
+    """Compose a heading: `── title ───────────── aside ──`."""
     line = Text("── ", style=DIM) + Text(title, style="bold")
     tail = Text(" ") + aside + Text(" ──", style=DIM) if aside.plain else Text("─", style=DIM)
     line.append(" ")
@@ -158,7 +161,7 @@ def _reward(state: SwarmState, width: int, height: int) -> list[Text]:
 
 
 _STEP_AT_END = re.compile(r"( of)?( step)? \d+$")
-"""A step at the end of an activity; the table has a column for it."""
+"""A step number at the end of an activity; the table shows it in a column of its own."""
 
 
 def _peer_columns(peer: PeerState, width: int) -> Text:
@@ -219,7 +222,7 @@ def _note(note: Note, state: SwarmState) -> Text:
 
 
 def _log(state: SwarmState, rows: int) -> list[Text]:
-    """Compose the newest verdicts and notes in order of time; refusals stay longest."""
+    """Compose the newest verdicts and notes in order of time. Refusals stay longest."""
     important: list[VerdictLine | Note] = [
         *state.refusals,
         *(note for note in state.notes if note.grave),
@@ -278,8 +281,8 @@ def compose(state: SwarmState, now: float, width: int, height: int) -> list[Text
     header = _header(state, now, width)
     join = _join(state, width)
     room = height - len(header) - len(join)
-    # Peers first (they are what the screen is for), then at least 2 lines of verdicts and 2 of the
-    # plot; what is left is shared. Each part has one line for its title.
+    # Peers, the screen's main content, get lines first. Verdicts and the plot get at least 2 each
+    # and share the rest. Each part has one line for its title.
     peer_rows = min(len(state.peers), max(2, room - 3 - 4))
     room -= peer_rows + 3
     plot_rows = max(2, min(PLOT_HEIGHT_MAX, room // 2))
@@ -300,7 +303,7 @@ def _pad(lines: list[Text], rows: int) -> list[Text]:
 
 
 class Screen:
-    """Renderable for rich: each drawing composes the screen for the terminal's current size."""
+    """A rich renderable that composes the screen for the terminal's current size."""
 
     def __init__(self, state: SwarmState, clock: Callable[[], float]) -> None:
         self._state = state
