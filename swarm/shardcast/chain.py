@@ -1,11 +1,12 @@
 """Deltas on the network side: when one is published, and when one is used.
 
-The trainer publishes checkpoint k with a delta against k−1 where that pays; its manifest names the
-last few deltas, newest first. A peer that holds one of their bases in full fetches the deltas
-instead of the pieces, and a child makes the pieces from them, each checked like one that came over
-the network, and in the end the SHA-256 of the files. Whatever a delta cannot give (a file whose
-tensors changed shape, a delta that nobody has any more) is fetched as always. So every checkpoint
-is its own anchor: its full pieces are in its manifest, and whoever applied the delta serves them.
+The trainer publishes checkpoint k with a delta against k−1 where that saves bytes. The manifest of
+k names the last few deltas, newest first. A peer that holds the base of one of them completely
+fetches the deltas instead of the pieces, and a child process makes the pieces from them. Each piece
+is checked as if it came over the network, and finally the SHA-256 of each file. Pieces that a delta
+cannot give (a file whose tensors changed shape, a delta that no peer has any more) are fetched in
+full. So no checkpoint depends on an older one: its manifest lists its full pieces, and peers that
+applied the delta serve them.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ DELTA_CHECKPOINT_BYTES_MIN = 4 * 1024 * 1024
 """A smaller checkpoint is published without a delta: its full pieces travel as fast."""
 
 DELTA_SHARE_MAX = 0.5
-"""Of the full bytes: a delta that would be larger is not published, nor a chain fetched."""
+"""Largest delta to publish, and largest chain to fetch, as a share of the full bytes."""
 
 DELTA_STALL_SECONDS = 60.0
 """A delta of which nothing arrives for this long is given up; the checkpoint is fetched in full."""
 
 DELTA_TIME_SHARE = 0.25
-"""Of the time that a fetch has left: a chain of deltas that takes longer to arrive is given up, and
-the full pieces have the rest."""
+"""Share of a fetch's remaining time in which a chain of deltas must arrive; else it is given up,
+and the full pieces get the rest of the time."""
 
 DELTA_BYTES_PER_CALL = 256 * 1024 * 1024
-"""Bytes of pieces that a child makes from deltas in one call, so that they are served meanwhile."""
+"""Bytes of pieces that a child makes from deltas in one call; they are served after each call."""
 
 DELTA_CHILD_BYTES_MAX = 1 << 30
 """Address space of the child that encodes and applies deltas: python, numpy, buffers."""
@@ -62,7 +63,7 @@ class Deltas:
         self._compute = compute
         self._events = events
         self._waiting: list[tuple[Key, trio.CancelScope]] = []
-        """Deltas that are being fetched, each with what ends that when nothing of it arrives."""
+        """Deltas that are being fetched, each with the scope that ends the fetch when it stalls."""
         store.watch(self._changed)
 
     # --- publishing --------------------------------------------------------------------------
@@ -70,8 +71,8 @@ class Deltas:
     async def publish(
         self, folder: str, lineage: int, step: int, *, mirrors: Sequence[str] = ()
     ) -> Held:
-        """`CheckpointStore.publish`, with a delta against the newest older checkpoint where one
-        is smaller than half. Durable, delta included, before it returns."""
+        """Publish a folder (`CheckpointStore.publish`), with a delta against the newest older
+        checkpoint if the delta is smaller than half. All is durable before this returns."""
         key = (lineage, step)
         known = self._store.held(key)
         links: list[DeltaLink] = []
@@ -101,14 +102,17 @@ class Deltas:
         return self._store.held(older[-1]) if older else None
 
     async def _encode(self, folder: str, key: Key) -> list[DeltaLink]:
-        """Publish the delta that leads to the checkpoint in `folder`; the chain, or nothing."""
+        """Publish the delta that leads to the checkpoint in `folder`.
+
+        Returns the chain of deltas for its manifest; empty if no delta was published.
+        """
         base = self._base(key)
         if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []
         self._store.pin(base.key)
         try:
             held = await self._encode_against(base, folder, key)
-        except SwarmError as error:  # a delta is a saving, never a condition
+        except SwarmError as error:  # a delta only saves bytes: publish without it
             self._events.emit("shardcast.delta_failed", step=key[1], reason=str(error))
             return []
         finally:
@@ -165,7 +169,7 @@ class Deltas:
     async def fill(self, held: Held, fetch: FetchDelta) -> None:
         """Make missing pieces of a checkpoint from the cheapest chain of deltas, if there is one.
 
-        Whatever goes wrong is an event; what is then still missing is to be fetched in full.
+        A failure is reported as an event; pieces still missing then have to be fetched in full.
         """
         chain = self._cheapest(held)
         if chain is None:
@@ -184,15 +188,17 @@ class Deltas:
                 bytes_made=made,
             )
         except Exception as error:
-            errors = leaf_errors(error)  # those of a fetch's lanes come as a group
+            errors = leaf_errors(error)  # errors of a fetch's lanes come as a group
             expected = all(isinstance(each, SwarmError | OSError) for each in errors)
             if not expected or self._store.held(held.key) is not held:  # withdrawn meanwhile
                 raise
             self._events.emit("shardcast.delta_failed", step=held.key[1], reason=str(errors[0]))
 
     def _cheapest(self, held: Held) -> tuple[Held, list[DeltaLink]] | None:
-        """A complete base, and the deltas from there, oldest first: the shortest chain, since each
-        further link only adds to it."""
+        """A complete base, and the deltas that lead from it, oldest first.
+
+        The shortest chain is the cheapest: each further delta only adds bytes.
+        """
         missing = sum(held.manifest.pieces[index].size_bytes for index in held.missing())
         cost = 0
         for count, link in enumerate(held.manifest.deltas, 1):
@@ -206,7 +212,7 @@ class Deltas:
 
     @staticmethod
     def _key(held: Held, link: DeltaLink) -> Key:
-        """Where the delta of a link is kept: with the checkpoint that it leads to."""
+        """The store's key of a link's delta: it belongs to the checkpoint that it leads to."""
         chain = held.manifest.deltas
         position = chain.index(link)
         step = chain[position - 1].base_step if position else held.key[1]
@@ -225,10 +231,10 @@ class Deltas:
     async def _fetch_chain(
         self, held: Held, links: Sequence[DeltaLink], fetch: FetchDelta
     ) -> list[str]:
-        """Folders of all deltas, fetched where they are not here.
+        """Folders of all deltas of a chain; those missing on this disk are fetched.
 
-        The chain may use only a part of the time that this fetch has left: the full pieces need
-        the rest when it breaks.
+        The chain may use only a part of the time that this fetch has left: if it fails, the full
+        pieces need the rest.
         """
         now = trio.current_time()
         ends_at = now + DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
@@ -239,7 +245,7 @@ class Deltas:
 
     async def _fetch_one(self, key: Key, link: DeltaLink, fetch: FetchDelta, ends_at: float) -> str:
         """The folder of a delta. Raises `DeadlineError` when nothing of it arrives for
-        `DELTA_STALL_SECONDS`: perhaps nobody has it any more."""
+        `DELTA_STALL_SECONDS`: perhaps no peer has it any more."""
         checkpoint = Checkpoint(
             lineage=key[0],
             step=key[1],
@@ -273,8 +279,8 @@ class Deltas:
                     scope.deadline = trio.current_time() + DELTA_STALL_SECONDS
 
     async def _make(self, held: Held, base: Held, folders: Sequence[str]) -> int:
-        """Have a child make the missing pieces; those that come out right count as arrived.
-        Returns their bytes."""
+        """Let a child make the missing pieces; the right ones count as arrived. Returns their
+        bytes."""
         local = self._store.disk.local_path
         pieces, files = held.manifest.pieces, held.manifest.files
         done_bytes = 0
@@ -308,7 +314,7 @@ class Deltas:
 
 
 def _portions(held: Held) -> Iterator[list[int]]:
-    """Missing pieces in order, as many at a time as a child makes in one call."""
+    """Divide the missing pieces, in order, into portions for one call of the child each."""
     portion: list[int] = []
     size = 0
     for index in held.missing():

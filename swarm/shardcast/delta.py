@@ -1,21 +1,26 @@
-"""Deltas: the words of a checkpoint that differ from the one before it, and nothing else.
+"""Delta files: the words of a checkpoint that differ from the previous checkpoint.
 
 After one optimiser step at the learning rates of reinforcement learning about 99 % of the bf16
-weights are bit for bit what they were (PULSE, 2026). A *delta file* holds, block by block, the
-positions that changed and by how much their raw bits did, so that base and delta give the next
+weights are bit for bit unchanged (PULSE, 2026). A *delta file* holds, block by block, the positions
+of the changed words and the differences of their raw bits. So base and delta give the next
 checkpoint exactly, whatever its format: nothing is rounded, nothing is interpreted.
 
     magic, 8 bytes      length of the header, 4 bytes, little-endian as everything here
     header, msgpack     [block_bytes, [[name, size_bytes, word_bytes], …]]
-    lengths, 4 bytes each: of the frame of every block of every file, in order; 0: no change
+    lengths             4 bytes each: the frame's, for every block of every file, in order; 0: equal
     frames              zstd, one per changed block
 
-A block is `block_bytes` of a file (the last one less), an array of words of 1, 2, 4 or 8 bytes.
-Its frame holds the number of changes n (4 bytes), the number of wide gaps (4 bytes), n gaps of one
-byte (words skipped since the last change, 255 for a wide one), the wide gaps of 4 bytes, and n
-differences of the words as integers, modulo their width and zigzag, as planes: first all lowest
-bytes, then all second bytes, and so on. After a small step nearly all are ±1, so the planes above
-the lowest compress to nothing.
+A block is `block_bytes` of a file (the last block may be shorter), an array of words of 1, 2, 4 or
+8 bytes. Its frame holds:
+
+- the number of changes n (4 bytes) and the number of wide gaps (4 bytes);
+- n gaps of one byte: words skipped since the last change, 255 for a wide gap;
+- the wide gaps, 4 bytes each;
+- n differences of the words as integers, modulo their width and zigzag, in planes: first the lowest
+  bytes of all, then the second bytes, and so on.
+
+After a small step nearly all differences are ±1, so the planes above the lowest compress to
+nothing.
 
 This module needs numpy and runs in a child process (`DeltaService`); the network side is
 `swarm.shardcast.chain`.
@@ -48,21 +53,22 @@ from swarm.shardcast.jobs import PieceToMake
 from swarm.world.progress import checkpoint
 
 DELTA_BLOCK_BYTES = 256 * 1024
-"""Compared, packed and changed at a time: fits a core's cache, and divides every piece."""
+"""Bytes compared, packed and changed at once: fits a core's cache, and divides every piece."""
 
 MAGIC = b"swdelta1"
 _HEADER_BYTES_MAX = 1 << 20
 _SAFETENSORS_HEADER_BYTES_MAX = 100_000_000  # as the safetensors library allows
 _WIDE = 255
-"""The gap that stands for "see the wide gaps"."""
+"""The one-byte gap that marks a wide gap."""
 _LEVEL = 1
-"""Of zstd. Higher ones take longer and gain under 2 %: the planes are short of patterns."""
+"""Compression level of zstd. Higher ones take longer and gain under 2 %: the planes have few
+patterns."""
 _WORD_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
 }
-"""By the dtype's name in safetensors; all others are taken byte by byte."""
+"""Word size by the dtype's name in safetensors; all other types are compared byte by byte."""
 _UNSIGNED: dict[int, npt.DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 Words = npt.NDArray[Any]
@@ -71,7 +77,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class BadDelta(SwarmError):
-    """A delta file is refused, or does not fit its base. One sentence says why."""
+    """A delta file is refused, or does not fit its base. The message says why in one sentence."""
 
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
@@ -115,7 +121,7 @@ def changed_positions(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], wo
 
 
 def encode_block(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: int) -> bytes:
-    """What turns block `old` into `new`, before compression; empty when they are equal."""
+    """Encode the changes from block `old` to `new`, uncompressed; empty when they are equal."""
     positions = changed_positions(old, new, word)
     if not len(positions):
         return b""
@@ -138,7 +144,7 @@ def encode_block(old: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], word: i
 
 
 def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None:
-    """Change `block` in place; raises `BadDelta` for anything that `encode_block` cannot make."""
+    """Apply encoded changes to `block` in place; raises `BadDelta` for a malformed payload."""
     unsigned = _UNSIGNED[word]
     words = block.view(unsigned)
     if len(payload) < 8:
@@ -163,7 +169,7 @@ def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None
     zigzag = planes[:count].astype(unsigned)
     for place in range(1, word):
         plane = planes[place * count : (place + 1) * count]
-        if plane.any():  # seldom: most words move by one
+        if plane.any():  # seldom: most words change by one
             zigzag |= plane.astype(unsigned) << 8 * place
     if np.count_nonzero(zigzag) != count:
         raise BadDelta("a block of the delta states a change by nothing")
@@ -174,10 +180,10 @@ def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None
 
 
 def word_bytes_of(path: Path) -> int:
-    """The word size in which a safetensors file is compared; 0 when it is none.
+    """The word size in bytes for comparing a safetensors file; 0 for any other file.
 
-    The narrowest of its tensors', so that no word spans two of them: a wider value that changes is
-    then two changes, which is as exact.
+    It is the narrowest word of its tensors, so that no word spans two of them. A wider value that
+    changes then counts as several changes, which is as exact.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -192,7 +198,7 @@ def word_bytes_of(path: Path) -> int:
         return 0
     dtypes = [entry.get("dtype") for name, entry in header.items() if name != "__metadata__"]
     widths = [_WORD_BYTES.get(str(dtype), 1) for dtype in dtypes]
-    return math.gcd(8, 8 + length, size, *widths)  # a file need not have tensors
+    return math.gcd(8, 8 + length, size, *widths)  # 8 and the sizes suffice without tensors
 
 
 def _same_layout(base: Path, new: Path) -> bool:
@@ -221,21 +227,21 @@ def _tensors(header: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What `encode` made."""
+    """Size and change counts of a delta that `encode` made."""
 
     size_bytes: int
-    """Of the delta file; 0 when it was given up, and is gone."""
+    """Size of the delta file; 0 when it was given up and removed."""
     changed_words: int
     words: int
-    """Compared, in all."""
+    """Words compared."""
 
 
 def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_bytes: int) -> Encoded:
-    """Write to `out`, durably, what turns files `names` of folder `base` into those of `new`.
+    """Write to `out`, durably, the delta from files `names` of folder `base` to those of `new`.
 
-    Files that are no safetensors, or have other tensors than in the base, are left out: whoever
-    applies the delta fetches those in full. Given up, with `size_bytes` 0, when there is no such
-    file or the delta would exceed `limit_bytes`. Needs a few megabytes of memory.
+    Files that are no safetensors, or have other tensors than in the base, are left out: peers that
+    apply the delta fetch them in full. The delta is given up, with `size_bytes` 0, if no file is
+    left or it would exceed `limit_bytes`. Needs a few megabytes of memory.
     """
     block_bytes = DELTA_BLOCK_BYTES
     files = []
@@ -285,7 +291,7 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
 def _pairs(
     old: FileIO, new: FileIO, block_bytes: int
 ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-    """Blocks of two equally long files, in two buffers that are used again and again."""
+    """Blocks of two equally long files, in two buffers that each block reuses."""
     buffers = np.empty(block_bytes, np.uint8), np.empty(block_bytes, np.uint8)
     while count := _fill(old, buffers[0]):
         if _fill(new, buffers[1]) != count:
@@ -300,7 +306,7 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _fill(file: FileIO, buffer: npt.NDArray[np.uint8]) -> int:
-    """Read until the buffer is full or the file ends; bytes read."""
+    """Read until the buffer is full or the file ends; returns the bytes read."""
     view, done = buffer.data, 0
     while done < len(view) and (count := file.readinto(view[done:]) or 0):
         done += count
@@ -311,7 +317,7 @@ class Delta:
     """A delta file opened for reading, in a `with` block."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `BadDelta`; `OSError` when it cannot be read."""
+        """Open a delta file; raises `BadDelta`, and `OSError` when it cannot be read."""
         self._file = path.open("rb")
         try:
             self._read_header(path.stat().st_size)
@@ -360,7 +366,7 @@ class Delta:
         self._file.close()
 
     def change(self, name: str, number: int, block: npt.NDArray[np.uint8]) -> None:
-        """Turn block `number` of a file from the base's into the new one, in place."""
+        """Apply the changes of block `number` of a file to `block`, in place."""
         file = self.files[name]
         index = self._first[name] + number
         length = int(self._lengths[index])
@@ -379,12 +385,14 @@ class Delta:
 
 
 class Chain:
-    """Deltas that lead, one after the other, from a complete checkpoint to a later one; in a
-    `with` block."""
+    """Deltas that lead, one after the other, from a complete checkpoint to a later one; opened in
+    a `with` block."""
 
     def __init__(self, base: Path, target: Path, deltas: Sequence[Path]) -> None:
-        """`base` and `target` are checkpoint folders, `deltas` files, oldest first. Raises
-        `BadDelta`."""
+        """Open the deltas; raises `BadDelta`.
+
+        `base` and `target` are checkpoint folders, `deltas` files, oldest first.
+        """
         self._base, self._target = base, target
         with ExitStack() as stack:
             self._deltas = [stack.enter_context(Delta(path)) for path in deltas]
@@ -397,7 +405,7 @@ class Chain:
         self._stack.close()
 
     def covers(self, name: str) -> bool:
-        """Whether every delta of the chain, and the base, has this file, in one size."""
+        """Whether the base and every delta of the chain have this file, all in the same size."""
         sizes = {delta.files[name].size_bytes for delta in self._deltas if name in delta.files}
         path = self._base / name
         return (
@@ -408,9 +416,9 @@ class Chain:
         )
 
     def make(self, pieces: Sequence[PieceToMake]) -> list[int]:
-        """Make pieces, check them, and write the right ones to their places in the target.
+        """Make pieces, check them, and write the right ones to their offsets in the target.
 
-        Returns the indices of those. Memory: the largest piece and a few megabytes.
+        Returns the indices of the right ones. Memory: the largest piece and a few megabytes.
         """
         made = []
         buffer = np.empty(max((piece.size_bytes for piece in pieces), default=0), np.uint8)

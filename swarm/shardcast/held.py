@@ -1,4 +1,4 @@
-"""A checkpoint as the store keeps it, and the changes that its watchers hear of."""
+"""A checkpoint as the store keeps it, and the changes that the store reports to watchers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from enum import Enum
 from swarm.shardcast.manifest import CheckpointManifest
 
 Key = tuple[int, ...]
-"""(lineage, step): checkpoints in the order in which they supersede each other. With a third
-element, 1: the delta that leads to that checkpoint, which is kept and served like one."""
+"""(lineage, step) of a checkpoint; later checkpoints supersede earlier ones. With a third element,
+1, the delta that leads to that checkpoint; it is kept and served like a checkpoint."""
 
 
 def delta_key(key: Key) -> Key:
@@ -33,12 +33,12 @@ class Change(Enum):
 
 
 Watcher = Callable[[Change, "Held", int], None]
-"""Called at once with the checkpoint and the piece's index (-1 for other changes)."""
+"""Called at each change with the checkpoint and the piece's index (-1 if it is about no piece)."""
 
 
 @dataclass(eq=False)
 class Held:
-    """A checkpoint on disk. Every part of this room reads it; only the store writes it."""
+    """A checkpoint on disk. All files of this package read it; only the store's parts write it."""
 
     manifest: CheckpointManifest
     digest: bytes
@@ -52,9 +52,9 @@ class Held:
     from_deltas: bool = False
     """Whether pieces were made from deltas: then the SHA-256 of its files must be checked."""
     readers: int = 0
-    """Blobs being sent."""
+    """Number of its blobs being sent."""
     unsent: int = 0
-    """Pieces of a checkpoint published here that have not left yet: bit i is piece i."""
+    """Pieces of a checkpoint published here that were never sent: bit i is piece i."""
     is_delta: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Which checkpoint on disk holds which blob."""
+"""Index of the blobs on disk: which checkpoints hold a digest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from swarm.transport import OpenBlob
 
 
 class BlobIndex:
-    """Pieces and manifests by digest. Checkpoints share pieces when a file did not change, so a
-    digest may have several positions: (checkpoint, piece), with piece -1 for the manifest."""
+    """Pieces and manifests by digest.
+
+    Checkpoints share pieces of an unchanged file, so a digest may have several positions:
+    (checkpoint, piece index), with index -1 for the manifest.
+    """
 
     def __init__(self) -> None:
         self._positions: dict[bytes, list[tuple[Held, int]]] = {}
@@ -43,7 +46,8 @@ class BlobIndex:
         return any(index < 0 or held.pieces[index] for held, index in self.of(digest))
 
     def open(self, digest: bytes) -> OpenBlob | None:
-        """A piece or manifest to send, if it is present; the checkpoint stays until released."""
+        """Open a piece or manifest to send; None if it is missing. Until the blob is released, its
+        checkpoint is not removed."""
         for held, index in self.of(digest):
             if index < 0:
                 path, offset, size = f"{held.folder}/{MANIFEST_NAME}", 0, held.manifest_bytes

@@ -1,4 +1,4 @@
-"""The jobs of the child that encodes and applies deltas."""
+"""The jobs of the child process that encodes and applies deltas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from swarm.messages import Digest
 from swarm.world import Child, Job
 
 PATIENCE_SECONDS = 120.0
-"""Every block is reported. One takes milliseconds, and a disk may hang for a minute."""
+"""Longest time without a progress report. A job reports every block, which takes milliseconds, but
+a disk may hang for a minute."""
 
 
 class PieceToMake(msgspec.Struct, array_like=True, frozen=True):
@@ -19,12 +20,12 @@ class PieceToMake(msgspec.Struct, array_like=True, frozen=True):
 
     index: int
     name: str
-    """Of its file."""
+    """Name of its file."""
     offset: int
-    """Within the file; a multiple of the piece size."""
+    """Offset in the file; a multiple of the piece size."""
     size_bytes: int
     digest: Digest
-    """BLAKE3-256: nothing is written that has another."""
+    """BLAKE3-256; bytes with another hash are not written."""
 
 
 class EncodeDelta(Job, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class EncodeDelta(Job, frozen=True, kw_only=True):
 
 class DeltaEncoded(Reply, frozen=True, kw_only=True):
     size_bytes: int
-    """0: given up."""
+    """Size of the delta; 0 if it was given up."""
     changed_words: int
     words: int
 
@@ -69,7 +70,7 @@ class DeltaService(Protocol):
     async def encode(self, job: EncodeDelta) -> DeltaEncoded: ...
 
     async def make(self, job: MakePieces) -> PiecesMade:
-        """Raises `BadDelta` for a delta that is malformed or of another base."""
+        """Make pieces; raises `BadDelta` for a delta that is malformed or of another base."""
         ...
 
 

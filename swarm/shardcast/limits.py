@@ -1,18 +1,18 @@
-"""Limits of checkpoints and their sources that several files of this room share."""
+"""Limits of checkpoints and their sources that several files of this package share."""
 
 from __future__ import annotations
 
 PIECES_WANTED = 2048
-"""A checkpoint is cut into about this many pieces, so that many peers can be busy with it."""
+"""A checkpoint is cut into about this many pieces, so that many peers can exchange them at once."""
 
 PIECE_BYTES_MIN = 256 * 1024
-"""Below this, request overhead outweighs the transfer."""
+"""Smallest piece size: below it, request overhead outweighs the transfer."""
 
 PIECE_BYTES_MAX = 32 * 1024 * 1024
-"""What one wrong byte can cost, and what one sink may have to hold."""
+"""Largest piece size: bytes lost to one wrong byte, and bytes that one sink may have to hold."""
 
 CHECKPOINT_MANIFEST_BYTES_MAX = 8 * 1024 * 1024
-"""65,536 pieces at about 45 bytes, and 4,096 file names."""
+"""Room for 65,536 pieces of about 45 bytes each, and 4,096 file names."""
 
 CHECKPOINT_PIECES_MAX = 65_536
 """2 TiB at the largest piece size; also bounds the bitmaps that neighbours exchange (8 KiB)."""
@@ -28,13 +28,13 @@ CHECKPOINTS_KEPT = 5
 """Complete checkpoints a peer keeps (INTELLECT-2's relays: 5)."""
 
 CHECKPOINT_DEADLINE_SECONDS = 3600.0
-"""The default for a whole fetch."""
+"""Default deadline of a whole fetch."""
 
 SOURCE_SMOOTHING = 0.3
 """Weight of the newest observation in the averages of success and bandwidth (INTELLECT-2)."""
 
 SOURCE_BANDWIDTH_INITIAL = 12.5e6
-"""Bytes a second expected of the first source ever met (100 Mb/s)."""
+"""Bytes per second expected of a source before any was measured (100 Mb/s)."""
 
 SOURCES_RECHECK_SECONDS = 1.0
-"""How often a fetch with nothing to do asks its caller for new sources."""
+"""Between two checks for new sources by a fetch with nothing to do."""

@@ -1,9 +1,10 @@
-"""What a checkpoint consists of: files, the pieces they are cut into, and the hash of each.
+"""Checkpoint manifests: the files of a checkpoint, their pieces, and the hash of each.
 
-A manifest is a blob of msgpack, fetched by its BLAKE3 like any piece; the trainer signs that hash
-(`swarm.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size` bytes, in
-order, so a reader needs no trust to know that nothing overlaps and nothing is missing. It may also
-name deltas, which lead here from earlier checkpoints, and mirrors, which serve the pieces.
+A manifest is a blob of msgpack, fetched by its BLAKE3 hash like any piece; the trainer signs that
+hash (`swarm.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size` bytes,
+in order, so a reader can check by itself that no pieces overlap and none is missing. A manifest may
+also name deltas, which lead to this checkpoint from earlier ones, and mirrors, which serve the
+pieces.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from swarm.world import Disk
 CHECKPOINT_FILES_MAX = 4096
 
 MANIFEST_NAME = ".manifest"
-"""Where a checkpoint folder keeps its manifest; no file of a checkpoint begins with a dot."""
+"""File name of the manifest in a checkpoint folder; no file of a checkpoint begins with a dot."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?")
 _HASHERS = 4
@@ -34,20 +35,20 @@ _HASHERS = 4
 
 
 class BadManifest(SwarmError):
-    """A checkpoint manifest is refused. One sentence says what is wrong with it."""
+    """A checkpoint manifest is refused. The message says why in one sentence."""
 
 
 class ManifestFile(msgspec.Struct, array_like=True, frozen=True):
     """One file of a checkpoint."""
 
     name: str
-    """Plain names, at most one `/` (two levels), none beginning with a dot."""
+    """A plain name, or two separated by `/` (two levels); none begins with a dot."""
     size_bytes: Count
     sha256: Digest
 
 
 class ManifestPiece(msgspec.Struct, array_like=True, frozen=True):
-    """A range of one file, and its name on the network."""
+    """A range of one file, and the digest that names it on the network."""
 
     file: Count
     """Index into the manifest's files."""
@@ -58,17 +59,18 @@ class ManifestPiece(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DeltaLink(msgspec.Struct, array_like=True, frozen=True):
-    """A delta (`swarm.shardcast.delta`), itself published like a checkpoint of one file."""
+    """A delta (`swarm.shardcast.delta`), published like a checkpoint with one file."""
 
     base_step: Count
-    """The checkpoint, of this lineage, that it changes into the next in the chain."""
+    """Step of its base, in this lineage; the delta leads from there to the next checkpoint of the
+    chain."""
     base: Digest
-    """That checkpoint's manifest."""
+    """BLAKE3-256 of the base's manifest."""
     manifest: Digest
-    """The delta's own manifest."""
+    """BLAKE3-256 of the delta's own manifest."""
     manifest_bytes: Annotated[int, Meta(ge=1, le=limits.CHECKPOINT_MANIFEST_BYTES_MAX)]
     total_bytes: Count
-    """Of the delta."""
+    """Size of the delta."""
 
 
 class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -81,16 +83,17 @@ class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=T
     files: list[ManifestFile]
     pieces: list[ManifestPiece]
     deltas: list[DeltaLink] = []
-    """The chain that leads here, newest first: each one's result is the base of the one before."""
+    """The deltas that lead to this checkpoint, newest first: each delta's result is the base of the
+    previous entry."""
     mirrors: list[str] = []
-    """`http://` or `https://` roots where `GET /blob/<hex digest>` gives the pieces."""
+    """`http://` or `https://` roots that serve the pieces as `GET /blob/<hex digest>`."""
 
     @property
     def total_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
     def encode(self) -> bytes:
-        """The blob; its BLAKE3 is what the trainer signs."""
+        """The blob whose BLAKE3 hash the trainer signs."""
         return msgspec.msgpack.encode(self)
 
 
@@ -103,7 +106,7 @@ def digest_of(blob: bytes) -> bytes:
 
 
 def piece_size_for(total_bytes: int) -> int:
-    """The power of two nearest `total_bytes` / 2048, within 256 KiB to 32 MiB (design §6)."""
+    """The power of two nearest to `total_bytes` / 2048, within 256 KiB to 32 MiB."""
     wanted = total_bytes // limits.PIECES_WANTED
     size = limits.PIECE_BYTES_MIN
     while size < limits.PIECE_BYTES_MAX and 2 * size - wanted < wanted - size:
@@ -122,7 +125,7 @@ def cut(sizes: list[int], piece_size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def parse(blob: bytes) -> CheckpointManifest:
-    """Decode and check a manifest blob from anybody; raises `BadManifest`."""
+    """Decode and check a manifest blob from an untrusted source; raises `BadManifest`."""
     if len(blob) > limits.CHECKPOINT_MANIFEST_BYTES_MAX:
         raise BadManifest(
             f"the checkpoint manifest has {len(blob)} bytes, more than the "
@@ -145,7 +148,7 @@ def check(manifest: CheckpointManifest) -> None:
             f"to {limits.PIECE_BYTES_MAX}"
         )
     _check_files(manifest.files)
-    # Counted by division first: a claimed petabyte must not be cut up here.
+    # Count by division first: a claimed petabyte must not be cut into pieces here.
     count = sum(-(-file.size_bytes // size) for file in manifest.files)
     if count > limits.CHECKPOINT_PIECES_MAX:
         raise BadManifest(
@@ -198,7 +201,7 @@ def _check_mirrors(mirrors: list[str]) -> None:
 
 
 def is_mirror(address: str) -> bool:
-    """Whether this is an address that a mirror can have: no user, query or fragment in it."""
+    """Whether a mirror may have this address: HTTP or HTTPS, without user, query or fragment."""
     if not 1 <= len(address) <= 300 or not address.isascii() or not address.isprintable():
         return False
     try:
@@ -213,7 +216,7 @@ def is_mirror(address: str) -> bool:
 def _check_files(files: list[ManifestFile]) -> None:
     if not 1 <= len(files) <= CHECKPOINT_FILES_MAX:
         raise BadManifest(f"a checkpoint has 1 to {CHECKPOINT_FILES_MAX} files, not {len(files)}")
-    # Compared without case: on some file systems `A` and `a` are one file.
+    # Compare without case: on some file systems `A` and `a` are the same file.
     names: set[str] = set()
     folders: set[str] = set()
     for file in files:

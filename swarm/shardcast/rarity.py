@@ -1,8 +1,8 @@
-"""How many neighbours have each piece, as bit-sliced counters.
+"""Counters of how many neighbours have each piece, bit-sliced.
 
 Plane b is an integer whose bit i is bit b of the count of piece i. Adding a neighbour's pieces is
-a ripple carry over the planes, and the rarest pieces of a set come from one pass over them, so
-both cost a few operations on integers whatever the number of pieces.
+a ripple carry over the planes, and one pass over the planes finds the rarest pieces of a set. Both
+cost a few operations on integers, whatever the number of pieces.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 
 
 class Rarity:
-    """Counts of pieces, up to any number of neighbours."""
+    """For each piece, the number of neighbours that have it."""
 
     __slots__ = ("_planes",)
 
@@ -19,7 +19,7 @@ class Rarity:
         self._planes: list[int] = []
 
     def add(self, pieces: int) -> None:
-        """One more neighbour has each of these pieces (bit i is piece i)."""
+        """Count one more neighbour for each of these pieces (bit i is piece i)."""
         planes = self._planes
         for number, plane in enumerate(planes):
             if not pieces:
@@ -30,7 +30,7 @@ class Rarity:
             planes.append(pieces)
 
     def remove(self, pieces: int) -> None:
-        """One neighbour less has each of these pieces; each was added before."""
+        """Count one neighbour less for each of these pieces; each was added before."""
         planes = self._planes
         for number, plane in enumerate(planes):
             if not pieces:
@@ -39,11 +39,11 @@ class Rarity:
             pieces &= ~plane
 
     def empty(self) -> bool:
-        """Whether nobody has any piece."""
+        """Whether no neighbour has any piece."""
         return not any(self._planes)
 
     def rarest(self, pieces: int) -> int:
-        """Those of some pieces that fewest neighbours have."""
+        """The subset of `pieces` that fewest neighbours have."""
         for plane in reversed(self._planes):
             without = pieces & ~plane
             if without:
@@ -52,7 +52,7 @@ class Rarity:
 
 
 def draw(pieces: int, chance: Random) -> int:
-    """The index of one of some pieces (not none of them), drawn at random."""
+    """Draw the index of one of `pieces` (not empty) at random."""
     start = int(chance.random() * pieces.bit_length())
     above = pieces >> start
     if above:
@@ -61,7 +61,7 @@ def draw(pieces: int, chance: Random) -> int:
 
 
 def bits_of(there: bytes | bytearray) -> int:
-    """One byte a piece, 0 or 1, as an integer with one bit a piece."""
+    """Convert one byte per piece, 0 or 1, to an integer with one bit per piece."""
     if not there:
         return 0
     return int(bytes(there).translate(_TO_DIGIT)[::-1], 2)

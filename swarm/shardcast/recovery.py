@@ -1,4 +1,4 @@
-"""Checkpoint folders read back from disk at start: believed only where they hash right."""
+"""Recovery of checkpoints from disk at start: only pieces with the right hash are kept."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of, pars
 from swarm.world import Disk
 
 COMPLETE_NAME = ".complete"
-"""In a folder that was fsynced whole: nothing in it needs to be hashed again."""
+"""Marks a folder that was fsynced completely: nothing in it needs to be hashed again."""
 
 HASHERS = 4
 """Pieces hashed at once at start."""
 
 
 async def allocate(disk: Disk, held: Held) -> None:
-    """Make room for every file of a checkpoint; raises `DiskFullError`."""
+    """Preallocate every file of a checkpoint; raises `DiskFullError`."""
     for file in held.manifest.files:
         await disk.allocate(f"{held.folder}/{file.name}", file.size_bytes)
 
 
 async def read_back(disk: Disk, run: str, path: str, key: Key) -> Held | None:
-    """The checkpoint in a folder; None when it is not worth keeping."""
+    """Read the checkpoint in a folder; None if its manifest is unusable or its files do not fit."""
     try:
         blob = await disk.read(f"{path}/{MANIFEST_NAME}")
         manifest = parse(blob)
@@ -44,7 +44,7 @@ async def read_back(disk: Disk, run: str, path: str, key: Key) -> Held | None:
     try:
         await allocate(disk, held)
     except DiskFullError:
-        # This peer stopped before it made room for the files: only the manifest is here.
+        # This peer stopped before it preallocated the files: only the manifest is on disk.
         return None
     await _hash_pieces(disk, held)
     return held

@@ -1,7 +1,4 @@
-"""Which pieces of a published checkpoint have not left this peer yet (super-seeding).
-
-Each piece of a large checkpoint leaves its publisher once before any leaves it twice.
-"""
+"""Super-seeding: each piece of a large checkpoint is sent once before any is sent twice."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from swarm.shardcast.held import Change, Held, Key
 from swarm.shardcast.index import BlobIndex
 
 SEEDING_BYTES_MIN = 256 * 1024 * 1024
-"""Each piece of a checkpoint at least this large leaves its publisher once before any leaves it
-twice; a smaller one is everywhere before that matters."""
+"""Size from which a published checkpoint is super-seeded; a smaller one reaches every peer before
+that matters."""
 
 
 class Seeding:
-    """The checkpoints published here of which some pieces have not left."""
+    """The checkpoints published here of which some pieces were never sent."""
 
     def __init__(self, index: BlobIndex, notify: Callable[[Change, Held, int], None]) -> None:
         self._index = index
@@ -25,11 +22,11 @@ class Seeding:
 
     @property
     def active(self) -> bool:
-        """Whether some checkpoint published here has pieces that have not left yet."""
+        """Whether some checkpoint published here has pieces that were never sent."""
         return bool(self._keys)
 
     def begin(self, held: Held) -> None:
-        """Seed a checkpoint just published, if it is large enough."""
+        """Super-seed a checkpoint just published, if it is large enough."""
         if held.manifest.total_bytes >= SEEDING_BYTES_MIN:
             held.unsent = (1 << len(held.manifest.pieces)) - 1
             self._keys[held.key] = None
@@ -38,8 +35,8 @@ class Seeding:
         self._keys.pop(key, None)
 
     def leave(self, digest: bytes) -> bool:
-        """Note a request for a blob. False when it is a piece that has left already while others of
-        its checkpoint have not."""
+        """Note a request for a blob. False if it is a piece that was sent already while other
+        pieces of its checkpoint were not."""
         may = True
         for held, index in self._index.of(digest):
             if held.unsent and index >= 0:
@@ -52,7 +49,7 @@ class Seeding:
         return may
 
     def end(self, digest: bytes) -> None:
-        """Send any piece of the checkpoint of this piece or manifest from now on."""
+        """End super-seeding of the checkpoint that this piece or manifest belongs to."""
         for held, index in self._index.of(digest):
             if held.unsent:
                 held.unsent = 0

@@ -1,7 +1,7 @@
-"""What others may fetch from this peer, and push to it: one service for all roles.
+"""The bulk service of a peer, shared by all its roles: what others may fetch and push.
 
-Only two kinds of names are served: pieces and manifests of checkpoints in the store, and blobs
-that a role registered (a submission, say). A name is a hash, never a path.
+It serves pieces and manifests of checkpoints in the store, and blobs that a role registered (for
+example a submission). Each is named by its hash, never by a path.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from swarm.transport import BlobReference, OpenBlob, Refused
 from swarm.world import Sink
 
 Admits = Callable[[PeerId | None, bytes], bool]
-"""(peer, credential) → whether it may use the bulk plane: the run's membership decides."""
+"""(peer, credential) → whether the peer may use the bulk plane: the run's membership decides."""
 
 
 class PushInbox(Protocol):
-    """Decides on what others push: a validator's takes submissions."""
+    """Decides on pushes; a validator's inbox accepts submissions."""
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         """See `BulkService.accept`."""
@@ -41,7 +41,7 @@ class BlobService:
         self._store = store
         self._uploads = uploads
         self.inbox: PushInbox | None = None
-        """Decides on pushes. None: this peer takes none; a role sets it while it does."""
+        """Decides on pushes; a role sets it while it accepts them. None: pushes are refused."""
         self._registered: dict[bytes, OpenBlob] = {}
 
     def register(self, digest: bytes, path: str, offset: int, size_bytes: int) -> None:
@@ -49,15 +49,15 @@ class BlobService:
         self._registered[digest] = OpenBlob(path, offset, size_bytes)
 
     def unregister(self, digest: bytes) -> None:
-        """Serve it no longer; the caller may then remove the file. Silent when unknown."""
+        """Stop serving a blob; the caller may then remove the file. Silent when unknown."""
         self._registered.pop(digest, None)
 
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
         return self._admits(peer, credential)
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
-        """The blob to send; raises `Refused` 404: "not yet" for a piece still missing here, and
-        503 when `uploads` has enough to do."""
+        """Open a blob to send. Raises `Refused`: 404 ("not yet" for a piece still missing here),
+        and 503 when `uploads` is busy."""
         registered = self._registered.get(digest)
         if registered is not None:
             return OpenBlob(registered.path, registered.offset, registered.size_bytes)

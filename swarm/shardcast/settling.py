@@ -1,4 +1,4 @@
-"""Makes large received checkpoints durable while they are in use already."""
+"""Durability of large received checkpoints, in the background while they are in use."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Settler:
         self._waiting.pop(key, None)
 
     async def run(self) -> None:
-        """Settle every checkpoint that is added, until cancelled."""
+        """Settle each added checkpoint, until cancelled."""
         while True:
             await self._added.wait()
             await self.settle()
 
     async def settle(self) -> None:
-        """Settle the checkpoints added so far. A failing disk is an event: the next start then
-        hashes."""
+        """Settle the checkpoints added so far. A disk error is reported as an event; the next start
+        then hashes the checkpoint."""
         self._added = trio.Event()
         while self._waiting:
             key, held = next(iter(self._waiting.items()))

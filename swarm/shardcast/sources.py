@@ -1,8 +1,8 @@
-"""Which source to ask next: sampled in proportion to success rate × bandwidth, both averaged.
+"""Choice of the next source: sampled in proportion to success rate × bandwidth, both averaged.
 
 INTELLECT-2's rule for choosing relays (arXiv 2505.07291): exponential moving averages with
-α = 0.3; every observation heals every source's success rate by 0.01 up to 1, so that a source that
-failed is tried again some day. New sources are taken for as fast as the fastest known.
+α = 0.3. Every observation raises every source's success rate by 0.01, up to 1, so that a source
+that failed is tried again later. A new source is assumed to be as fast as the fastest known.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SOURCE_HEALING = 0.01
 """Added to every source's success rate per observation, capped at 1 (INTELLECT-2)."""
 
 SOURCE_MEASURED_BYTES_MIN = 64 * 1024
-"""The time of a smaller piece is latency and says nothing of bandwidth."""
+"""Smallest piece that measures bandwidth: the time of a smaller one is mostly latency."""
 
 SOURCE_CORRUPT_SECONDS = 60.0
 """Pause of a source that sent wrong bytes, doubling; transport errors cost less."""
 
 SOURCE_BACKOFF_SECONDS = 0.1
-"""Pause after a source's first failure, doubling up to the next number."""
+"""Pause after a source's first failure, doubling up to `SOURCE_BACKOFF_SECONDS_MAX`."""
 
 SOURCE_BACKOFF_SECONDS_MAX = 10.0
 
@@ -33,11 +33,11 @@ SOURCES_KNOWN_MAX = 4096
 """Sources whose averages are remembered."""
 
 _CORRUPT_FACTOR = 0.1
-"""What a corrupt piece leaves of its source's success rate."""
+"""A corrupt piece multiplies its source's success rate by this."""
 
 
 def source_name(source: Source) -> str:
-    """What a source is called in events and averages: its peer id, or its first address."""
+    """The name of a source in events and averages: its peer id, or its first address."""
     if source.peer is not None:
         return source.peer
     return source.addresses[0] if source.addresses else "nobody"
@@ -46,21 +46,21 @@ def source_name(source: Source) -> str:
 @dataclass
 class _Record:
     success: float
-    """As of `healed_at`."""
+    """Averaged success rate, as of `healed_at`."""
     bandwidth: float
-    """Bytes a second."""
+    """Averaged bytes per second."""
     healed_at: int
-    """Observations made, of all sources, when `success` was written."""
+    """Number of observations, of all sources, when `success` was written."""
     measured: bool = False
     """Whether `bandwidth` was ever observed."""
     failures: int = 0
-    """Consecutive."""
+    """Consecutive failures."""
     corruptions: int = 0
     paused_until: float = 0.0
 
 
 class SourceBook:
-    """What is known of every source. One a peer, shared by all its fetches."""
+    """The record of every source. One per peer, shared by all its fetches."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,23 +76,23 @@ class SourceBook:
             )
             record = self._records[name] = _Record(1.0, fastest, self._observations)
             if len(self._records) > SOURCES_KNOWN_MAX:
-                self._records.popitem(last=False)  # the one that was not looked at for longest
+                self._records.popitem(last=False)  # the least recently used
         else:
             self._records.move_to_end(name)
         return record
 
     def success_rate(self, name: str) -> float:
-        """Averaged share of requests that succeeded, healed; in [0, 1]."""
+        """Averaged share of requests that succeeded, plus the healing since; in [0, 1]."""
         record = self._record(name)
         healed = SOURCE_HEALING * (self._observations - record.healed_at)
         return min(1.0, record.success + healed)
 
     def bandwidth(self, name: str) -> float:
-        """Averaged bytes a second of one request."""
+        """Averaged bytes per second of one request."""
         return self._record(name).bandwidth
 
     def weight(self, name: str) -> float:
-        """How likely a source is chosen, relative to others; never 0."""
+        """Sampling weight of a source, relative to others; never 0."""
         return max(self.success_rate(name) * self.bandwidth(name), 1e-9)
 
     def paused_until(self, name: str) -> float:
@@ -100,16 +100,16 @@ class SourceBook:
         return self._record(name).paused_until
 
     def is_paused(self, name: str, now: float) -> bool:
-        """Whether a source rests since it failed."""
+        """Whether a source is paused after a failure."""
         return name in self._records and self._record(name).paused_until > now
 
     def choose(self, names: Sequence[str]) -> int:
-        """The position of one of `names` (not empty), in proportion to its weight."""
+        """Draw the index of one of `names` (not empty), in proportion to its weight."""
         weights = [self.weight(name) for name in names]
         return self._world.random.choices(range(len(names)), weights)[0]
 
     def succeeded(self, name: str, size_bytes: int, seconds: float) -> None:
-        """A piece arrived and was right. A small one says nothing of bandwidth, only of latency."""
+        """Note that a right piece arrived. A small one measures only latency, not bandwidth."""
         record = self._observe(name, 1.0)
         record.failures = 0
         if size_bytes < SOURCE_MEASURED_BYTES_MIN:
@@ -121,7 +121,7 @@ class SourceBook:
         record.measured = True
 
     def failed(self, name: str) -> None:
-        """A request failed; the source rests a little longer each time."""
+        """Note that a request failed; the source's pause doubles each time."""
         record = self._observe(name, 0.0)
         pause = min(
             SOURCE_BACKOFF_SECONDS * 2.0 ** min(record.failures, 30),
@@ -131,7 +131,7 @@ class SourceBook:
         record.paused_until = max(record.paused_until, self._world.now() + pause)
 
     def corrupt(self, name: str) -> None:
-        """A piece was wrong: the source falls at once and rests long."""
+        """Note that a piece was wrong: the source's success rate drops, and its pause is long."""
         record = self._observe(name, 0.0)
         record.success *= _CORRUPT_FACTOR
         pause = SOURCE_CORRUPT_SECONDS * 2.0 ** min(record.corruptions, 10)
@@ -139,7 +139,7 @@ class SourceBook:
         record.paused_until = self._world.now() + pause
 
     def given_up(self, name: str, size_bytes: int, seconds: float) -> None:
-        """A request was given up after so long: its bandwidth cannot have been more than that."""
+        """Note that a request was given up after `seconds`, which bounds the source's bandwidth."""
         record = self._record(name)
         bytes_per_second = max(size_bytes, SOURCE_MEASURED_BYTES_MIN) / max(seconds, 1e-6)
         if bytes_per_second < record.bandwidth:

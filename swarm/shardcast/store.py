@@ -1,20 +1,20 @@
-"""Checkpoints on this peer's disk: complete ones, and those still arriving.
+"""The store of checkpoints on this peer's disk, complete and partial.
 
     checkpoints/<lineage>-<step>/            the files in place, and `.manifest`
     checkpoints/<lineage>-<step>/.complete   nothing in this folder needs to be hashed again
     checkpoints/<lineage>-<step>.delta/      the same for the delta that leads to it
     checkpoints/<lineage>-<step>.removed/    being deleted
-    checkpoints/.spare/                      pieces that are asked of several sources at once
+    checkpoints/.spare/                      pieces requested from several sources at once
 
 Pieces are written into preallocated files under their final names and nothing is renamed when the
 last one lands, so a file never moves while it is being sent. The store knows which checkpoints are
 complete; their folders do not show it.
 
-There is no journal. At start every piece on disk is hashed, and a fetch resumes with those that do
-not match. So a *received* checkpoint below `CHECKPOINT_SYNC_BYTES` is never fsynced; a power cut
-costs at most a fetch. A larger one is fsynced in the background (`settling`) while it is in use
-already, then marked, and not hashed again: reading hundreds of gigabytes at each start would cost
-more. A *published* checkpoint is always durable before `publish` returns.
+There is no journal. At start every piece on disk is hashed, and a fetch resumes with the pieces
+that do not match. So a *received* checkpoint below `CHECKPOINT_SYNC_BYTES` is never fsynced: a
+power cut costs at most another fetch. A larger one is fsynced in the background (`settling`) while
+it is already in use, then marked, and not hashed again: reading hundreds of gigabytes at each start
+would cost more. A *published* checkpoint is always durable before `publish` returns.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from swarm.transport import OpenBlob
 from swarm.world import Disk, Sink
 
 CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024
-"""A received checkpoint at least this large is fsynced when complete and trusted at the next
-start; a smaller one is not fsynced but hashed again at the next start, which is cheaper."""
+"""A received checkpoint at least this large is fsynced when complete, and trusted at the next
+start. A smaller one is not fsynced but hashed at the next start, which is cheaper."""
 
 _FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.delta)?")
 _SPARE_NAME = ".spare"
 ENCODING_NAME = ".encoding"
-"""Where a delta is made before it is published."""
+"""Folder in which a delta is made before it is published."""
 
 
 class CheckpointConflict(SwarmError):
@@ -60,7 +60,7 @@ class CheckpointConflict(SwarmError):
 
 
 class CheckpointStore:
-    """All checkpoints of one run on this peer. `recover()` first."""
+    """All checkpoints of one run on this peer. Call `recover()` first."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class CheckpointStore:
         self.run = run
         self._events = events
         self.keep = keep
-        """Complete checkpoints kept, the newest ones."""
+        """Number of complete checkpoints kept: the newest ones."""
         self._quota_bytes = quota_bytes
         self.root = root
         self._held: dict[Key, Held] = {}
@@ -95,7 +95,7 @@ class CheckpointStore:
         return sorted(k for k, held in self._held.items() if held.complete and not held.is_delta)
 
     def held(self, key: Key) -> Held | None:
-        """A checkpoint or delta whose manifest is here, complete or not."""
+        """The checkpoint or delta with this key, complete or not; None without its manifest."""
         return self._held.get(key)
 
     def named(self, digest: bytes) -> Held | None:
@@ -103,19 +103,20 @@ class CheckpointStore:
         return self._index.named(digest)
 
     def all(self) -> list[Held]:
-        """Every checkpoint and delta whose manifest is here, oldest first."""
+        """Every checkpoint and delta whose manifest is on disk, oldest first."""
         return [self._held[key] for key in sorted(self._held)]
 
     def knows(self, digest: bytes) -> bool:
-        """Whether a manifest here names this blob, be it present or still missing."""
+        """Whether a manifest in the store names this blob, present or missing."""
         return bool(self._index.of(digest))
 
     def has(self, digest: bytes) -> bool:
-        """Whether a piece or manifest is here to be sent."""
+        """Whether a piece or manifest is present."""
         return self._index.has(digest)
 
     def open(self, digest: bytes) -> OpenBlob | None:
-        """A piece or manifest to send, if it is present; the checkpoint stays until released."""
+        """Open a piece or manifest to send; None if it is missing. Until the blob is released, its
+        checkpoint is not removed."""
         return self._index.open(digest)
 
     def watch(self, watcher: Watcher) -> None:
@@ -129,7 +130,7 @@ class CheckpointStore:
     # --- keeping -----------------------------------------------------------------------------
 
     def pin(self, key: Key) -> None:
-        """Keep a checkpoint (now, or once it arrives) until as many `unpin`s."""
+        """Keep a checkpoint, present or still to arrive, until it was unpinned as often."""
         self._pins[key] += 1
 
     def unpin(self, key: Key) -> None:
@@ -138,9 +139,11 @@ class CheckpointStore:
             del self._pins[key]
 
     async def trim(self) -> None:
-        """Remove what is not kept: complete ones older than the newest `keep`, partial ones that
-        a complete one supersedes, and deltas that the newest one does not name; never what is
-        pinned or being sent."""
+        """Remove checkpoints and deltas that are not kept, unless pinned or being sent.
+
+        Not kept are: complete checkpoints older than the newest `keep`; partial checkpoints older
+        than the newest complete one; older deltas that the newest complete one does not name.
+        """
         async with self._trimming:
             complete = self.complete()
             if not complete:
@@ -160,9 +163,11 @@ class CheckpointStore:
         return not held.readers and held.key not in self._pins
 
     async def _remove(self, held: Held) -> None:
-        """Remove a checkpoint of the store. Call it under `_trimming`, so that it happens once."""
+        """Remove a checkpoint from the store. Call it under `_trimming`, so that it happens
+        once."""
         self._forget(held)
-        # Renamed first: a folder half deleted by a crash must not be taken for a checkpoint.
+        # `_delete` renames first: after a crash a half deleted folder must not pass as a
+        # checkpoint.
         await self._delete(held.folder)
         self._events.emit(
             "shardcast.checkpoint_removed",
@@ -196,16 +201,16 @@ class CheckpointStore:
     # --- receiving ---------------------------------------------------------------------------
 
     async def manifest_sink(self, key: Key, size_bytes: int) -> Sink:
-        """A sink for the manifest blob of a checkpoint about to be fetched; then `begin`."""
+        """A sink for the manifest of a checkpoint about to be fetched; call `begin` after it."""
         path = f"{self._name(key)}/{MANIFEST_NAME}"
-        async with self._trimming:  # this folder may be on its way out
+        async with self._trimming:  # a folder of this name may be being removed
             await self.disk.allocate(path, size_bytes)
         return self.disk.sink(path, 0, size_bytes)
 
     async def begin(self, key: Key, digest: bytes) -> Held:
-        """Read the committed manifest of a partial checkpoint and make room for its files.
+        """Read the committed manifest of a partial checkpoint and preallocate its files.
 
-        Raises `BadManifest` and `DiskFullError`; its folder is then gone.
+        Raises `BadManifest` and `DiskFullError`; its folder is then removed.
         """
         folder = self._name(key)
         blob = await self.disk.read(f"{folder}/{MANIFEST_NAME}")
@@ -231,9 +236,11 @@ class CheckpointStore:
         return held
 
     async def _make_sure_of_room(self, new: Held) -> None:
-        """Make room for a new checkpoint, if need be by removing unused older ones, incomplete ones
-        first: a peer with little disk keeps fewer. The newest complete one stays: it is the base of
-        the next delta."""
+        """Make room for a new checkpoint; raises `DiskFullError`.
+
+        If necessary, removes unused older checkpoints, incomplete ones first: a peer with little
+        disk keeps fewer. The newest complete one stays: it is the base of the next delta.
+        """
         total = new.manifest.total_bytes
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
@@ -251,7 +258,7 @@ class CheckpointStore:
         )
 
     def _room(self) -> tuple[int, str]:
-        """Bytes for another checkpoint, and a clause that says which limit they come from."""
+        """Bytes free for another checkpoint, and a clause that names the limit they come from."""
         room, whose = self.disk.free_bytes(), "are free on this disk"
         if self._quota_bytes is not None:
             used = sum(held.manifest.total_bytes for held in self._held.values())
@@ -260,7 +267,7 @@ class CheckpointStore:
         return room, whose
 
     def sink(self, held: Held, index: int) -> Sink:
-        """Where a missing piece goes; one writer at a time, since it may write in place."""
+        """A sink for a missing piece; one at a time per piece, since it may write in place."""
         piece = held.manifest.pieces[index]
         return self.disk.sink(held.piece_path(index), piece.offset, piece.size_bytes)
 
@@ -280,16 +287,16 @@ class CheckpointStore:
                 await self.disk.remove(path)
 
     def landed(self, held: Held, index: int) -> None:
-        """A verified piece was committed to its `sink`; from now on it is served."""
+        """Note that a verified piece was committed to its `sink`; it is served from now on."""
         held.pieces[index] = 1
         self._notify(Change.PIECE, held, index)
 
     async def check_files(self, held: Held) -> None:
-        """Compare the SHA-256 of every file with the manifest. Pieces that the disk lost since they
-        were verified are missing again afterwards.
+        """Compare the SHA-256 of every file with the manifest.
 
-        Raises `BadManifest` when every piece of a file is right and the file is not: then the
-        manifest contradicts itself.
+        Pieces that the disk lost since they were verified are marked as missing. Raises
+        `BadManifest` when every piece of a file is right but the file is not: then the manifest
+        contradicts itself.
         """
         for number, file in enumerate(held.manifest.files):
             if await self.disk.sha256(f"{held.folder}/{file.name}") == file.sha256:
@@ -306,9 +313,9 @@ class CheckpointStore:
             self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
     async def copy_known(self, held: Held) -> int:
-        """Copy missing pieces that another checkpoint here has (files that did not change).
+        """Copy missing pieces that another checkpoint in the store has (of unchanged files).
 
-        Returns bytes copied.
+        Returns the bytes copied.
         """
         copied = 0
         for index in held.missing():
@@ -327,15 +334,12 @@ class CheckpointStore:
             finally:
                 blob.release()
                 sink.abandon()
-            # Small pieces are copied in place: give other tasks a turn in between.
+            # Small pieces are copied without a thread: let other tasks run in between.
             await trio.lowlevel.checkpoint()
         return copied
 
     async def finish(self, held: Held) -> str:
-        """Declare a checkpoint complete whose pieces are all present; returns its folder.
-
-        Trims the store afterwards.
-        """
+        """Mark a checkpoint with all its pieces as complete, and trim; returns its folder."""
         if not held.complete:
             if missing := held.missing():
                 raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
@@ -347,7 +351,7 @@ class CheckpointStore:
         return held.folder
 
     async def discard(self, key: Key) -> None:
-        """Remove a partial checkpoint, whether its manifest is known or not."""
+        """Remove a partial checkpoint, even if its manifest has not arrived."""
         async with self._trimming:
             held = self._held.get(key)
             if held is None:
@@ -356,7 +360,7 @@ class CheckpointStore:
                 await self._remove(held)
 
     async def withdraw(self, key: Key) -> None:
-        """Remove a checkpoint that was never announced or must not be, complete or not."""
+        """Remove a checkpoint, complete or not, that was not announced or must not be used."""
         async with self._trimming:
             held = self._held.get(key)
             if held is not None:
@@ -373,12 +377,14 @@ class CheckpointStore:
         manifest: CheckpointManifest | None = None,
         is_delta: bool = False,
     ) -> tuple[Held, bytes]:
-        """Make a folder on this disk a checkpoint: hash it (or believe `manifest`, if given), write
-        its manifest, move it here; with `is_delta`, the delta that leads to (lineage, step).
+        """Move a folder on this disk into the store as a checkpoint, with its manifest.
 
-        `folder` is gone afterwards; everything is durable before this returns. Returns the
-        checkpoint and its manifest's digest. Publishing what is already here again returns that;
-        other content under the same (lineage, step) raises `CheckpointConflict`.
+        `manifest` is trusted if given; else the folder is hashed. With `is_delta`, the folder is
+        the delta that leads to (lineage, step). Everything is durable before this returns.
+
+        Returns the checkpoint and its manifest's digest. Publishing the same content again returns
+        the existing checkpoint; other content under the same (lineage, step) raises
+        `CheckpointConflict`.
         """
         key: Key = (lineage, step)
         if is_delta:
@@ -389,7 +395,7 @@ class CheckpointStore:
         digest = digest_of(blob)
         known = self._held.get(key)
         if known is not None and known.complete:
-            # Deltas and mirrors may differ: they are ways to the content.
+            # Deltas and mirrors may differ: they are only ways to get the content.
             if (known.manifest.files, known.manifest.pieces) != (manifest.files, manifest.pieces):
                 raise CheckpointConflict(
                     f"checkpoint {lineage}/{step} was published with other content; go on with "
@@ -416,7 +422,7 @@ class CheckpointStore:
     # --- starting ----------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Load the checkpoints on disk, as far as they hash right. Once, before anything else."""
+        """Load the checkpoints on disk, as far as their hashes are right. Call it once, first."""
         for name in (_SPARE_NAME, ENCODING_NAME):
             await self.disk.remove(f"{self.root}/{name}")
         for name in self.disk.list(self.root):

@@ -1,14 +1,14 @@
-"""How much this peer sends at once, and what the first holder of a checkpoint sends first.
+"""Limits on uploads, and the order in which a publisher sends pieces.
 
-The number of uploads follows the uplink: no more is begun while what is being sent would keep the
+The number of uploads follows the uplink: none is started while the current ones would keep the
 uplink busy for `UPLOAD_SECONDS`. Further clients get the answer "busy", and meanwhile ask other
-sources. So a fast line feeds many and a slow one few, every upload goes about equally fast, and no
+sources. So a fast line feeds many and a slow one few, all uploads are about equally fast, and no
 client waits long for a piece. An upload that takes several times as long is no longer counted: its
 reader is slow, or wants to keep others out. The uplink is measured: bytes sent over
 the time in which anything was being sent.
 
-The publisher of a checkpoint sends no piece twice before each has left it once: its line is the
-only way for new pieces into the network.
+The publisher of a checkpoint sends no piece twice before it has sent each once: new pieces reach
+the network only through its line.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from swarm.transport import OpenBlob, Refused, Transport
 from swarm.world import World
 
 UPLOAD_SECONDS = 12.0
-"""A peer sends at once what keeps its uplink busy for this long: 3 pieces of 32 MiB at 50 Mb/s, 45
-at 1 Gb/s, so that each upload goes at about 20 Mb/s when all are in use, and there are a few more
-than `PARALLEL` for each peer of an average uplink of 200 Mb/s."""
+"""Uploads at once keep the uplink busy for about this long: 3 pieces of 32 MiB at 50 Mb/s, 45 at
+1 Gb/s. Then each upload runs at about 20 Mb/s, and an average uplink of 200 Mb/s has a few more
+uploads than `PARALLEL`."""
 
 UPLOAD_COUNTED_SECONDS = 4 * UPLOAD_SECONDS
-"""An upload that takes longer no longer counts as one that keeps the uplink busy: three readers of
-a byte now and then would else keep everybody else from an uplink of 50 Mb/s."""
+"""An upload that takes longer no longer counts as one that keeps the uplink busy. Else three
+clients that read a byte now and then would keep all others from an uplink of 50 Mb/s."""
 
 UPLOAD_MEASURED_SECONDS_MIN = 1.0
-"""The uplink is measured over no less."""
+"""Shortest measurement of the uplink."""
 
 UPLOAD_SLOWER_SMOOTHING = 0.1
-"""Weight of a measurement below the average: the uplink may just not have been asked for more."""
+"""Weight of a measurement below the average: the uplink may have had too little to send."""
 
 SEEDING_SECONDS = 10.0
 """When no piece has left for the first time for this long, the publisher sends any."""
 
 
 class Uploads:
-    """Begins and counts uploads. One per peer."""
+    """Starts and counts uploads. One per peer."""
 
     def __init__(self, world: World, transport: Transport, store: CheckpointStore) -> None:
         self._world = world
         self._transport = transport
         self._store = store
         self.bytes_per_second = limits.SOURCE_BANDWIDTH_INITIAL
-        """The uplink, as measured so far."""
+        """Averaged measured speed of the uplink."""
         self._counted: dict[int, tuple[float, int]] = {}
-        """What is being sent and counts, oldest first: when it began, and its bytes."""
+        """Running uploads that count, oldest first: when each began, and its bytes."""
         self._numbers = itertools.count()
         self._active_bytes = 0
-        """Of what counts."""
-        # A measurement: since when, sent by then, and sent at its end.
+        """Bytes of the uploads that count."""
+        # The running measurement: its start, bytes sent before it, and bytes sent at which it ends.
         self._since = 0.0
         self._sent = 0
         self._until_sent = 0
         self._left_at = 0.0
-        """When a piece last left for the first time."""
+        """When a piece was last sent for the first time."""
 
     def open(self, digest: bytes) -> OpenBlob | None:
-        """A piece or manifest to send, None if it is not here; raises `Refused` 503 when busy."""
+        """Open a piece or manifest to send; None if it is missing. Raises `Refused` 503 if busy."""
         store = self._store
         now = self._world.now()
         self._leave_out_the_slow(now)
@@ -95,7 +95,7 @@ class Uploads:
         self._active_bytes -= size_bytes
 
     def _may_leave(self, digest: bytes) -> bool:
-        """Whether each piece of the checkpoint has left once, or this one has not."""
+        """Whether a piece may be sent: all of its checkpoint were sent once, or this one never."""
         now = self._world.now()
         left = self._store.seeding.leave(digest)
         if left or now - self._left_at < SEEDING_SECONDS:

@@ -1,4 +1,4 @@
-"""Which piece a fetch asks for next, and of which source."""
+"""The choice of the next piece that a fetch requests, and of its source."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FLOWING_SHARE = 0.8
 takes longer than the rest."""
 
 ENDING_SHARE = 1 / 32
-"""While no more than this part of the pieces is missing, twice as many are asked for at once."""
+"""While at most this part of the pieces is missing, twice as many are requested at once."""
 
 LATE = 1.2
 """A peer that lacks this many times the pieces that its neighbours lack (a tenth less than they
 announced some time ago) is late, and looks for more neighbours."""
 
 REQUEST_SECONDS = 0.02
-"""On a fast line as many pieces are asked for at once as arrive within this time (4 MB at 200 MB/s
-and request): asking for each by itself takes about 0.3 ms of computing at both ends together. Below
+"""On a fast line one request asks for as many pieces as arrive within this time (4 MB at 200 MB/s):
+a request for each piece would take about 0.3 ms of computing at both ends together. Below
 50 MB/s a request is for one piece of 512 KiB."""
 
 REQUEST_PIECES_MAX = 16
@@ -33,12 +33,12 @@ REQUEST_PIECES_MAX = 16
 their descriptors are few."""
 
 LEAVE_SHARE = 1 / 16
-"""Part of the pieces after which another source is drawn though the last one has more: sources
+"""Probability, per piece, that a lane draws another source though the last one has more: sources
 are chosen again as conditions change."""
 
 HEDGE_SECONDS = 0.5
-"""One of the last pieces is asked of another source after twice its expected time, and no sooner
-than this."""
+"""One of the last pieces is requested from another source after twice its expected time, but no
+sooner than this."""
 
 SILENCE_SECONDS = 1.0
 """After this long a neighbour is asked for a checkpoint that it announced nothing of."""
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class Chooser:
-    """Chooses for every fetch of one peer."""
+    """Chooses pieces and sources for every fetch of one peer."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Chooser:
         self._width = width
 
     def look(self, job: Job) -> None:
-        """Ask the caller who may have the checkpoint."""
+        """Ask the caller of a fetch for the sources that may have the checkpoint."""
         known = {}
         for source in job.sources():
             if source.peer == self._peer_id:
@@ -82,9 +82,12 @@ class Chooser:
         self.widen(job)
 
     def widen(self, job: Job) -> None:
-        """Set how many pieces to ask for at once: more than usual if more is missing here than at
-        the neighbours. A late peer catches up, an early one leaves room, and all finish nearly
-        together, so that no uplink falls idle early for want of a receiver."""
+        """Set how many pieces to request at once: more than usual if more is missing here than at
+        the neighbours.
+
+        So a late peer catches up, an early one leaves room, and all finish nearly together: no
+        uplink falls idle early because nobody needs its pieces.
+        """
         if job.held is None:
             return
         pieces = len(job.held.pieces)
@@ -92,31 +95,31 @@ class Chooser:
         usual = self._usual_width(job)
         job.per_source = self._width.per_source
         if usual > self._width.usual and job.known:
-            # Too few sources for so many: each is asked for more.
+            # Too few sources for this width: request more from each.
             share = min(-(-usual // len(job.known)), self._width.most // 2)
             job.per_source = max(job.per_source, share)
         if not claims:
             job.width, job.late = usual, False
             return
         theirs = sum(claim.lacks(pieces) for claim in claims) / len(claims)
-        # What they claim is some time ago: they lack less by now.
+        # Their claims are some time old: they lack less by now.
         missing = job.missing.bit_count()
         late = missing / max(0.9 * theirs, 1.0)
         job.late = late >= LATE
-        # Towards the end, when that says little, there is room: others have finished.
+        # Towards the end the ratio says little, and others have finished: uplinks are free.
         ending = missing <= pieces * ENDING_SHARE
         least = min(2 * usual, self._width.most) if ending else max(1, 7 * usual // 8)
         job.width = max(least, min(round(usual * late * late), self._width.most))
 
     def _usual_width(self, job: Job) -> int:
-        """The width with which about `Width.usual` pieces flow at once while further requests
-        travel: on long and fast lines small pieces spend most of their time in the round trip."""
+        """The width at which about `Width.usual` pieces flow at once while further requests are in
+        transit: on long and fast lines small pieces spend most of their time in the round trip."""
         wanted = int(FLOWING_SHARE * self._width.usual / max(job.flowing, 0.01))
         return max(self._width.usual, min(wanted, self._width.most))
 
     def next(self, job: Job, last: Line | None, now: float) -> Request | None:
-        """A request for missing pieces, to the last source again if possible; None if no source
-        is able."""
+        """The next request for missing pieces, to the last source again if possible; None if no
+        source can be asked."""
         if job.held is None:
             return self._next_manifest(job, now)
         if not job.missing or job.scope.cancel_called:
@@ -130,7 +133,7 @@ class Chooser:
             offers = [entry for entry in offers if entry[1]]
             if not offers:
                 return None
-            # Sources that claim something come before sources that announce nothing.
+            # Sources that claim pieces come before sources that announce nothing.
             offers = [entry for entry in offers if entry[0].claim is not None] or offers
             line, able = self._choose(offers)
         if self._have is not None:
@@ -158,12 +161,12 @@ class Chooser:
         return self._ask_for(job, [MANIFEST], line, now)
 
     def hedge(self, job: Job, now: float) -> Request | None:
-        """One of the last pieces, asked of a further source since it takes too long."""
+        """A request for one of the last pieces, which takes too long, from a further source."""
         if job.missing or job.spare_at > now:
             return None
         for index, attempts in job.attempts.items():
-            # One more only when every copy under way is late: liars that hang cannot use up the
-            # copies, and an honest source is left its time.
+            # One more only when every running attempt is late: liars that hang cannot use up the
+            # attempts, and an honest source has enough time.
             if index in job.landing or max(attempt.hedge_at for attempt in attempts) > now:
                 continue
             asked = {attempt.request.line.name for attempt in attempts}
@@ -182,12 +185,12 @@ class Chooser:
         pieces = int(in_time / job.reference(index).size_bytes)
         if pieces < 2:
             return 1
-        # Towards the end every lane gets its part.
+        # Towards the end every lane gets its share.
         left = (job.missing.bit_count() + 2) // (2 * self._width.per_source)
         return max(1, min(pieces, left, REQUEST_PIECES_MAX))
 
     def _stays(self, job: Job, line: Line) -> bool:
-        """Whether a lane asks its source again."""
+        """Whether a lane stays with its source."""
         return (
             line.claim is not None
             and self._world.random.random() >= LEAVE_SHARE
@@ -198,7 +201,7 @@ class Chooser:
         return lines[self._book.choose([line.name for line, _ in lines])]
 
     def _is_able(self, job: Job, line: Line, now: float) -> bool:
-        """Whether a source can be asked for one more piece now."""
+        """Whether one more piece may be requested from a source now."""
         return (
             line.active < job.per_source
             and line.not_before <= now
@@ -206,7 +209,7 @@ class Chooser:
         )
 
     def _offer(self, job: Job, line: Line, now: float) -> int:
-        """Missing pieces that a source may have and can be asked for now."""
+        """Missing pieces that a source may have and that may be requested from it now."""
         if not self._is_able(job, line, now):
             return 0
         if line.claim is not None:
@@ -223,11 +226,11 @@ class Chooser:
         return self._is_asked_blindly(job, line, now)
 
     def _is_asked_blindly(self, job: Job, line: Line, now: float) -> bool:
-        """Whether a source is asked for what it does not claim."""
+        """Whether a source is asked for pieces that it does not claim."""
         if self._have is None or line.source.peer is None:
             return True
-        # A neighbour that announced nothing of this checkpoint will do so once it has some of it;
-        # asked all the same after a while, since it may have forgotten to.
+        # A neighbour announces a checkpoint once it has some of it. After a while it is asked
+        # anyway, since it may have failed to announce it.
         if now - job.started >= SILENCE_SECONDS:
             return True
         return not self._have.claims.announces(line.source.peer)

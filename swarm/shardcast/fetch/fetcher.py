@@ -1,4 +1,4 @@
-"""Fetches checkpoints: the manifest, then every piece that is missing."""
+"""The fetcher of checkpoints: the manifest, then every missing piece."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class Fetcher:
         deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
         is_delta: bool = False,
     ) -> str:
-        """The folder of a complete checkpoint on this peer's disk, fetched if it is missing: by
-        deltas if its manifest names a short chain from an older checkpoint that is here.
+        """Fetch a checkpoint unless it is complete here; returns its folder on this peer's disk.
 
+        Deltas are used if its manifest names a short chain from an older checkpoint in the store.
         The caller trusts the announcement; everything fetched is checked against it. A second
         fetch of the same checkpoint waits for the first.
 
-        Cancelled or failed, it keeps what it has and resumes next time. Raises `DeadlineError`
+        A cancelled or failed fetch keeps its pieces; the next one resumes. Raises `DeadlineError`
         naming the sources and what was wrong with each, `DiskFullError`, `BadManifest`,
         `CheckpointConflict`.
         """
@@ -117,8 +117,8 @@ class Fetcher:
             ) from error
 
     async def _already(self, key: Key, checkpoint: Checkpoint) -> str | None:
-        """The folder if the checkpoint is complete here; discards a partial one of another
-        manifest."""
+        """The folder if the checkpoint is complete here, else None; discards a partial checkpoint
+        with another manifest."""
         held = self._store.held(key)
         if held is None:
             return None
@@ -160,8 +160,10 @@ class Fetcher:
         return folder
 
     async def _begin(self, job: Job, held: Held) -> None:
-        """Copy and derive pieces that need no network; the rest is missing. This may take long, so
-        no request is under way meanwhile."""
+        """Copy pieces from other checkpoints and make pieces from deltas; the rest is missing.
+
+        This may take long, so no request runs meanwhile.
+        """
         await self._store.copy_known(held)
         if self._deltas is not None and not held.is_delta:
             await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
@@ -173,8 +175,11 @@ class Fetcher:
         job.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
 
     async def _are_files_right(self, job: Job, held: Held) -> bool:
-        """Whether a fetch with every piece is over. Pieces prove themselves; after deltas the
-        files' SHA-256 is checked too, and pieces that the disk lost meanwhile are missing again."""
+        """Whether a fetch with every piece is finished.
+
+        Each piece was checked by its hash. If deltas were used, the SHA-256 of the files is checked
+        too; pieces that the disk lost meanwhile are then missing again.
+        """
         if not held.from_deltas:
             return True
         try:
@@ -192,7 +197,7 @@ class Fetcher:
         )
 
     async def _hand_out(self, job: Job, nursery: trio.Nursery) -> None:
-        """Start lanes until the manifest is here; with the manifest, until every piece is."""
+        """Start lanes until the manifest has arrived, or, once it has, until every piece has."""
         job.width = self.width.usual
         job.per_source = self.width.per_source
         while True:
@@ -208,8 +213,8 @@ class Fetcher:
                 await job.changed.wait()
 
     def _end_if_hopeless(self, job: Job) -> None:
-        """End a fetch from mirrors alone once each was asked too often for the rest. Among peers a
-        newcomer may still bring it."""
+        """End a fetch from mirrors alone once each failed too often for the missing pieces. In a
+        fetch from peers a newcomer may still have them."""
         if self._have is not None or not job.missing or job.attempts or job.landing:
             return
         lines = [line for _, line in sorted(job.known.items())]
@@ -229,15 +234,15 @@ class Fetcher:
         job.scope.cancel()
 
     def _assign(self, job: Job, nursery: trio.Nursery) -> float:
-        """Give every free lane a piece; returns when to look again if nothing changes."""
+        """Start a request on every free lane; returns when to try again if nothing changes."""
         now = self._world.now()
         overdue = sum(attempt.hedge_at <= now for attempt in job.all_attempts())
         if job.look_at <= now or (overdue and not job.missing):
             job.look_at = now + limits.SOURCES_RECHECK_SECONDS
             self._chooser.look(job)
             self._note_lateness()
-        # Lanes held by sources that are overdue are lent out again, else a few that trickle or
-        # hang could hold all of them until their deadlines.
+        # Overdue attempts do not count against the lanes: else a few sources that trickle or hang
+        # could occupy all lanes until their deadlines.
         lanes = job.width + min(overdue, self.width.most)
         while job.active < lanes and job.more_at <= now:
             request = self._chooser.next(job, None, now) or self._chooser.hedge(job, now)
@@ -257,7 +262,7 @@ class Fetcher:
         return max(wake_at, now + LOOK_SECONDS_MIN)
 
     async def _lane(self, job: Job, request: Request | None) -> None:
-        """One request after the other, until there is nothing to ask for."""
+        """Perform one request after the other, until there is nothing to request."""
         while request is not None:
             await self._requester.perform(job, request)
             now = self._world.now()

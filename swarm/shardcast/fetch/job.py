@@ -1,4 +1,4 @@
-"""The state of one running fetch: its sources, its requests under way, and what is missing."""
+"""The state of one running fetch: its sources, its running requests, and its missing pieces."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ MIRROR_PIECE_ATTEMPTS = 4
 """Failed requests, over seven seconds, after which a fetch from mirrors alone gives a piece up."""
 
 NOT_YET_SECONDS = 0.05
-"""Pause after a source said that it may have a piece later, doubling up to the next number."""
+"""Pause after a source answered that it may have a piece later, doubling up to
+`NOT_YET_SECONDS_MAX`."""
 
 NOT_YET_SECONDS_MAX = 1.0
 
 BUSY_SECONDS = 1.0
-"""Pause after a source said that it is busy, doubling up to the next number, each half to whole by
-chance. Its line is full, so asking again soon would gain nothing."""
+"""Pause after a source answered that it is busy, doubling up to `BUSY_SECONDS_MAX`; each pause is
+half to all of this, at random. The source's line is full, so asking again soon would gain
+nothing."""
 
 BUSY_SECONDS_MAX = 16.0
 
@@ -41,18 +43,18 @@ NEW_LANE_SECONDS = 2.0
 `BUSY_SECONDS_MAX`; shorter while it has few."""
 
 PARALLEL = 8
-"""Pieces one peer asks for at once to begin with: at 25 Mb/s each, the average uplink of a swarm
-that shares evenly."""
+"""Pieces that a peer first requests at once: at 25 Mb/s each, the average uplink of a swarm that
+shares evenly."""
 
 PARALLEL_MAX = 32
-"""Pieces a peer asks for at once when its neighbours are far ahead."""
+"""Pieces that a peer requests at once when its neighbours are far ahead."""
 
 PARALLEL_PER_SOURCE = 4
-"""Pieces asked of one source at once: one arrives while the next request travels. Up to half of
-`PARALLEL_MAX` where there are few sources and requests are on their way most of the time."""
+"""Pieces requested from one source at once: one arrives while the next request is in transit. Up to
+half of `PARALLEL_MAX` if there are few sources and requests spend most of their time in transit."""
 
 PIECE_DEADLINE_SECONDS = 10.0
-"""A piece's deadline without its transfer time."""
+"""Deadline of a piece, to which its transfer time is added."""
 
 PIECE_BYTES_PER_SECOND_MIN = 2 * http_limits.BYTES_PER_SECOND_MIN
 """A source slower than this misses the deadline: twice the rate at which the source itself breaks
@@ -67,7 +69,7 @@ MANIFEST = -1
 
 @dataclass
 class Width:
-    """How many pieces a fetch asks for at once."""
+    """Numbers of pieces that a fetch requests at once."""
 
     usual: int = PARALLEL
     most: int = PARALLEL_MAX
@@ -81,9 +83,9 @@ class Line:
         self.source = source
         self.name = source_name(source)
         self.claim: Claim | None = None
-        """The pieces it claims, if it announces any; kept up to date."""
+        """The pieces that it claims, if it announces any; kept up to date."""
         self.active = 0
-        """Pieces asked of it at the moment."""
+        """Running requests to it."""
         self.not_before = 0.0
         self.pause = NOT_YET_SECONDS
         self.busy_pause = BUSY_SECONDS
@@ -91,12 +93,12 @@ class Line:
         self.faults: dict[int, Fault] = {}
         """Of a mirror: pieces that it lacks or has wrong. It may have all others."""
         self.barred = 0
-        """Of those, the pieces not to ask for now: bit i is piece i."""
+        """Pieces among `faults` that are not requested now: bit i is piece i."""
         self.hopeless = 0
-        """Pieces that were asked for too often in vain."""
+        """Pieces whose requests failed too often: bit i is piece i."""
 
     def bar(self, piece: int, reason: str, now: float) -> None:
-        """Ask for a piece again only after a while."""
+        """Do not request a piece from this source for a while."""
         fault = self.faults.setdefault(piece, Fault())
         fault.reason = reason
         fault.until = now + min(MIRROR_PIECE_SECONDS * 2.0**fault.times, MIRROR_PIECE_SECONDS_MAX)
@@ -106,7 +108,7 @@ class Line:
             self.hopeless |= 1 << piece
 
     def account(self) -> str:
-        """Why this source has not sent everything, for an error."""
+        """Why this source has not sent everything, for an error message."""
         pieces = sorted(piece for piece in self.faults if self.barred >> piece & 1)
         if not pieces:
             return self.reason
@@ -114,7 +116,7 @@ class Line:
         return f"of piece {pieces[0]}{more}: {self.faults[pieces[0]].reason}"
 
     def look_again(self, now: float) -> None:
-        """Allow pieces to be asked for again whose pause is over."""
+        """Allow requests for pieces whose pause is over."""
         for piece, fault in self.faults.items():
             if fault.until <= now:
                 self.barred &= ~(1 << piece)
@@ -130,7 +132,7 @@ class Fault:
 
 
 class Request:
-    """One request to one source: most often for one piece, on a fast line for several."""
+    """One request to one source: usually for one piece, on a fast line for several."""
 
     __slots__ = ("attempts", "line", "scope", "seconds", "size_bytes", "started")
 
@@ -141,12 +143,12 @@ class Request:
         self.attempts: list[Attempt] = []
         self.seconds = PIECE_DEADLINE_SECONDS
         self.seconds += size_bytes / PIECE_BYTES_PER_SECOND_MIN
-        """How long it may take."""
+        """Longest time it may take."""
         self.scope = trio.CancelScope(deadline=started + self.seconds)
 
 
 class Attempt:
-    """One piece asked of one source."""
+    """One piece requested from one source."""
 
     __slots__ = ("ended", "hedge_at", "piece", "request", "spare")
 
@@ -154,11 +156,11 @@ class Attempt:
         self.piece = piece
         self.request = request
         self.hedge_at = hedge_at
-        """When the piece may be asked of another source as well."""
+        """When the piece may be requested from another source as well."""
         self.spare = spare
         """Another attempt writes to the file, so this one writes to a spare file."""
         self.ended: trio.Event | None = None
-        """Created by a task that waits for the end."""
+        """Set at the attempt's end; created by a task that waits for it."""
 
 
 class Job:
@@ -170,14 +172,14 @@ class Job:
         self.digest = checkpoint.manifest_digest
         self.manifest_bytes = checkpoint.manifest_bytes
         self.total_bytes = checkpoint.total_bytes
-        """0 where that is not known."""
+        """Size of the checkpoint; 0 if unknown."""
         self.started = started
         self.found: Held | None = None
-        """Once its manifest is here."""
+        """The checkpoint, once its manifest has arrived."""
         self.held: Held | None = None
-        """Once its pieces are wanted."""
+        """The checkpoint, once its pieces may be requested."""
         self.missing = 0
-        """Pieces that no source is asked for: bit i is piece i."""
+        """Missing pieces without a running request: bit i is piece i."""
         self.attempts: dict[int, list[Attempt]] = {}
         self.landing: set[int] = set()
         """Pieces that arrived right and are being committed."""
@@ -189,20 +191,20 @@ class Job:
         """When to look for new sources."""
         self.active = 0
         self.width = 0
-        """How many pieces may be asked for at once."""
+        """Number of requests that may run at once."""
         self.per_source = 0
-        """How many of one source."""
+        """Number of requests that may run at once to one source."""
         self.late = False
         """Whether more is missing here than at the neighbours."""
         self.more_at = 0.0
-        """Sources were busy: until then no further lane is tried."""
+        """Sources were busy: no further lane starts before this time."""
         self.busy_pause = NEW_LANE_SECONDS
         self.spare_at = 0.0
-        """There was no room for a spare file: until then none is asked for."""
+        """The disk had no room for a spare file: none is created before this time."""
         self.pace = 0.0
-        """Averaged bytes a second of one request, over all sources."""
+        """Averaged bytes per second of one request, over all sources."""
         self.flowing = 1.0
-        """Averaged part of a request's time in which bytes flow; the rest is its way and back."""
+        """Averaged part of a request's time in which bytes flow; the rest is the round trip."""
         self.bytes_by_source: Counter[str] = Counter()
         self.changed = trio.Event()
         self.scope = trio.CancelScope()
@@ -224,13 +226,13 @@ class Job:
         )
 
     def is_here(self, index: int) -> bool:
-        """Whether a piece, or the manifest, needs no source any more."""
+        """Whether a piece, or the manifest, has arrived."""
         if index == MANIFEST:
             return self.found is not None
         return self.held is not None and bool(self.held.pieces[index])
 
     def end(self, attempt: Attempt) -> None:
-        """Forget an attempt that is over; a piece that is not here is missing again."""
+        """Forget an attempt that has ended; if its piece has not arrived, it is missing again."""
         index = attempt.piece
         attempt.request.attempts.remove(attempt)
         if attempt.ended is not None:
@@ -246,7 +248,7 @@ class Job:
         return itertools.chain.from_iterable(self.attempts.values())
 
     def waiting_for(self) -> str:
-        """Which sources this fetch waits for and why, for the error that ends it."""
+        """The sources that this fetch waits for, and why, for the error that ends it."""
         if not self.lines:
             return "no source is known"
         some = [f"{name}: {line.account()}" for name, line in sorted(self.lines.items())]

@@ -1,4 +1,4 @@
-"""One request to one source: fetch its pieces, check each, put each in its file."""
+"""Performing one request to one source: fetch its pieces, check each, write each to its file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from swarm.world import Piece, Sink, World
 
 
 class _WrongBytes(Exception):
-    """A piece of a request was wrong: nothing more is taken from it."""
+    """A piece of a request was wrong: the rest of its pieces is refused."""
 
 
 class Requester:
@@ -53,7 +53,7 @@ class Requester:
         self._width = width
 
     async def perform(self, job: Job, request: Request) -> None:
-        """Fetch the pieces of a request; a failure is noted at its source or ends the job."""
+        """Fetch the pieces of a request; a failure is noted for its source or ends the job."""
         line = request.line
         try:
             with request.scope:
@@ -61,7 +61,7 @@ class Requester:
             if request.scope.cancelled_caught:
                 now = self._world.now()
                 seconds = now - request.started
-                # If another source was first, this one can at best have been this fast.
+                # If another source was first, this time bounds the bandwidth of this one.
                 self._book.given_up(line.name, request.size_bytes, seconds)
                 late = request.attempts[0]
                 if seconds >= request.seconds:
@@ -73,7 +73,7 @@ class Requester:
                     self._passed_over(job, late.piece, line)
         except (DiskFullError, BadManifest) as error:
             if isinstance(error, DiskFullError) and request.attempts[0].spare:
-                # Only a second way to a piece that is on its way already.
+                # Not fatal: another attempt at this piece is running.
                 job.spare_at = self._world.now() + limits.SOURCES_RECHECK_SECONDS
             else:
                 job.error = error
@@ -85,7 +85,7 @@ class Requester:
                 job.end(request.attempts[0])
 
     async def _sink(self, job: Job, index: int) -> Sink:
-        """The file range of a piece. At most one attempt at a time may write to it."""
+        """A sink for the file range of a piece. At most one attempt at a time may write to it."""
         if index == MANIFEST:
             return await self._store.manifest_sink(job.key, job.manifest_bytes)
         assert job.held is not None
@@ -105,8 +105,8 @@ class Requester:
     async def _receive(
         self, job: Job, request: Request, sinks: list[Sink], spare: str | None
     ) -> None:
-        """Fetch the pieces of a request into `sinks`, check and place each. `spare`: the file of
-        the only sink, if that is a spare one."""
+        """Fetch the pieces of a request into `sinks`, check and commit each. `spare`: the file of
+        the only sink, if it is a spare file."""
         line = request.line
         try:
             if len(sinks) == 1:
@@ -148,7 +148,7 @@ class Requester:
         async def arrived(piece: Piece) -> None:
             nonlocal count
             count += 1
-            # Those that follow arrive while the first is checked: only their average says much.
+            # Later pieces arrive while the first is checked: only the average time is meaningful.
             seconds = (self._world.now() - request.started) / count
             attempt = request.attempts[0]
             if not await self._arrived(job, attempt, next(left), piece, seconds, None):
@@ -169,7 +169,7 @@ class Requester:
         seconds: float,
         spare: str | None,
     ) -> bool:
-        """Check and place a piece that arrived after `seconds`; False if it was wrong."""
+        """Check and commit a piece that arrived after `seconds`; False if it was wrong."""
         index, line = attempt.piece, attempt.request.line
         reference = job.reference(index)
         if index in job.landing or job.is_here(index):
@@ -208,7 +208,7 @@ class Requester:
         """Note that a source sent wrong bytes."""
         line.reason = "sent wrong bytes"
         if line.source.peer is None and index != MANIFEST:
-            # A mirror does not lie: one of its files is damaged, the others need not be.
+            # A mirror does not lie: one of its files is damaged, but others may be right.
             line.bar(index, line.reason, self._world.now())
             self._book.failed(line.name)
         else:
@@ -230,7 +230,7 @@ class Requester:
         job.bytes_by_source[line.name] += size_bytes
 
     def _rest(self, job: Job, line: Line, now: float) -> None:
-        """Pause a busy source for a while, and start no further lane for a while."""
+        """Pause a busy source, and start no further lane for a while."""
         line.not_before = now + line.busy_pause * (0.5 + 0.5 * self._world.random.random())
         line.busy_pause = min(2 * line.busy_pause, BUSY_SECONDS_MAX)
         share = min(1.0, 2 * job.active / self._width.usual)
@@ -266,12 +266,12 @@ class Requester:
             self._store.landed(job.held, index)
 
     def _refused(self, job: Job, index: int, line: Line) -> None:
-        """Emit that a source did wrong, or failed."""
+        """Report that a source failed or sent wrong bytes."""
         self._emit(job, "shardcast.piece_refused", index, line)
 
     def _passed_over(self, job: Job, index: int, line: Line) -> None:
-        """Emit that a source was too slow, or lacks what it is asked for: no fault, but the reason
-        why others are asked."""
+        """Report that a source was too slow or lacks a piece: no fault, but the reason for asking
+        others."""
         self._emit(job, "shardcast.source_passed_over", index, line)
 
     def _emit(self, job: Job, event: str, index: int, line: Line) -> None:

@@ -1,12 +1,12 @@
-"""What to announce to which neighbour, and when.
+"""The announcer: decides what to announce to which neighbour, and when.
 
 News waits for a quarter of the time since the checkpoint began to arrive (at least 250 ms, at most
-a minute), or 250 ms when the neighbour lacks only few pieces: a neighbour always knows of most
-pieces, and a broadcast of hours costs some tens of frames. A neighbour is not sent pieces that it
-claims itself.
+a minute), or 250 ms when the neighbour lacks only few pieces. So a neighbour always knows of most
+pieces, and a broadcast of hours costs some tens of frames. Pieces that a neighbour claims itself
+are not announced to it.
 
-The publisher of a large checkpoint shows each neighbour other pieces, a few at a time, until each
-has left it once (super-seeding, BitTorrent BEP 16).
+The publisher of a large checkpoint announces different pieces to each neighbour, a few at a time,
+until it has sent each piece once (super-seeding, BitTorrent BEP 16).
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ SEEDING_END_SHARE = 1 / 64
 """When only this part of the pieces has not left yet, the publisher sends any."""
 
 SEEDING_SHOWN = 8
-"""Pieces that a publisher shows to one neighbour ahead of what that one has fetched."""
+"""Pieces announced to one neighbour, while super-seeding, that were never sent to anyone."""
 
 BATCH_SECONDS = 0.25
-"""New pieces are announced to a neighbour at most this often."""
+"""Shortest time between two announcements of new pieces to a neighbour."""
 
 PATIENCE = 0.25
 """News of a checkpoint waits for this part of the time since it began to arrive: a neighbour always
 knows of most pieces, and a long broadcast costs few frames."""
 
 BATCH_SECONDS_MAX = 60.0
-"""But never longer than this."""
+"""Longest time that news waits."""
 
 ENDING_SHARE = 1 / 128
-"""While a neighbour lacks no more than this part of the pieces, news goes out at once."""
+"""News for a neighbour that lacks at most this part of the pieces waits only `BATCH_SECONDS`."""
 
 
 class Mine:
-    """What this peer holds of one checkpoint."""
+    """The pieces that this peer holds of one checkpoint."""
 
     def __init__(self, began: float) -> None:
         self.began = began
         self.bits = 0
         self.shown = 0
-        """Unsent pieces announced to some neighbour, while the checkpoint is being seeded."""
+        """Pieces announced to some neighbour while the checkpoint is super-seeded."""
 
 
 class Announced:
-    """What was announced of one checkpoint to one neighbour."""
+    """The announcements of one checkpoint to one neighbour."""
 
     def __init__(self) -> None:
         self.at = -inf
@@ -71,7 +71,7 @@ class Announced:
         self.complete = False
         self.gone = False
         self.ending = False
-        """It lacks only few pieces."""
+        """The neighbour lacks only few pieces."""
 
 
 class Neighbour:
@@ -80,10 +80,10 @@ class Neighbour:
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.timer = trio.CancelScope()
-        """Its deadline is the time of the next frame."""
+        """Scope whose deadline is the time of the next frame."""
         self.due = inf
         self.news: dict[bytes, None] = {}
-        """Checkpoints of which there may be news, in order."""
+        """Checkpoints that may have news for this neighbour, in order."""
         self.announced: dict[bytes, Announced] = {}
 
     def speak_at(self, time: float) -> None:
@@ -97,7 +97,7 @@ class Announcer:
     def __init__(
         self, world: World, store: CheckpointStore, claims: Claims, tells: Callable[[], bool]
     ) -> None:
-        """While `tells()` is false, nothing is announced."""
+        """`tells()`: whether this peer announces anything at the moment."""
         self._world = world
         self._store = store
         self._claims = claims
@@ -114,14 +114,14 @@ class Announcer:
             neighbour.speak_at(-inf)
 
     def forget(self, neighbour: Neighbour) -> None:
-        """Forget what was announced to a neighbour: others are shown what it did not fetch."""
+        """Forget the announcements to a neighbour: pieces it did not fetch are shown to others."""
         for digest, announced in neighbour.announced.items():
             if digest in self._mine:
                 self._mine[digest].shown &= ~announced.bits
         neighbour.announced.clear()
 
     def take(self, peer: PeerId, neighbour: Neighbour) -> list[Entry]:
-        """Entries that bring this neighbour up to date."""
+        """Take the entries that bring this neighbour up to date."""
         now = self._world.now()
         entries: list[Entry] = []
         if not self.tells():
@@ -141,7 +141,7 @@ class Announcer:
         return entries
 
     def _entry(self, peer: PeerId, digest: bytes, announced: Announced) -> Entry | None:
-        """The news of one checkpoint for a neighbour, if any."""
+        """The news about one checkpoint for a neighbour, if any."""
         held = self._store.named(digest)
         if held is None:
             announced.gone = True
@@ -164,8 +164,8 @@ class Announcer:
         return bitmap(digest, announced.bits)
 
     def _show(self, held: Held, mine: Mine, announced: Announced) -> int:
-        """Pieces of a checkpoint published here for this neighbour to fetch: pieces that were shown
-        to no other, as long as there are any."""
+        """Choose pieces of a super-seeded checkpoint to announce to a neighbour, in addition to
+        those announced to it before: pieces shown to no other neighbour, while there are any."""
         shown = announced.bits
         room = SEEDING_SHOWN - (shown & held.unsent).bit_count()
         while room > 0:
@@ -213,7 +213,7 @@ class Announcer:
         return max(soonest, announced.at + min(wait, BATCH_SECONDS_MAX))
 
     def mine_of(self, held: Held) -> Mine:
-        """What this peer holds of a checkpoint."""
+        """The pieces that this peer holds of a checkpoint."""
         mine = self._mine.get(held.digest)
         if mine is None:
             mine = self._mine[held.digest] = Mine(self._world.now())
@@ -221,12 +221,15 @@ class Announcer:
         return mine
 
     def _piece_left(self, held: Held, index: int, now: float) -> None:
-        """A piece published here leaves for the first time: show more to the neighbours that it was
-        shown to, and everything to all once every piece was shown."""
+        """Note that a piece published here is sent for the first time.
+
+        Announces more to the neighbours that it was shown to, and to all neighbours once every
+        piece was shown.
+        """
         unsent = held.unsent
         if unsent and unsent.bit_count() <= len(held.pieces) * SEEDING_END_SHARE:
-            # Better to send a few of the last pieces twice than to wait for the neighbours that
-            # they were shown to.
+            # Sending a few of the last pieces twice is better than waiting for the neighbours
+            # that they were shown to.
             self._store.seeding.end(held.digest)
             return
         bit = 1 << index if index >= 0 else 0
@@ -238,7 +241,7 @@ class Announcer:
                 neighbour.speak_at(now)
 
     def note_progress(self, peer: PeerId, digest: bytes, claim: Claim) -> None:
-        """Announce new pieces at once to a neighbour that lacks only few."""
+        """Announce new pieces soon to a neighbour that lacks only few."""
         neighbour, held = self.neighbours.get(peer), self._store.named(digest)
         if neighbour is None or held is None or held.complete:
             return

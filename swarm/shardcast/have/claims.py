@@ -1,5 +1,8 @@
-"""What the neighbours say they hold. A claim only decides which source to ask for which piece, so a
-lie costs one refused request, and the liar its standing as a source."""
+"""Claims: what the neighbours say they hold.
+
+A claim only decides which source is asked for which piece. So a lie costs one refused request, and
+lowers the liar's success rate as a source.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,20 @@ from swarm.shardcast.rarity import Rarity, bits_of
 
 
 class Claim:
-    """What one peer says it holds of one checkpoint."""
+    """The pieces that one peer claims to hold of one checkpoint."""
 
     __slots__ = ("bits", "complete", "count")
 
     def __init__(self) -> None:
         self.complete = False
         self.bits = 0
-        """Bit i is piece i; 0 once it is complete. Pieces that this peer claims may be left out."""
+        """Bit i is piece i; 0 once it is complete. Pieces that this peer announced may be
+        absent."""
         self.count = 0
-        """How many it says to hold, unless it is complete."""
+        """Number of pieces that it claims to hold, unless it is complete."""
 
     def has(self, index: int) -> bool:
-        """Whether it claims this piece; -1, the manifest, only with the whole checkpoint."""
+        """Whether it claims this piece; the manifest (-1) only with the whole checkpoint."""
         return self.complete or (index >= 0 and bool(self.bits >> index & 1))
 
     def of(self, pieces: int) -> int:
@@ -34,7 +38,7 @@ class Claim:
         return pieces if self.complete else pieces & self.bits
 
     def lacks(self, pieces: int) -> int:
-        """How many of a checkpoint's `pieces` it does not hold."""
+        """Number of pieces that it does not claim, of a checkpoint with `pieces` pieces."""
         return 0 if self.complete else max(0, pieces - self.count)
 
 
@@ -46,25 +50,25 @@ class Claims:
         self._rarity: dict[bytes, Rarity] = {}
         self._on_change: list[Callable[[PeerId], None]] = []
         self._heard = trio.Event()
-        """Some neighbour has announced something since."""
+        """Set at the next announcement of any neighbour, and then replaced."""
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def begin(self, peer: PeerId) -> OrderedDict[bytes, Claim]:
-        """Begin to listen to a peer: forgets what it claimed before."""
+        """Start an empty record of a peer's claims; forgets its earlier ones."""
         self.forget(peer)
         claims: OrderedDict[bytes, Claim] = OrderedDict()
         self._claims[peer] = claims
         return claims
 
     def of(self, peer: PeerId, manifest: bytes) -> Claim | None:
-        """What a neighbour claims of a checkpoint; None if it announced nothing of it."""
+        """A neighbour's claim on a checkpoint; None if it announced nothing of it."""
         claims = self._claims.get(peer)
         return claims.get(manifest) if claims is not None else None
 
     def announces(self, peer: PeerId) -> bool:
-        """Whether a peer announces to this one, so that its silence has a meaning."""
+        """Whether a peer announces to this one: then its silence about a checkpoint has meaning."""
         return peer in self._claims
 
     async def wait_claimed(self, manifest: bytes, seconds: float) -> bool:
@@ -78,29 +82,29 @@ class Claims:
         return any(manifest in claims for claims in self._claims.values())
 
     def rarest(self, manifest: bytes, pieces: int) -> int:
-        """The subset of `pieces` that fewest neighbours have. A complete neighbour does not count:
-        it makes no piece rarer than another."""
+        """The subset of `pieces` that fewest neighbours have. Complete neighbours are not counted:
+        they make no piece rarer than another."""
         rarity = self._rarity.get(manifest)
         return rarity.rarest(pieces) if rarity is not None else pieces
 
     def on_change(self, callback: Callable[[PeerId], None]) -> None:
-        """Call `callback(peer)` whenever a neighbour claims something new, or no longer."""
+        """Call `callback(peer)` at each change of a neighbour's claims."""
         self._on_change.append(callback)
 
     def changed(self, peer: PeerId) -> None:
-        """Notify everybody who waits for claims."""
+        """Notify all tasks and callbacks that wait for claims."""
         self._heard.set()
         self._heard = trio.Event()
         for callback in self._on_change:
             callback(peer)
 
     def forget(self, peer: PeerId) -> None:
-        """Drop all that a neighbour claimed."""
+        """Drop all claims of a neighbour."""
         for digest, claim in self._claims.pop(peer, {}).items():
             self._count(digest, claim.bits, 0)
 
     def _count(self, digest: bytes, old: int, new: int) -> None:
-        """Count that one neighbour claims the pieces `new` in place of `old`."""
+        """Count that one neighbour now claims the pieces `new` instead of `old`."""
         rarity = self._rarity.get(digest)
         if rarity is None:
             if not new:
@@ -112,7 +116,7 @@ class Claims:
             del self._rarity[digest]
 
     def apply(self, claims: OrderedDict[bytes, Claim], entry: Entry) -> Claim | None:
-        """Take in an entry of a neighbour with these claims; its claim, if it still has one."""
+        """Apply an entry to a neighbour's claims; returns the claim, unless it is withdrawn."""
         digest = entry.manifest
         claim = claims.pop(digest, None) if isinstance(entry, Gone) else claims.get(digest)
         if isinstance(entry, Gone):

@@ -1,4 +1,4 @@
-"""The streams of neighbours that exchange which pieces they hold, and the choice of neighbours."""
+"""The streams on which neighbours announce their pieces, and the choice of neighbours."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
 
 NEIGHBOURS = 8
-"""Neighbours that a peer looks for, to exchange with them what each has."""
+"""Neighbours that a peer looks for."""
 
 NEIGHBOURS_LATE = 16
-"""The same for a peer that is late: most of its neighbours may be on slow lines."""
+"""Neighbours that a late peer looks for: most of its neighbours may be on slow lines."""
 
 NEIGHBOURS_MAX = 64
 """Neighbours that a peer announces to, including those that chose it."""
@@ -33,7 +33,8 @@ NEIGHBOUR_BYTES_PER_SECOND = 4e6
 Mb/s, and takes only what it lacks. So 31 neighbours for 1 Gb/s."""
 
 GROW_PIECES = 16
-"""With fewer pieces of the newest checkpoint a peer has little to offer to more neighbours."""
+"""A peer with fewer pieces of the newest checkpoint looks for no further neighbours: it has little
+to offer."""
 
 GROW_SECONDS = 3.0
 """Between two new neighbours of a peer whose uplink can feed more."""
@@ -42,19 +43,20 @@ SATED_SECONDS = 12.0
 """Pause before a peer with enough neighbours checks whether they still want something."""
 
 FRUITLESS_MAX = 12
-"""New neighbours in a row that want nothing; then a peer looks for no more until the next news."""
+"""New neighbours in a row that want nothing, after which a peer looks for no more until its store
+changes."""
 
 INBOUND_MAX = 256
-"""Peers whose announcements are listened to at once."""
+"""Peers whose announcements are received at once."""
 
 DEADLINE_SECONDS = 10.0
-"""A neighbour that does not take an announcement by then is no neighbour."""
+"""Sending an announcement; a neighbour that does not accept it in time is dropped."""
 
 FRAMES_PER_SECOND = 50.0
-"""A neighbour's frames are read no faster than this on average; honest ones come every 250 ms."""
+"""Frames of one neighbour read on average; honest ones come every 250 ms."""
 
 FRAMES_BURST = 51.0
-"""And at once: the first, and a second of them."""
+"""Frames of one neighbour read at once: the first, and those of one second."""
 
 Meet = Callable[[], Awaitable[PeerId | None]]
 """Connects to one more peer that may want checkpoints; None when none is known."""
@@ -74,35 +76,35 @@ class HaveExchange:
         meet: Meet | None = None,
         tells: Callable[[], bool] = lambda: True,
     ) -> None:
-        """With `uploads`, a peer looks for as many neighbours as its uplink can feed: among the
-        connected peers, and through `meet`. While `tells()` is false it announces nothing, but
+        """With `uploads`, the peer looks for as many neighbours as its uplink can feed: among the
+        connected peers, and through `meet`. While `tells()` is false it announces nothing, but it
         opens its streams, so that neighbours announce to it."""
         self._world = world
         self._transport = transport
         self._store = store
         self._events = events
         self.claims = Claims()
-        """What the neighbours hold."""
+        """What the neighbours claim to hold."""
         self._announcer = Announcer(world, store, self.claims, tells)
         self._neighbours = self._announcer.neighbours
         self._unwilling: set[PeerId] = set()
         """Peers that broke the stream or lack the protocol: tried again after reconnecting."""
         self._listening: dict[PeerId, trio.CancelScope] = {}
-        """Cancels the listener that a peer's claims come from."""
+        """Per peer, cancels the task that receives its announcements."""
         self._nursery: trio.Nursery | None = None
         self._uploads = uploads
         self._meet = meet
         self.late = False
-        """Whether any running fetch is behind those of the neighbours: set by the fetcher."""
+        """Whether any running fetch is behind the neighbours' fetches; the fetcher sets it."""
         self._stirred = trio.Event()
-        """A checkpoint has changed since growing was given up."""
+        """Set when a checkpoint has changed since the peer stopped looking for neighbours."""
         store.watch(self._stir)
 
     def _stir(self, change: Change, held: Held, index: int) -> None:
         self._stirred.set()
 
     def tells_changed(self) -> None:
-        """`tells()` has changed: announce to all neighbours what is here, or that it is gone."""
+        """Announce all checkpoints to all neighbours, or withdraw them, since `tells()` changed."""
         self._stirred.set()
         for neighbour in self._neighbours.values():
             self._announcer.tell_all(neighbour)
@@ -124,7 +126,7 @@ class HaveExchange:
                 self._fill()
 
     def _fill(self) -> None:
-        """Announce to more of the connected peers, picked at random, while there are too few."""
+        """Announce to more of the connected peers, drawn at random, while there are too few."""
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
             return
         room = NEIGHBOURS - len(self._neighbours)
@@ -145,9 +147,11 @@ class HaveExchange:
         self._nursery.start_soon(self._announce, peer, self._neighbours[peer])
 
     async def _grow(self, uploads: Uploads) -> None:
-        """Announce to more peers while fewer than the uplink can feed want something, or while
-        this peer is late: they will announce to it too. A peer that announces nothing has
-        neighbours as sources only."""
+        """Find more neighbours while fewer want pieces than the uplink can feed, or while this peer
+        is late: new neighbours announce to it too.
+
+        A peer that announces nothing has neighbours only as sources.
+        """
         while True:
             self._stirred = trio.Event()
             await self._stirred.wait()
@@ -184,8 +188,10 @@ class HaveExchange:
         return claim is None or not claim.complete
 
     def _newest(self) -> Held | None:
-        """The newest checkpoint, if enough of it is here to be of use to others. One of few pieces
-        is everywhere before more neighbours could help."""
+        """The newest checkpoint, if this peer has enough of its pieces to be useful to others.
+
+        A checkpoint of few pieces reaches every peer before more neighbours could help.
+        """
         held = next((one for one in reversed(self._store.all()) if not one.is_delta), None)
         if held is None:
             return None
@@ -193,7 +199,7 @@ class HaveExchange:
         return held if there >= GROW_PIECES else None
 
     async def _another(self) -> PeerId | None:
-        """A connected peer that is no neighbour yet; else one met for the purpose."""
+        """A connected peer that is not yet a neighbour; else a new connection through `meet`."""
         others = [
             peer
             for peer in self._transport.connected()
@@ -214,7 +220,7 @@ class HaveExchange:
                     stream = await self._transport.open_stream(peer, PROTOCOL)
                 await self._tell(stream, peer, neighbour)
         except (StreamError, trio.TooSlowError) as error:
-            # Most often a peer without this protocol: a bootstrap peer, for instance.
+            # Usually a peer without this protocol: a bootstrap peer, for instance.
             self._unwilling.add(peer)
             self._events.emit("shardcast.neighbour_lost", remote=peer, reason=str(error))
         finally:
@@ -255,14 +261,14 @@ class HaveExchange:
         frames = TokenBucket(FRAMES_PER_SECOND, FRAMES_BURST)
         try:
             with scope:
-                # Entries of a replaced stream would be counted and never taken back.
+                # Entries of a replaced stream would be counted and never withdrawn.
                 while (raw := await stream.receive()) is not None and not scope.cancel_called:
                     for entry in decode(raw):
                         claim = self.claims.apply(claims, entry)
                         if claim is not None:
                             self._announcer.note_progress(peer, entry.manifest, claim)
                     self.claims.changed(peer)
-                    # A burst passes; a faster neighbour waits for its stream's credit.
+                    # A burst is read at once; a neighbour that goes on so fast runs out of credit.
                     now = self._world.now()
                     frames.borrow(1, now)
                     seconds = frames.debt_seconds(now)

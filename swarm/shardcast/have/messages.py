@@ -17,7 +17,7 @@ PROTOCOL = "/swarm/have/1.0.0"
 
 _BITMAP_BYTES_MAX = limits.CHECKPOINT_PIECES_MAX // 8
 _INDICES_MAX = 4096
-"""Pieces named in one entry; more travel as a bitmap."""
+"""Pieces named in one entry; more are sent as a bitmap."""
 FRAME_BYTES_MAX = 512 * 1024
 _Index = Annotated[int, Meta(ge=0, lt=limits.CHECKPOINT_PIECES_MAX)]
 
@@ -31,7 +31,7 @@ class Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
     manifest: Digest
     indices: Annotated[list[_Index], Meta(max_length=_INDICES_MAX)]
     count: Annotated[int, Meta(ge=0, le=limits.CHECKPOINT_PIECES_MAX)]
-    """Of all pieces held: `indices` leaves out those that the receiver claims itself."""
+    """Number of all pieces held: `indices` leaves out those that the receiver claims itself."""
 
 
 class Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):

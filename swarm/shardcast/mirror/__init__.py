@@ -1,15 +1,15 @@
-"""Checkpoints outside a run: as plain files that any web server or bucket serves, and back.
+"""Mirrors: checkpoints as plain files that any web server or bucket serves, outside a run.
 
     <root>/checkpoint.json      which checkpoint this is, by its manifest's digest
     <root>/blob/<hex digest>    its manifest, its pieces, and those of its deltas
 
-A mirror is not trusted: a fetch checks every blob against its name. Only `checkpoint.json` is
-believed as it is, by a person who gives nothing but the mirror's address; peers of a run know the
-manifest from the trainer's signature.
+A mirror is not trusted: a fetch checks every blob against its name. Only `checkpoint.json` cannot
+be checked by a person who gives nothing but the mirror's address; peers of a run know the manifest
+from the trainer's signature.
 
 - `index`: `checkpoint.json`
 - `describe`: the manifest of a folder
 - `export`, `serve`: a folder as a mirror, copied or in place
-- `transport`, `fetch`: from mirrors into a folder
-- `verify`: a folder against its manifest
+- `transport`, `fetch`: fetching from mirrors into a folder
+- `verify`: comparing a folder with its manifest
 """

@@ -1,4 +1,4 @@
-"""The manifest of a folder: its own, or a new one."""
+"""The manifest of a folder: the one in it, or a new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from swarm.shardcast.mirror.index import is_run
 from swarm.world.disk import LocalDisk
 
 NO_RUN = "nobody/published"
-"""The run of a checkpoint that belongs to none."""
+"""The run id of a checkpoint that belongs to no run."""
 
 
 async def describe(
@@ -33,11 +33,11 @@ async def describe(
     step: int | None = None,
     mirrors: Sequence[str] = (),
 ) -> tuple[CheckpointManifest, bytes]:
-    """The manifest of a folder, and its blob: the folder's own, or a new one with what is given
-    here.
+    """The manifest of a folder, and its blob: the one in the folder, or a new one from the
+    arguments.
 
     Raises `UserError` for an unusable folder or mirror's address, and if the folder's own manifest
-    contradicts what is given.
+    contradicts an argument.
     """
     for mirror in mirrors:
         if not is_mirror(mirror):
@@ -90,13 +90,16 @@ def _refuse_other(
 
 
 def read_bounded(path: Path) -> bytes:
-    """A file with a manifest; of a longer one enough for `parse` to refuse it. Raises `OSError`."""
+    """Read a manifest file; of an oversized one, just enough for `parse` to refuse it.
+
+    Raises `OSError`.
+    """
     with path.open("rb") as file:
         return file.read(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
 
 
 def disk_error(error: OSError | ExceptionGroup[Exception]) -> OSError:
-    """The disk's error in a nursery's; anything else is raised again."""
+    """The `OSError` in an exception group; any other group is raised again."""
     for leaf in leaf_errors(error):
         if isinstance(leaf, OSError):
             return leaf
@@ -104,7 +107,10 @@ def disk_error(error: OSError | ExceptionGroup[Exception]) -> OSError:
 
 
 def own_manifest(folder: Path) -> tuple[CheckpointManifest, bytes] | None:
-    """The manifest in a folder, and its blob, if any; its files have the right sizes."""
+    """The manifest in a folder, and its blob; None if it has none.
+
+    Raises `UserError` if the folder's files do not have the sizes that it states.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
     own = folder / MANIFEST_NAME
@@ -124,8 +130,8 @@ def differs(path: Path) -> UserError:
 
 
 def _check_contents(folder: Path) -> Path:
-    """The folder, resolved, so that `..` has a name too. Raises `UserError` if it cannot be loaded:
-    it holds something that is no file, no weights, or not all the files that their index names."""
+    """The folder, resolved, so that `..` has a name too. Raises `UserError` if it is no checkpoint:
+    an entry is no file, it holds no weights, or a file named by the weights' index is missing."""
     folder = folder.resolve()
     names: set[str] = set()
     for path in _visible(folder):

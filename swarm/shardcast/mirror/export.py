@@ -1,4 +1,4 @@
-"""Writes a checkpoint as plain files that any web server serves."""
+"""Export of a checkpoint as plain files that any web server can serve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def export(
     """Write a checkpoint as plain files below `out`.
 
     Keeps existing blobs, so that an interrupted export resumes and checkpoints share equal pieces.
-    Checks every blob as it writes it; `checkpoint.json` comes last. Raises `UserError`.
+    Checks every blob as it writes it; writes `checkpoint.json` last. Raises `UserError`.
     """
     if _is_within(out, folder):
         raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
@@ -69,7 +69,7 @@ def _is_within(path: Path, folder: Path) -> bool:
 async def _named_deltas(
     folder: Path, manifest: CheckpointManifest
 ) -> list[tuple[Path, CheckpointManifest, bytes]]:
-    """The complete deltas that a manifest names; others are still arriving."""
+    """The complete deltas that a manifest names: (folder, manifest, blob) of each."""
     named = {link.manifest for link in manifest.deltas}
     found = []
     for path in _deltas(folder) if named else []:
@@ -87,7 +87,7 @@ def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
     cannot be written."""
     target = blobs / piece.digest.hex()
     exists = target.is_file() and target.stat().st_size == piece.size_bytes
-    # Read as well: after a power cut a file may have its size and not its bytes.
+    # Check the bytes too: after a power cut a file may have the right size but wrong bytes.
     if exists and digest_of(target.read_bytes()) == piece.digest:
         return
     try:

@@ -1,4 +1,4 @@
-"""Fetches a checkpoint from mirrors into a folder."""
+"""Fetching a checkpoint from mirrors into a folder."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def fetch(
 ) -> Held:
     """Fetch a checkpoint from mirrors into the folder `out`; resumes an interrupted fetch.
 
-    Fetches what `manifest_file` lists, else what the index of the first mirror that answers names,
-    which must be the manifest `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
+    The manifest is `manifest_file`, or the one named by the index of the first mirror that answers.
+    Its digest must be `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
     `BadManifest`, `FetchError`.
     """
     check_out(out)

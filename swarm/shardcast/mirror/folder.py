@@ -1,4 +1,4 @@
-"""The folder that a fetch writes: beside it while incomplete, then in one move."""
+"""The output folder of a fetch: pieces arrive in a folder beside it, which is then renamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
 
 
 def partial_of(out: Path) -> Path:
-    """The folder in which a fetch into `out` keeps its pieces until it has all."""
+    """The folder in which a fetch into `out` keeps its pieces until it is complete."""
     out = out.resolve()
     return out.with_name(out.name + ".partial")
 
@@ -69,7 +69,7 @@ def writing(out: Path) -> Iterator[LocalDisk]:
         leaves = leaf_errors(error)
         for leaf in leaves:
             if isinstance(leaf, DiskFullError):
-                # The sentence names a peer's home; here the folder is --out.
+                # The message names a peer's --home; here the folder is --out.
                 raise DiskFullError(str(leaf).replace("--home", "--out")) from error
         if isinstance(leaves[0], OSError):
             raise UserError(_not_written(out, leaves[0])) from error
@@ -80,7 +80,7 @@ def writing(out: Path) -> Iterator[LocalDisk]:
 
 
 async def move_out(disk: LocalDisk, held: Held, out: Path) -> None:
-    """Make a complete checkpoint the folder `out`, durably; the rest of its disk is removed."""
+    """Move a complete checkpoint to the folder `out`, durably, and remove the partial folder."""
     await disk.sync(held.folder)
 
     def move() -> None:

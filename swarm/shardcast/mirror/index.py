@@ -1,4 +1,4 @@
-"""`checkpoint.json`: which checkpoint a mirror has."""
+"""The index of a mirror, `checkpoint.json`: which checkpoint it has."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from swarm.shardcast.manifest import CheckpointManifest, digest_of
 
 INDEX = "checkpoint.json"
 RUN_CHARACTERS_MAX = 200
-"""Of a run's id in a mirror's index: it is shown on terminals."""
+"""Longest run id in a mirror's index: it is shown on terminals."""
 
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)."""
+"""Called with (bytes done, bytes in all)."""
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """What `checkpoint.json` says."""
+    """The content of `checkpoint.json`."""
 
     run: str
     lineage: Count
     step: Count
     manifest: str
-    """BLAKE3 of the manifest, in hexadecimal."""
+    """BLAKE3-256 of the manifest, in hexadecimal."""
     manifest_bytes: int
     total_bytes: Count
 
     def checkpoint(self) -> Checkpoint:
-        """As the trainer would announce it; raises `UserError`."""
+        """The message with which a trainer would announce this checkpoint; raises `UserError`."""
         try:
             digest = bytes.fromhex(self.manifest)
         except ValueError:
@@ -52,7 +52,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_run(text: str) -> bool:
-    """Whether this may stand for a run: it is shown on terminals."""
+    """Whether a text may be a run's id: printable, since it is shown on terminals."""
     return 1 <= len(text) <= RUN_CHARACTERS_MAX and text.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Serves a folder as a mirror, without copying it."""
+"""Serving a folder as a mirror, without copying it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def serve(
     uplink_bytes_per_second: float | None = None,
     ready: Callable[[int, Index], None] = lambda port, index: None,
 ) -> None:
-    """Be a mirror of a folder until cancelled, for everybody, without copying it.
+    """Serve a folder as a mirror to all clients until cancelled, without copying it.
 
     Calls `ready` with the port and the index once it listens. Raises `UserError`.
     """

@@ -1,4 +1,4 @@
-"""The transport of a fetch from mirrors: HTTP, and no identity."""
+"""The transport of a fetch from mirrors: HTTP without an identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.world import Piece, Sink
 from swarm.world.disk import LocalDisk
 
 INDEX_BYTES_MAX = 64 * 1024
-"""Of a mirror's `checkpoint.json`."""
+"""Largest `checkpoint.json` of a mirror."""
 
 
 class MirrorTransport:
@@ -52,8 +52,10 @@ class MirrorTransport:
         return self._client.pool.round_trip_seconds(source.addresses)
 
     async def first_index(self, roots: Sequence[str]) -> tuple[str, Index]:
-        """The first mirror that can be asked, and its `checkpoint.json`; raises `FetchError` or
-        `UserError`."""
+        """The first mirror that answers, and its `checkpoint.json`.
+
+        Raises `FetchError` or `UserError`.
+        """
         reasons = []
         for root in roots:
             try:

@@ -1,4 +1,4 @@
-"""Compares a folder with its manifest."""
+"""Comparison of a folder with its manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.world.disk import LocalDisk
 async def verify(
     folder: Path, blob: bytes, progress: Progress = lambda done, total: None
 ) -> list[str]:
-    """What is wrong with a folder, by its manifest: a line per file, none when all is right.
+    """Compare a folder with its manifest; returns one line per wrong file, none if all are right.
 
     Raises `BadManifest`.
     """
@@ -48,7 +48,7 @@ async def _verify_file(
     pieces: Sequence[ManifestPiece],
     report: Callable[[int], None],
 ) -> str | None:
-    """What is wrong with one file, if anything; may raise `OSError`."""
+    """The problem with one file, or None; may raise `OSError`."""
     if not disk.exists(file.name):
         return f"{file.name} is missing"
     if not disk.local_path(file.name).is_file():
