@@ -1,7 +1,7 @@
-"""Delivery: each submission is seen through to its verdict.
+"""The delivery of submissions, until each has its verdict.
 
-It is pushed and announced to the validators in rank until one has judged it. A repeated delivery
-does nothing.
+A submission is pushed and announced to one validator after the other, in order of rank, until one
+has judged it. Delivery is idempotent.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from swarm.rollouts.seeds import rendezvous
 from swarm.transport import BlobReference, Source
 
 COMPLAINT_SECONDS = 30.0
-"""How often the same complaint about a validator is repeated."""
+"""Seconds before the same event about a validator is emitted again."""
 
 RECEIPTS_KEPT = 64
-"""Verdicts that may be shown with the submission that follows: a few steps' worth."""
+"""Verdicts kept to be presented with the worker's next submission; enough for a few steps."""
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A submission as it is delivered."""
+    """A submission with everything that its delivery needs."""
 
     announced: Envelope
     reference: BlobReference
     path: str
-    """Of the file on this peer's disk."""
+    """Path of the file on this peer's disk."""
     order: Envelope | None
-    """The step order it follows, shown to a validator that may not have heard of the step."""
+    """The step order it follows, presented because the validator may not know the step yet."""
 
 
 class Deliveries:
@@ -51,14 +51,15 @@ class Deliveries:
         self._run = peer.run
         self._events = peer.node.events
         self._verdicts: dict[bytes, trio.Event] = {}
-        """By digest of the submission: set once it is judged."""
+        """Events by digest of the submission, set once it is judged."""
         self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
-        """The last ones, by lineage, step and number: shown with the submission that follows."""
+        """The last verdicts, by lineage, step and number; presented with the next submission."""
         self.under_way = 0
-        """Submissions made and not yet judged: no more than a validator takes of one worker, so
-        that any of them can take over any other's."""
+        """Number of submissions made and not yet judged. It stays within one validator's quota per
+        worker, so that any validator can take over all of them."""
         self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
-        """When something was last said of a validator, and how often it was not said since."""
+        """By event and validator: the time it was last emitted, and how often it was suppressed
+        since."""
 
     @property
     def is_full(self) -> bool:
@@ -74,9 +75,11 @@ class Deliveries:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Deliver to the validators in rank until one has judged; `started` once one has the file
-        (or none could be found at first, so that generation does not stand still). `ordered`: the
-        step order with that `nonce`."""
+        """Deliver a submission to the validators in order of rank until one has judged it.
+
+        `task_status.started` is called once a validator has the file, at the latest when the
+        delivery ends. `ordered` is the step order with `nonce`.
+        """
         judged = self._verdicts.setdefault(submission.digest, trio.Event())
         limits = self._run.manifest.limits
         ranked = rendezvous(
@@ -112,14 +115,17 @@ class Deliveries:
                     pause = shortest if returned else min(2 * pause, limits.verdict_seconds)
         finally:
             self.under_way -= 1
-            self._peer.order.touch()  # what it wants may be made now
+            self._peer.order.touch()  # the quota may allow another submission now
             task_status.started()
             self._verdicts.pop(submission.digest, None)
             await self._node.disk.remove(path)
 
     async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
-        """Wait at most `seconds`, less when the verdict comes: one of the validators may have had
-        the file all along. Whether one of them came back meanwhile, which ends the wait too."""
+        """Wait until the verdict comes or a validator connects, at most `seconds`.
+
+        The verdict may come because a validator has the file although its answer was lost. Returns
+        whether a validator connected.
+        """
         returned = False
 
         async def look_out(nursery: trio.Nursery) -> None:
@@ -138,7 +144,7 @@ class Deliveries:
         return returned
 
     async def deliver(self, validator: PeerId, parcel: Parcel) -> bool:
-        """Push a file and announce it; whether the validator now owes (or gave) a verdict."""
+        """Push a file and announce it; returns whether the validator acknowledged or judged it."""
         limits = self._run.manifest.limits
         admission = self._peer.lease.admission if self._peer.lease else None
         offered = parcel.announced.message
@@ -180,7 +186,10 @@ class Deliveries:
         return acknowledged
 
     def _complain(self, name: str, validator: str, **fields: Any) -> None:
-        """Say that a delivery failed, but not over and over: how many `times` since it was said."""
+        """Emit an event about a failed delivery, at most once per `COMPLAINT_SECONDS`.
+
+        Its field `times` counts the failures since the last event.
+        """
         now = self._node.world.now()
         said, times = self._complaints.get((name, validator), (-math.inf, 0))
         if now - said < COMPLAINT_SECONDS:
@@ -190,8 +199,10 @@ class Deliveries:
         self._events.emit(name, validator=validator, times=times + 1, **fields)
 
     def _is_receipt(self, envelope: Envelope, digest: bytes) -> bool:
-        """Whether this is any validator's verdict on a submission: the one that is asked hands on
-        the verdict of another that was quicker."""
+        """Whether `envelope` is any validator's verdict on a submission.
+
+        A validator forwards the verdict of another validator that was quicker.
+        """
         verdict = envelope.message
         return (
             isinstance(verdict, Verdict)
@@ -203,7 +214,7 @@ class Deliveries:
     async def on_verdict(
         self, envelope: Envelope, _supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        """Take a verdict that a validator sends; others' submissions are ignored."""
+        """Handle a verdict from a validator; verdicts on other workers' submissions are ignored."""
         verdict = envelope.message
         assert isinstance(verdict, Verdict)
         if verdict.worker != self._peer.peer_id or verdict.submission not in self._verdicts:

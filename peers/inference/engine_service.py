@@ -1,4 +1,4 @@
-"""What an inference peer computes, in a child process: rollouts, their proofs, the file."""
+"""The child process of an inference peer: computes rollouts and proofs, and writes the file."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from swarm.world.job_thread import JobThread
 
 
 class EngineService:
-    """Generates submissions with one policy at a time. Methods are called by the network process.
+    """Generates submissions with one policy at a time. The network process calls the methods.
 
-    `alter_weights` adds noise of that size, relative to each tensor's own, to all weights after
-    loading: it makes the demo's cheater.
+    `alter_weights` adds noise to all weights after loading; its size is relative to each tensor's
+    norm. The demo's cheater uses it.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class EngineService:
         alter_weights: float = 0.0,
         environments: Sequence[EnvironmentReference] = (),
     ) -> None:
-        """Raises `UserError` for an engine, an environment or a device that this machine does not
-        have: before anything large is fetched."""
+        """Check engine, device and environments before anything large is fetched.
+
+        Raises `UserError` if this machine lacks one of them.
+        """
         check_engine(engine)
         self._engine_name = engine
         self._hardware = msgspec.convert(hardware or Hardware(), Hardware)
@@ -74,8 +76,10 @@ class EngineService:
         return await self._thread.run(self._load, job)
 
     async def probe(self, job: Probe) -> Probed:
-        """See `InferenceService.probe`: a worker whose digest is not the manifest's would be taken
-        for a cheat."""
+        """See `InferenceService.probe`.
+
+        The submissions of a worker whose digest differs from the manifest's would look like fraud.
+        """
         return await self._thread.run(self._probe, job)
 
     async def generate(self, job: Generate) -> Generated:
@@ -85,7 +89,7 @@ class EngineService:
     def _load(self, job: Load) -> Loaded:
         started = time.perf_counter()
         path = Path(job.folder)
-        self._policy = None  # a failure leaves nothing that could be taken for this policy
+        self._policy = None  # after a failure, no policy counts as loaded
         if self._alter_weights:
             with tempfile.TemporaryDirectory() as aside:
                 self._load_folder(_altered(path, Path(aside), self._alter_weights))
@@ -171,7 +175,7 @@ class EngineService:
         )
 
     def _current_renderer(self) -> Renderer:
-        """Every policy of a run has the same tokenizer, and a large one takes a second to read."""
+        """The tokenizer, cached: all policies of a run share it, and a large one loads in 1 s."""
         raw = (self._folder / "tokenizer.json").read_bytes()
         if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():
             self._renderer = Renderer(self._folder)
@@ -182,7 +186,7 @@ _SERVICE: type[InferenceService] = EngineService
 
 
 def _proofs(made: Episodes) -> list[bytes]:
-    """Each rollout's proofs, one after the other."""
+    """Each rollout's concatenated proofs."""
     chunks = [
         toploc.chunk_rows(before, hidden)
         for before, hidden in zip(made.prompt_hidden, made.hidden, strict=True)
@@ -192,7 +196,7 @@ def _proofs(made: Episodes) -> list[bytes]:
 
 
 def _warm_up() -> None:
-    """Build the tables of a first proof now, not in the first submission."""
+    """Build the tables of TOPLOC now, not during the first submission."""
     toploc.build([torch.randn(2, 128).bfloat16()])
 
 

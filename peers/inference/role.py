@@ -1,8 +1,8 @@
-"""The inference role: generate what the step order asks for, prove it, and see it judged.
+"""The inference role: generate the submissions that step orders ask for, and deliver them.
 
-One loop generates (in a child process), one task per submission sees it through to its verdict.
-The prompts and the noise follow from the order's nonce, this peer's id and the submission number,
-so a peer that restarts makes the very same files again, and a repeated delivery does nothing.
+One loop generates (in a child process); one task per submission delivers it until its verdict.
+The order's nonce, this peer's id and the submission number determine prompts and noise. A peer
+that restarts therefore generates the same files again, and delivering them again does nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from swarm.settings import ComputeSettings
 from swarm.world.restarts import Restarts
 
 POLICIES_IN_MEMORY = 2
-"""The one in use, and the next while it replaces it."""
+"""The policy in use, and the next policy while it is loaded."""
 
 Fetched = TypeVar("Fetched")
 OUTBOX = "outbox"
-"""Folder of submissions without a verdict yet."""
+"""Folder of submissions that have no verdict yet."""
 
 
 class InferenceSettings(ComputeSettings):
@@ -57,7 +57,7 @@ class InferenceRole:
         self._number = 0
         self._restarts = Restarts(self._events, "engine")
         self._equipped = trio.Event()
-        """The engine's child has found engine and environment: a policy is worth fetching."""
+        """Set once the child has found engine and environments, so that policies are needed."""
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
@@ -178,8 +178,11 @@ class InferenceRole:
     async def _while_wanted(
         self, order: StepOrder, fetch: Callable[[], Awaitable[Fetched]]
     ) -> Fetched | None:
-        """What `fetch` gives for an order; None once a newer one wants another policy, or follows
-        another version of the run."""
+        """The result of `fetch`, or None if a newer order makes it useless.
+
+        A newer order does so if it names another policy or another version of the run, or ends the
+        run.
+        """
         fetched: Fetched | None = None
 
         def wants(order: StepOrder) -> tuple[int, int, bool, bytes]:
@@ -210,7 +213,7 @@ class InferenceRole:
         return fetched
 
     async def _check_rendering(self, engine: InferenceService) -> None:
-        """Make sure that this machine renders tasks as the run's owner does."""
+        """Raise `UserError` unless this machine renders tasks as the run's owner does."""
         for environment in self._run.manifest.environments:
             probed = await engine.probe(Probe(environment=environment))
             if probed.digest != environment.probe_hash:
@@ -226,7 +229,7 @@ class InferenceRole:
         manifest = self._run.manifest_of(order)
         if manifest is None:
             return  # forgotten meanwhile
-        ordered = self._peer.order.value  # the envelope of `order`; newer ones may come
+        ordered = self._peer.order.value  # the envelope of `order`; a newer one may replace it
         number = self._number
         self._peer.status.doing = f"generating {number} of step {order.step}"
         path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"

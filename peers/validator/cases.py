@@ -1,4 +1,4 @@
-"""A submission to be judged, the outcome of its checks, and the verdict that states it."""
+"""A case (a submission to be judged), the outcome of its checks, and the resulting verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.messages import StepOrder, Submission, Verdict
 
 
 class Slot(NamedTuple):
-    """A numbered position in one worker's work for a step; one submission fills it."""
+    """A worker's submission number within a step; one submission fills it."""
 
     worker: str
     lineage: int
@@ -22,18 +22,18 @@ class Slot(NamedTuple):
 
     @property
     def before(self) -> Slot:
-        """The slot whose submission is judged first."""
+        """The preceding slot, whose submission is judged before this one's."""
         return self._replace(number=self.number - 1)
 
 
 def slot_of(worker: str, named: Submission | Verdict) -> Slot:
-    """The slot that a worker's submission fills, or that a verdict is about."""
+    """The slot of a worker's submission, or of the submission that a verdict judges."""
     return Slot(worker, named.lineage, named.step, named.number)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A submission that was acknowledged and waits for its verdict."""
+    """An acknowledged submission that waits for its verdict."""
 
     announced: Envelope
     submission: Submission
@@ -54,22 +54,23 @@ class Case:
 
 @dataclass
 class Outcome(Report):
-    """The results of all checks of a submission, and the rewards its completions earn."""
+    """The results of all checks of a submission, and its rewards."""
 
     rewards: list[list[float]] | None = None
     """[groups][G]"""
     task_means: list[float] = field(default_factory=list)
-    """[groups], before length penalties; empty where there are none."""
+    """[groups] Mean reward before length penalties; empty without penalties."""
     task_spreads: list[float] = field(default_factory=list)
+    """[groups] Largest minus smallest reward before length penalties; empty without penalties."""
     environments: list[int] = field(default_factory=list)
-    """Index of each group's environment."""
+    """[groups] Index among the run's environments; empty if the run has only one."""
     rollouts_digest: bytes = b""
-    """BLAKE3-256 of the rollouts in canonical form, which lie beside the submission's file."""
+    """BLAKE3-256 of the rollouts in canonical form, stored next to the submission's file."""
     rollouts_bytes: int = 0
 
     @classmethod
     def of(cls, report: Report | jobs.Report) -> Outcome:
-        """The outcome of checks alone, without rewards. `report`: made here, or by a child."""
+        """Make an outcome without rewards from a report of this process or of a child."""
         return cls(
             checks=list(report.checks),
             failed=report.failed,
@@ -80,19 +81,19 @@ class Outcome(Report):
 
     @property
     def word(self) -> Literal["accepted", "refused", "quarantined"]:
-        """As the verdict states it."""
+        """The outcome as the verdict states it."""
         if not self.failed:
             return "accepted"
         return "quarantined" if self.quarantined else "refused"
 
 
 def quarantine(reason: str) -> Outcome:
-    """An outcome for which this validator is to blame, not the worker."""
+    """The outcome when this validator, not the worker, is at fault."""
     return Outcome(failed="internal", detail=reason, quarantined=True)
 
 
 def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index: int) -> Verdict:
-    """The verdict that states an outcome. `log_index`: -1 for one that enters no log."""
+    """The verdict that states an outcome; `log_index` is -1 for a verdict in no log."""
     refused = outcome.word == "refused"
     return Verdict(
         submission=submission.digest,

@@ -1,4 +1,4 @@
-"""The docket: which submission fills each slot, and which verdicts are known."""
+"""The docket: step orders, the submission in each slot, and the known verdicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from swarm.messages import Checkpoint, StepOrder, Verdict
 from swarm.observable import Observable
 
 TURNED_DOWN_KEPT = 1024
-"""Refused announcements whose answer is remembered. One that is repeated later is refused anew."""
+"""Refused announcements whose answer is remembered; an older one is examined again if repeated."""
 
 ORDERS_KEPT = 64
-"""Step orders: a few steps are open at a time."""
+"""Step orders remembered; a few steps are open at a time."""
 
 
 def verdict_in(envelope: Envelope) -> Verdict:
@@ -34,21 +34,22 @@ class Docket:
         self._filled: dict[Slot, bytes] = {}
         """The digest of the submission in each slot."""
         self._settled: set[Slot] = set()
-        """Slots whose submission has a verdict, by any validator."""
+        """Slots whose submission has a verdict of any validator."""
         self._judged: dict[Key, Envelope] = {}
-        """Verdicts given here."""
+        """This validator's verdicts."""
         self._accepted_elsewhere: dict[Key, Envelope] = {}
-        """Verdicts of other validators, as good as one given here: the trainer takes the first. (A
-        refusal or quarantine may have a reason that does not hold here.)"""
+        """Other validators' verdicts that accept a submission. Each counts like a verdict of this
+        validator, because the trainer uses the first. (Refusals and quarantines do not count,
+        because their reason may not hold here.)"""
         self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
-        """The last announcements that were refused as such, so that each gets one answer."""
+        """Answers to the last refused announcements; a repeated one gets the same answer."""
         self.changed = Observable(None)
-        """Changes with step orders, settled slots and verdicts of others."""
+        """Changes with step orders, settled slots and other validators' verdicts."""
 
     # --- step orders -------------------------------------------------------------------------
 
     def take_order(self, order: StepOrder) -> None:
-        """Remember an order of a trainer; the newest of a step counts."""
+        """Remember a trainer's order; the newest order of a step is valid."""
         key = (order.lineage, order.step)
         held = self._orders.get(key)
         if held is None or held.order() < order.order():
@@ -63,11 +64,11 @@ class Docket:
     # --- verdicts ----------------------------------------------------------------------------
 
     def verdict_on(self, key: Key) -> Envelope | None:
-        """The verdict that was given here, or else one by which another validator accepted it."""
+        """This validator's verdict on a submission, or else another validator's acceptance."""
         return self._judged.get(key) or self._accepted_elsewhere.get(key)
 
     def answer_to(self, key: Key) -> Envelope | None:
-        """What a worker gets that announces a submission again; None while it has no verdict."""
+        """The answer to a repeated announcement; None while the submission has no verdict."""
         return self.verdict_on(key) or self._turned_down.get(key)
 
     def is_judged_here(self, key: Key) -> bool:
@@ -80,7 +81,7 @@ class Docket:
         return self._accepted_elsewhere.get(key)
 
     def give(self, key: Key, envelope: Envelope) -> None:
-        """Remember a verdict given here. Its slot is settled separately, once that is published."""
+        """Remember this validator's verdict. `settle` follows once the verdict is published."""
         self._judged[key] = envelope
 
     def turn_down(self, key: Key, envelope: Envelope) -> None:
@@ -90,7 +91,7 @@ class Docket:
             self._turned_down.popitem(last=False)
 
     def hear(self, envelope: Envelope) -> None:
-        """Take a verdict of any validator, one's own included."""
+        """Take note of any validator's verdict, this one's included."""
         verdict = verdict_in(envelope)
         slot = slot_of(verdict.worker, verdict)
         self._settled.add(slot)
@@ -112,24 +113,24 @@ class Docket:
         return slot in self._settled
 
     def settle(self, slot: Slot, digest: bytes | None = None) -> None:
-        """A slot's submission has its verdict. `digest`: fills the slot if it is free."""
+        """Mark a slot's submission as judged. `digest`, if given, fills a free slot."""
         if digest is not None:
             self._filled.setdefault(slot, digest)
         self._settled.add(slot)
         self.changed.touch()
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- forgetting --------------------------------------------------------------------------
 
     def too_old(self, newest: Checkpoint, oldest_step: int) -> list[Key]:
-        """Submissions judged here that can no longer be trained on."""
+        """The submissions judged here that can no longer be trained on."""
         return [key for key, given in self._judged.items() if _is_old(given, newest, oldest_step)]
 
     def forget(self, key: Key) -> None:
-        """Forget a verdict given here."""
+        """Forget this validator's verdict."""
         del self._judged[key]
 
     def forget_older(self, newest: Checkpoint, oldest_step: int) -> None:
-        """Forget what others say about steps that can no longer be trained on."""
+        """Forget other validators' verdicts and slots of steps that can no longer be trained on."""
         for key, heard in list(self._accepted_elsewhere.items()):
             if _is_old(heard, newest, oldest_step):
                 del self._accepted_elsewhere[key]

@@ -1,4 +1,4 @@
-"""The examiner: makes the checks of a submission, with the children that have what they need."""
+"""The examiner: runs the checks of a submission, some of them in child processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Children(NamedTuple):
 
 
 class Examiner:
-    """Makes the checks of one case at a time."""
+    """Runs the checks of one case at a time."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Examiner:
         self._run = peer.run
         self._disk = peer.node.disk
         self._secret = peer.node.world.secret_bytes(32)
-        """Draws the submissions that are recomputed."""
+        """Secret that selects the submissions to recompute."""
         self._records = records
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._duplicates = Duplicates()
@@ -59,12 +59,14 @@ class Examiner:
         """Policies that the prefill child holds."""
 
     def forget_loaded(self) -> None:
-        """The prefill child is a new one, without any policy."""
+        """Note that the prefill child is new and holds no policy."""
         self._loaded = []
 
     async def examine(self, case: Case, children: Children) -> Outcome:
-        """Run all checks of a case. Raises `PeerError` when the policy or the manifest is not to be
-        had, and what a child raises."""
+        """Run all checks of a case.
+
+        Raises `PeerError` when the policy or the manifest cannot be fetched, and a child's errors.
+        """
         manifest = await self._manifest(case)
         newest = self._peer.newest_checkpoint()
         age = newest.step - case.submission.policy if newest is not None else 0
@@ -96,7 +98,7 @@ class Examiner:
     async def _check(
         self, case: Case, inspect: Inspect, thresholds: Thresholds, children: Children
     ) -> Outcome:
-        """Inspect a case's file, and recompute what it holds if the case is drawn for that."""
+        """Inspect a case's file, and recompute its content if the case is drawn for that."""
         inspected = await children.inspector.inspect(inspect)
         self._inspector_restarts.succeeded()
         outcome = Outcome.of(inspected)
@@ -127,12 +129,12 @@ class Examiner:
             )
             await self._recompute(job, inspect.tokenizer_folder, children.prefill, outcome)
         if ungraded and not outcome.failed:
-            # The seed gave these very tokens: no worker can choose text that is not graded.
+            # The seed determined these tokens, so the worker did not choose ungradable text.
             outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
         return outcome
 
     async def _manifest(self, case: Case) -> RunManifest:
-        """The manifest that the case's step follows."""
+        """The version of the run manifest that the case's step follows."""
         with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
             return await self._peer.versions.manifest_of(case.order)
         raise PeerError(f"nobody has version {case.order.run_version} of the run")
@@ -151,7 +153,7 @@ class Examiner:
         )
 
     def _is_drawn(self, case: Case, thresholds: Thresholds) -> bool:
-        """Whether a case is drawn for recomputation: each of a new worker, a share later."""
+        """Whether a case is drawn for recomputation, at the share for new or proven workers."""
         proven = self._records[case.worker].accepted >= thresholds.proven_after
         share = thresholds.prefill_share_proven if proven else thresholds.prefill_share_new
         return prefill_wanted(self._secret, case.submission.digest, share)
@@ -159,7 +161,7 @@ class Examiner:
     async def _recompute(
         self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
     ) -> None:
-        """Add the checks that need the policy, which `folder` holds."""
+        """Add the results of the checks that need the policy in `folder`."""
         await self._load(Load(policy=job.order.policy, folder=folder), prefill)
         judged = await prefill.judge(job)
         self._prefill_restarts.succeeded()
@@ -168,7 +170,7 @@ class Examiner:
         self._records[job.order.worker].observe(judged.mismatches, judged.positions, job.thresholds)
 
     async def _load(self, job: Load, prefill: PrefillService) -> None:
-        """Have a policy loaded, unless the prefill child holds it."""
+        """Load a policy into the prefill child, unless the child holds it."""
         if job.policy in self._loaded:
             return
         policy = (job.policy.lineage, job.policy.step)

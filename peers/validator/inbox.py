@@ -1,8 +1,8 @@
-"""What workers push to a validator, from the first byte until its verdict.
+"""Files that workers push to a validator, from the first byte until the verdict.
 
-Every push lands under a name of its own, is hashed as it comes, and is given its final name, by
-worker and digest, only once it is whole and its hash is right. Nothing is ever written to a file
-that has its final name: what is judged is what is served afterwards.
+Every push is written to a temporary file and hashed as it arrives. Only a complete file with the
+right hash gets its final name, which consists of digest and worker. A file with its final name is
+never written to, so the validator later serves the same bytes that it judged.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from swarm.world import Disk, Piece, Sink, World
 
 FOLDER = "incoming"
 UNANNOUNCED_SECONDS = 60.0
-"""A file that has arrived whole and that nobody announced is removed after this."""
+"""Time after which a complete file that was not announced is removed."""
 
 Key = tuple[str, bytes]
-"""(worker, digest). A file belongs to its worker: no other peer's copy or announcement counts."""
+"""(worker, digest). A file belongs to its worker; another peer's copy has another key."""
 
 
 def canonical_path_of(key: Key) -> str:
-    """The path of a file's rollouts in canonical form once it was inspected."""
+    """The path of an inspected file's rollouts in canonical form."""
     return path_of(key) + ".canonical"
 
 
 def path_of(key: Key) -> str:
-    """The path of a file once it is whole."""
+    """The path of a complete file."""
     worker, digest = key
     return f"{FOLDER}/{digest.hex()}-{worker}.parquet"
 
@@ -47,8 +47,10 @@ class _Whole:
 
 
 class _Arriving:
-    """A push on its way: the disk's sink, which tells the inbox how it ended. The transport ends
-    each push that stalls or is too slow, however long it takes otherwise."""
+    """A push in progress: a sink on disk that notifies the inbox when it ends.
+
+    The transport ends a push that stalls or is too slow; a push has no total time limit.
+    """
 
     def __init__(self, sink: Sink, key: Key, path: str, inbox: Inbox) -> None:
         self.key = key
@@ -77,22 +79,21 @@ class Inbox:
     def __init__(
         self, run: Run, disk: Disk, world: World, *, judged: Callable[[Key], bool]
     ) -> None:
-        """`judged`: whether a file has its verdict, by any validator."""
+        """`judged` says whether a file has a verdict of any validator."""
         self._judged = judged
         self._run = run
         self._disk = disk
         self._world = world
         self._serial = itertools.count()
         self._arriving: dict[_Arriving, None] = {}
-        """Pushes that have not ended, or whose remains are still on the disk."""
+        """Pushes in progress, and ended pushes whose temporary file is still on disk."""
         self._whole: dict[Key, _Whole] = {}
-        """Files that wait to be announced, and then for a verdict."""
+        """Complete files that wait for their announcement or their verdict."""
         self._ended, self._to_remove = trio.open_memory_channel[_Arriving](math.inf)
-        """Unbounded, but never more than were accepted: each counts against its worker's quota
-        until it is removed."""
+        """Ended pushes. The quotas bound the channel: a push counts until its file is removed."""
 
     async def run(self) -> None:
-        """Remove what broken pushes left behind, and files that nobody announces."""
+        """Remove the temporary files of ended pushes, and files that are never announced."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._remove_unannounced)
             async for push in self._to_remove:
@@ -102,7 +103,7 @@ class Inbox:
     # --- pushes ------------------------------------------------------------------------------
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
-        """A sink for a file that a client pushes; raises `Refused`."""
+        """Open a sink for a file that a client pushes; raises `Refused`."""
         limits: Limits = self._run.manifest.limits
         if client is None:
             raise Refused(403, "prove who you are before you push")
@@ -115,7 +116,7 @@ class Inbox:
         arriving = sum(push.key[0] == client for push in self._arriving)
         waiting = sum(key[0] == client and not self._judged(key) for key in self._whole)
         if (client, reference.digest) in self._whole:
-            waiting = 0  # it came once already, and its worker has not heard so
+            waiting = 0  # a repeated push: the worker did not learn that the first one arrived
         if arriving + waiting >= limits.submissions_unjudged_max:
             raise Refused(
                 429,
@@ -130,11 +131,13 @@ class Inbox:
         return push
 
     async def receive(self, push: _Arriving, piece: Piece) -> None:
-        """Give a push that is whole and has the right hash its final name, durably, unless the file
-        is here already or of no use any more."""
+        """Durably rename a complete push with the right hash to its final name.
+
+        A file that already exists or already has a verdict is dropped.
+        """
         path = path_of(push.key)
         await push.sink.commit(piece)
-        with trio.CancelScope(shield=True):  # a file with its name is one that is counted
+        with trio.CancelScope(shield=True):  # every file with its final name must be counted
             exists = self._disk.exists(path)
             if not exists and not self._judged(push.key):
                 await self._disk.rename(push.path, path)
@@ -145,37 +148,37 @@ class Inbox:
         push.abandon()
 
     def ended(self, push: _Arriving) -> None:
-        """A push has ended, in whatever way: remove what it left under its own name."""
+        """Have the temporary file of an ended push removed."""
         if push in self._arriving:
             self._ended.send_nowait(push)
 
-    # --- files that are whole ----------------------------------------------------------------
+    # --- complete files ----------------------------------------------------------------------
 
     def size_bytes(self, key: Key) -> int | None:
-        """Size of a whole file that waits for its verdict; None if there is none."""
+        """Size of a complete file without a verdict; None if there is no such file."""
         whole = self._whole.get(key)
         return whole.size_bytes if whole is not None else None
 
     def exists(self, key: Key) -> bool:
-        """Whether the whole file is on the disk, judged or not."""
+        """Whether the complete file is on disk, judged or not."""
         return self._disk.exists(path_of(key))
 
     def hold(self, key: Key, size_bytes: int) -> None:
-        """Keep a file that was announced until its verdict."""
+        """Keep an announced file until its verdict."""
         self._whole[key] = _Whole(size_bytes, self._world.now(), announced=True)
 
     def let_go(self, key: Key) -> None:
-        """Keep a file that was judged, which no longer counts against its worker's quota."""
+        """Keep a judged file, but stop counting it against its worker's quota."""
         self._whole.pop(key, None)
 
     async def remove(self, key: Key) -> None:
-        """Remove a file that is no longer needed; silent when there is none."""
+        """Remove a file that is no longer needed; does nothing if it does not exist."""
         self._whole.pop(key, None)
         await self._disk.remove(path_of(key))
         await self._disk.remove(canonical_path_of(key))
 
     async def remove_others(self, wanted: set[Key]) -> None:
-        """Remove every other file that an earlier life of this peer left."""
+        """Remove every file not in `wanted`; called at the start of the peer."""
         kept = {path for key in wanted for path in (path_of(key), canonical_path_of(key))}
         for name in self._disk.list(FOLDER):
             if f"{FOLDER}/{name}" not in kept:

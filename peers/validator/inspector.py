@@ -1,7 +1,7 @@
 """The exact checks of a submission and its rewards, in a child process without torch.
 
-Everything here is exact: anyone with the file, the step order and the manifest finds the same
-fault. The hostile file itself is opened in a process of its own (`peers.validator.parsing`).
+The checks are exact: anyone with the file, the step order and the manifest finds the same fault.
+The hostile file itself is opened in a separate process (`peers.validator.parsing`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from swarm.world.progress import checkpoint
 
 
 class InspectorService:
-    """Judges what needs no policy. Methods are called by the network process."""
+    """Runs the checks that need no policy. The network process calls the methods."""
 
     def __init__(self, environments: Sequence[EnvironmentReference] = ()) -> None:
-        """Raises `UserError` for an environment that is not installed here."""
+        """Load the environments; raises `UserError` for one that is not installed here."""
         self._renderer: Renderer | None = None
         self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
         self._reader = Reader()
@@ -51,7 +51,7 @@ class InspectorService:
                 order.environments, order.seed(), order.groups, order.step
             )
         except UserError as error:
-            # Nothing that its worker has done.
+            # The worker is not at fault.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
         renderer = self._renderer_in(Path(job.tokenizer_folder))
         inspection = self._inspection(job, drawn, renderer)
@@ -94,7 +94,7 @@ class InspectorService:
         limits = ReadLimits(
             bytes_max=job.bytes_max,
             rows_max=order.rows(),
-            # One more than right, so that a longer prompt is found to be a wrong prompt.
+            # One more than allowed, so that a longer prompt fails the check `prompts`.
             prompt_tokens_max=max(map(len, prompts)) + 1,
             model_tokens_max=sampling.max_new_tokens + 1,
             environment_tokens_max=config.max_position_embeddings if several_turns else 0,
@@ -115,15 +115,15 @@ class InspectorService:
         )
 
     def close(self) -> None:
-        """End the process that reads files; the end of this process does so too."""
+        """End the process that reads files; it also ends with this process."""
         self._reader.close()
 
     def _renderer_in(self, folder: Path) -> Renderer:
-        """The folder's tokenizer. Every policy has the same, and a large one takes a second."""
+        """The folder's tokenizer, cached: all policies share it, and a large one loads in 1 s."""
         try:
             current = blake3.blake3((folder / "tokenizer.json").read_bytes()).digest()
         except OSError:
-            current = b""  # Renderer says what is wrong
+            current = b""  # the constructor of Renderer reports the problem
         if self._renderer is None or self._renderer.tokenizer_hash != current:
             self._renderer = Renderer(folder)
         return self._renderer
@@ -133,7 +133,7 @@ _SERVICE: type[InspectionService] = InspectorService
 
 
 def expected_header(order: SubmissionOrder) -> dict[str, Any]:
-    """Header fields that the announcement, the step order and the manifest give."""
+    """The header fields determined by the announcement, the step order and the manifest."""
     return {
         "run": order.run,
         "lineage": order.policy.lineage,
@@ -149,10 +149,10 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
 
 
 class _ModelFacts(msgspec.Struct):
-    """Of config.json: what bounds token ids and episodes."""
+    """Fields of config.json that bound token ids and episodes."""
 
     vocab_size: int
-    """Of the model, which may be larger than the tokenizer's."""
+    """Size of the model's vocabulary, which may be larger than the tokenizer's."""
     max_position_embeddings: int
 
     @classmethod
@@ -167,7 +167,10 @@ class _ModelFacts(msgspec.Struct):
 
 
 def _rewards(rollouts: Rollouts, inspection: Inspection) -> list[list[float]]:
-    """[groups][G], from the very tokens that go on to proof and training; raises `UserError`."""
+    """Rewards [groups][G] before length penalties; raises `UserError`.
+
+    They are computed from the same token arrays that proofs and training use.
+    """
     size = inspection.group_size
     rewards: list[list[float]] = []
     for group, each in enumerate(inspection.groups):
@@ -185,7 +188,7 @@ def _rewards(rollouts: Rollouts, inspection: Inspection) -> list[list[float]]:
 def _less_penalties(
     rollouts: Rollouts, drawn: Sequence[GroupTask], graded: list[list[float]]
 ) -> list[list[float]]:
-    """Rewards [groups][G] less what each rollout's length costs."""
+    """Rewards [groups][G] minus each rollout's length penalty."""
     lengths = iter(rollouts.model_lengths().tolist())
     return [
         [reward - each.task.length_penalty(next(lengths)) for reward in group]
@@ -194,7 +197,7 @@ def _less_penalties(
 
 
 def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:
-    """BLAKE3 of each group's prompt and of what followed it in each rollout, each behind its
+    """BLAKE3 of each group: of its prompt and the rest of each rollout, each preceded by its
     length."""
     digests = []
     for first in range(0, len(rollouts), group_size):

@@ -1,4 +1,4 @@
-"""The intake: whether this validator accepts pushes, and when it stops."""
+"""The intake: opens and closes this validator for pushes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from swarm.node.run_node import RunNode
 from swarm.run.trusted import UNGRADED_MAX
 
 UNGRADED_PAUSE_SECONDS = 60.0
-"""A validator whose environment fails takes no work for this long, then tries once more."""
+"""Length of the pause of a validator whose environment fails; then it accepts pushes again."""
 
 
 class Intake:
-    """Accepts pushes, but pauses once too many submissions in a row could not be graded: another
-    validator may have an environment that works."""
+    """Accepts pushes, but pauses when too many submissions in a row could not be graded.
+
+    During the pause, workers turn to validators whose environment may work.
+    """
 
     def __init__(self, peer: RunNode, inbox: Inbox) -> None:
         self._peer = peer
         self._inbox = inbox
         self._ungraded = 0
-        """Honest submissions in a row that the environment could not grade."""
+        """Number of honest submissions in a row that the environment could not grade."""
 
     def open(self) -> None:
         self._peer.blobs.inbox = self._inbox
@@ -30,7 +32,7 @@ class Intake:
         self._peer.blobs.inbox = None
 
     def note(self, outcome: Outcome, nursery: trio.Nursery) -> None:
-        """Take note of an outcome. `nursery`: reopens the intake after a pause."""
+        """Take note of an outcome; `nursery` runs the task that ends a pause."""
         if outcome.failed == "environment":
             self._ungraded += 1
             if self._ungraded >= UNGRADED_MAX:
@@ -40,7 +42,7 @@ class Intake:
 
     def _pause(self, reason: str, nursery: trio.Nursery) -> None:
         self._peer.status.doing = f"cannot grade: {reason}"[:200]
-        if self._peer.blobs.inbox is None:  # what arrived before is judged all the same
+        if self._peer.blobs.inbox is None:  # paused already; earlier submissions are still judged
             return
         self._peer.node.events.emit(
             "validator.cannot_grade",

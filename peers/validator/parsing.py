@@ -1,8 +1,8 @@
-"""Opening hostile files in a process that may die.
+"""Reading hostile files in a process that may die.
 
-pyarrow is safe from memory errors as far as its fuzzers see, but it aborts on some garbled footers
-(an unknown codec, a histogram of the wrong size). So the inspector has files read by a process of
-its own, with a memory and a time limit, and starts another when a file kills it.
+As far as its fuzzers show, pyarrow has no memory errors. But it aborts on some garbled footers
+(an unknown codec, a histogram of the wrong size). So the inspector reads files in a separate
+process with a memory and a time limit, and starts a new one when a file kills it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, read
 
 MEMORY_BYTES_MAX = 1 << 30
-"""The largest file (64 MiB by default), its arrays and their canonical form, several times over."""
+"""Memory limit of the reading process: several times the largest file (64 MiB by default), its
+arrays and their canonical form together."""
 
 SECONDS_MAX = 30
-"""Such a file takes less than one."""
+"""Time limit for one file; the largest takes less than 1 s."""
 
 ANSWER_BYTES_MAX = 64 * 1024
 
@@ -39,7 +40,7 @@ class Contents:
     canonical_digest: bytes
     """BLAKE3 of the rollouts' canonical bytes."""
     canonical_bytes: int
-    """How many these are."""
+    """Number of these bytes."""
 
 
 class _Request(msgspec.Struct):
@@ -58,12 +59,12 @@ class _Fault(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """One of three."""
+    """The reader's answer; exactly one field is set."""
 
     header: Header | None = None
     fault: _Fault | None = None
     trouble: str = ""
-    """Of this machine, not of the file."""
+    """An error of this machine, not of the file."""
 
 
 class Reader:
@@ -86,9 +87,9 @@ class Reader:
     def read(self, path: Path, digest: bytes, out_path: Path, limits: ReadLimits) -> Contents:
         """Read a submission, and write its rollouts' canonical bytes to `out_path`.
 
-        Raises `BadSubmission` for what `submission_file.read` refuses and for a file that kills its
-        reader, which counts as no proven fault; `OSError` when there is no file or no room, or the
-        file is another one.
+        Raises `BadSubmission` for a file that `submission_file.read` refuses, and for a file that
+        kills its reader, which is not a proven fault. Raises `OSError` when the file is missing,
+        its hash differs or the disk is full.
         """
         request = _Request(str(path), digest, str(out_path), limits)
         if self._process.poll() is not None:
@@ -97,7 +98,7 @@ class Reader:
         line = self._exchange(msgspec.json.encode(request) + b"\n")
         if not line.endswith(b"\n"):
             self.close()
-            self._process = self._start()  # while the verdict is on its way
+            self._process = self._start()  # now, so that the next file need not wait for it
             raise BadSubmission(
                 "schema", 1, 0, "reading the file kills the reader or never ends", proven=False
             )
@@ -119,9 +120,9 @@ class Reader:
         )
 
     def _exchange(self, request: bytes) -> bytes:
-        """The reader's answer; less than a line when it died.
+        """Send a request and return the answer, an incomplete line if the reader died.
 
-        No deadline is needed: the reader answers, or its own alarm kills it.
+        No deadline is needed: either the reader answers or its own alarm kills it.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -132,7 +133,7 @@ class Reader:
         return self._process.stdout.readline(ANSWER_BYTES_MAX)
 
     def close(self) -> None:
-        """End the other process."""
+        """End the reading process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,8 +1,9 @@
 """The statistical checks of a submission, in a child process with the policy's weights.
 
 One batched prefill recomputes hidden states and logits. The proofs must fit the hidden states, and
-every token must be what the seed's noise makes of the logits. Both are statistical: rounding
-differs between machines, so they refuse, and evict only when honest chance cannot explain a record.
+every token must be the argmax of logits plus the seed's noise. Both checks are statistical, because
+rounding differs between machines. They refuse a submission; a worker is evicted only when honest
+chance cannot explain its record.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from swarm.world.job_thread import JobThread
 from swarm.world.progress import checkpoint
 
 CERTAIN = 0.99
-"""Where the likeliest token has at least this probability, the right token shows nothing."""
+"""Probability of the likeliest token from which on a token carries no evidence: a wrong policy
+would sample it too."""
 
 MARGIN_CAP = 1e6
-"""Reported for a token that could not be drawn at all (its noise is −∞), so that figures stay
-finite."""
+"""Largest margin reported. A token with noise −∞, which cannot be sampled, has an infinite
+margin, but figures must be finite."""
 
 ENTRIES_MAX = 1 << 22
-"""Token positions × vocabulary judged at once: logits and noise take about 60 bytes an entry."""
+"""Token positions × vocabulary judged at once: logits and noise take about 60 bytes per entry."""
 
 
 class PrefillService:
-    """Recomputes what a policy would have done. Methods are called by the network process.
+    """Recomputes activations and sampling. The network process calls the methods.
 
-    Keeps the weights of the last `policies_kept` policies used: submissions of the one in use and
-    of the one before come in turns, of others now and then.
+    Keeps the weights of the last `policies_kept` policies used, because submissions of the current
+    and the previous policy alternate; older policies are rare.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class PrefillService:
         engine: str = "native",
         hardware: Hardware | Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises `UserError` for an engine or a device that this machine does not have."""
+        """Check engine and device; raises `UserError` if this machine lacks one of them."""
         check_engine(engine)
         self._hardware = msgspec.convert(hardware or Hardware(), Hardware)
         use_hardware(self._hardware)
@@ -64,7 +66,7 @@ class PrefillService:
         self._engine_name = engine
         self._thread = JobThread()
         self._engines: OrderedDict[CheckpointReference, Engine] = OrderedDict()
-        # Build the tables of a first check now, not in the first submission.
+        # Build the tables of TOPLOC now, not during the first submission.
         warm = [torch.randn(2, 128).bfloat16()]
         toploc.verify(warm, toploc.build(warm))
 
@@ -78,7 +80,7 @@ class PrefillService:
 
     def _load(self, job: Load) -> PoliciesLoaded:
         self._engines.pop(job.policy, None)
-        while len(self._engines) >= self._policies_kept:  # makes room first
+        while len(self._engines) >= self._policies_kept:  # free memory before loading
             self._engines.popitem(last=False)
         self._engines[job.policy] = make_engine(self._engine_name, Path(job.folder), self._hardware)
         return PoliciesLoaded(policies=list(self._engines))
@@ -149,9 +151,9 @@ def judge_sampling(
     temperature: float,
     entries_max: int = ENTRIES_MAX,
 ) -> SamplingFigures:
-    """Judge the tokens by the recomputed logits and the seed's noise, `entries_max` at a time.
+    """Compare the tokens with recomputed logits plus the seed's noise, `entries_max` at a time.
 
-    Every token is judged, a stop token and its absence alike, since stop ids compete like others.
+    Every token is judged, so both a stop token and its absence are: stop ids compete like others.
     """
     margins, certain = [], []
     key = noise_key(seed)

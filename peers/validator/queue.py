@@ -1,4 +1,4 @@
-"""The queue of cases: acknowledged submissions, durable, each judged in its worker's order."""
+"""The durable queue of cases: acknowledged submissions, judged in each worker's order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from swarm.run.run import Run
 from swarm.world import Database
 
 TURN_VALIDATORS_MAX = 3
-"""Submission n waits for the verdict on n - 1 as long as this many validators may be silent in a
-row, each until the worker turns to the next."""
+"""Number of validators in a row that may be silent about submission n - 1 while submission n
+waits for it; each costs the time until the worker asks the next."""
 
 CASES_MAX = 10_000
-"""Cases whose turn has come. Each worker's quota bounds them long before."""
+"""Most cases in the queue; the workers' quotas keep it far shorter."""
 
 
 class CaseQueue:
-    """Cases without a verdict, from their acknowledgement on."""
+    """Cases that were acknowledged and have no verdict."""
 
     def __init__(self, run: Run, database: Database, docket: Docket, inbox: Inbox) -> None:
         self._run = run
@@ -45,7 +45,7 @@ class CaseQueue:
         return list(self._waiting.values())
 
     async def open(self) -> None:
-        """Take up the cases that were acknowledged before a restart and whose file is whole."""
+        """Restore the cases acknowledged before a restart whose file is complete."""
         await self._database.transact(
             lambda connection: connection.execute(
                 "CREATE TABLE IF NOT EXISTS unjudged "
@@ -65,7 +65,7 @@ class CaseQueue:
                 self._docket.take_order(order)
 
     async def add(self, case: Case) -> None:
-        """Keep a case durably: from now on its worker may count on a verdict."""
+        """Store a case durably, so that its worker can rely on a verdict."""
         self._admit(case)
         await self._database.transact(
             lambda connection: connection.execute(
@@ -81,7 +81,7 @@ class CaseQueue:
         self._inbox.hold(case.key, case.submission.size_bytes)
 
     async def remove(self, key: Key) -> None:
-        """Forget a case that is settled; silent when there is none."""
+        """Remove a settled case; does nothing if it does not exist."""
         self._waiting.pop(key, None)
         await self._database.transact(
             lambda connection: connection.execute(
@@ -90,7 +90,10 @@ class CaseQueue:
         )
 
     async def line_up(self, case: Case) -> Report | None:
-        """Queue a case once the submission before it is settled; a report if that never was."""
+        """Queue a case once the preceding submission is settled.
+
+        Returns a report if the preceding submission is not settled before the deadline.
+        """
         before = case.slot.before
 
         def may_proceed() -> bool:
@@ -107,7 +110,7 @@ class CaseQueue:
             )
             arrived = True
             while not may_proceed() and arrived:
-                # One that waits for its own verdict here is only late, however long it takes.
+                # A preceding submission that waits for its verdict here is late, not missing.
                 digest = self._docket.submission_in(before)
                 arrived = digest is not None and (case.worker, digest) in self._waiting
                 with trio.move_on_after(patience) as waited:

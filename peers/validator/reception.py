@@ -1,4 +1,4 @@
-"""The reception: what a worker that announces a submission is answered."""
+"""The reception: answers workers that announce submissions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from swarm.node.run_node import RunNode
 from swarm.run.trusted import VERDICT_LIFETIME_SECONDS
 
 ORDER_WAIT_SECONDS = 3.0
-"""A worker may hear of a new step a moment before this validator does."""
+"""Time to wait for a step order that the worker may have received first."""
 
 
 class Reception:
@@ -41,7 +41,7 @@ class Reception:
         queue: CaseQueue,
         line_up: Callable[[Case], None],
     ) -> None:
-        """`line_up`: starts the wait for a new case's turn."""
+        """`line_up` starts the task that waits for a new case's turn."""
         self._peer = peer
         self._run = peer.run
         self._docket = docket
@@ -49,18 +49,18 @@ class Reception:
         self._queue = queue
         self._line_up = line_up
         self._answering: dict[Key, trio.Event] = {}
-        """Announcements that are being examined, and when they no longer are."""
+        """Announcements under examination; the event is set when the examination ends."""
         self._denials = Rationed(peer.node.events)
         self._strangers = Rationed(peer.node.events)
 
     async def answer(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        """Answer an announcement, however often it is repeated."""
+        """Answer an announcement; a repeated announcement gets the same answer."""
         assert isinstance(envelope.message, Submission)
         key = (envelope.sender, envelope.message.digest)
         self._take_receipt(envelope.sender, first(supporting, Verdict))
-        while key in self._answering:  # asked again before it was answered: one verdict each
+        while key in self._answering:  # repeated before it was answered: give one verdict only
             await self._answering[key].wait()
         known = self._docket.answer_to(key)
         case = self._queue.find(key)
@@ -79,12 +79,12 @@ class Reception:
     async def _examine(
         self, envelope: Envelope, submission: Submission, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        """Acknowledge what is announced for the first time, or refuse it."""
+        """Acknowledge or refuse a submission that is announced for the first time."""
         worker, key = envelope.sender, (envelope.sender, submission.digest)
         order = await self._order_of(submission, first(supporting, StepOrder))
         manifest = self._run.manifest if order is None else self._run.manifest_of(order)
         if manifest is None:
-            return []  # not by another version than its step's: the worker asks again
+            return []  # the step's version of the manifest is unknown here: the worker asks again
         announcement = Announcement(
             worker=worker,
             submission=submission,
@@ -108,7 +108,7 @@ class Reception:
     async def _refuse(
         self, worker: str, submission: Submission, order: StepOrder | None, refusal: Report
     ) -> Envelope:
-        if refusal.failed == "admission":  # a stranger gets no entry in the log, whatever it sends
+        if refusal.failed == "admission":  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])
@@ -119,8 +119,10 @@ class Reception:
         return await self._turn_down(worker, submission, refusal)
 
     async def _turn_down(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
-        """Refuse an announcement, to its worker alone. It cost nothing to make, so others see
-        nothing of it: no entry in the log, no message to the trainer."""
+        """Refuse an announcement and send the verdict to its worker only.
+
+        An announcement costs nothing to make, so its refusal enters no log and is not published.
+        """
         outcome = Outcome.of(refusal)
         verdict = verdict_on(worker, submission, outcome, log_index=-1)
         envelope = await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
@@ -147,11 +149,14 @@ class Reception:
             EVENT_LIFETIME_SECONDS,
         )
 
-    # --- what a worker shows of others -------------------------------------------------------
+    # --- messages of others that a worker presents -------------------------------------------
 
     async def _order_of(self, submission: Submission, shown: Envelope | None) -> StepOrder | None:
-        """The order of a submission's step. The worker shows the one it followed: a validator
-        that was away when the trainer gave it would never hear of it otherwise."""
+        """The order of a submission's step, or None if it is unknown.
+
+        The worker presents the order that it followed, because a validator that was offline when
+        the trainer published it would not receive it otherwise.
+        """
         lineage, step = submission.lineage, submission.step
         if shown is not None and self._may_be_shown(shown):
             assert isinstance(shown.message, StepOrder)
@@ -166,15 +171,19 @@ class Reception:
         return self._docket.order_of(lineage, step)
 
     def _take_receipt(self, worker: str, shown: Envelope | None) -> None:
-        """Likewise the verdict on the number before, by a validator that this one may not hear.
-        A verdict without a position in a log was for its worker alone."""
+        """Take note of the verdict on the preceding number that a worker presents.
+
+        Its validator may be unreachable from here. A verdict in no log is ignored, because it was
+        meant only for its worker.
+        """
         if shown is not None and self._may_be_shown(shown):
             verdict = verdict_in(shown)
             if verdict.worker == worker and verdict.log_index >= 0:
                 self._docket.hear(shown)
 
     def _may_be_shown(self, shown: Envelope) -> bool:
-        """Whether the sender of a message that somebody else shows may say it in this run."""
+        """Whether a message that another peer presents belongs to this run, and its sender is
+        permitted to send it."""
         return (
             shown.body.run == self._run.id
             and self._run.permits(shown.sender, shown.message) is None

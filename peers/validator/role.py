@@ -1,10 +1,10 @@
 """The validator role: receive submissions, check them, sign verdicts.
 
-A submission is pushed (`inbox`), then announced (`reception`); the acknowledgement says that the
-file is here, durably. It waits for its turn (`queue`), and two child processes check it
-(`examiner`): one without torch parses the hostile file and rebuilds prompts and rewards, one with
-torch recomputes activations and sampling. The verdict is durable, in the log, before anybody hears
-of it (`verdicts`).
+A worker pushes a submission (`inbox`), then announces it (`reception`). The acknowledgement says
+that the file is stored durably. The submission waits for its turn (`queue`); then two child
+processes check it (`examiner`). The one without torch parses the hostile file and rebuilds prompts
+and rewards, the other recomputes activations and sampling with torch. The verdict is durable in
+the log before it is published (`verdicts`).
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
 DEATHS_PER_CASE_MAX = 2
-"""Children that may die over one submission before it is quarantined: a file that kills its reader
-would otherwise keep all others waiting."""
+"""Child processes that may die over one submission before it is quarantined. Without this limit, a
+file that kills its reader would block all other submissions."""
 
 SAID_PEERS_MAX = 8
-"""Workers named in an event when none of them delivers anything."""
+"""Most workers named in the event that says that no submission arrives."""
 
 INSPECTOR_MEMORY_BYTES = 2 << 30
-"""The largest file's arrays, their rewards and the environment's data, several times over."""
+"""Memory limit of the inspector: several times the largest file's arrays, their rewards and the
+environment's data."""
 
 POLICIES_IN_MEMORY = 2
-"""The one in use, and the one before it or the next."""
+"""The policy in use, and the previous or the next one."""
 
 TIDY_SECONDS = 15.0
-"""Between two looks for what can no longer be trained on."""
+"""Seconds between removals of verdicts and files that can no longer be trained on."""
 
 OLDER_STEPS_KEPT = 2
-"""Steps beyond `max_staleness` for which verdicts and files are kept: a trainer may lag behind."""
+"""Steps beyond `max_staleness` for which verdicts and files are kept, because a trainer may lag
+behind."""
 
 
 class ValidatorSettings(ComputeSettings):
@@ -90,10 +92,11 @@ class ValidatorRole:
         self._prefill_restarts = Restarts(self._node.events, "prefill")
         self._examiner = Examiner(peer, records, self._inspector_restarts, self._prefill_restarts)
         self._in_hand: Case | None = None
-        """The case that is being judged: once more, when a child died over it."""
+        """The case being judged; it stays here to be judged again if a child dies over it."""
         self._deaths_in_hand = 0
+        """Number of children that died over that case."""
         self._equipped = trio.Event()
-        """The children have found engine and environment: a policy is worth fetching."""
+        """Set once the children have found engine and environment, so that policies are needed."""
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._docket.hear)
 
@@ -123,7 +126,7 @@ class ValidatorRole:
             )
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: reception.answer}):
-                # Not before: what nobody can announce yet would only take up its worker's quota.
+                # Not earlier: a push that cannot be announced yet would use up its worker's quota.
                 self._intake.open()
                 try:
                     await self._prefill_restarts.run(lambda: self._live(nursery))
@@ -140,7 +143,7 @@ class ValidatorRole:
             await self._verdicts.forget_older(self._run.max_staleness + OLDER_STEPS_KEPT)
 
     async def _line_up(self, case: Case, nursery: trio.Nursery) -> None:
-        """Queue a case when its turn comes; refuse it if the one before never did."""
+        """Queue a case when its turn comes; refuse it if the preceding one never arrives."""
         refusal = await self._queue.line_up(case)
         if refusal is not None:
             await self._verdicts.give(case, Outcome.of(refusal), nursery)
@@ -148,8 +151,11 @@ class ValidatorRole:
     # --- judging -----------------------------------------------------------------------------
 
     async def _live(self, nursery: trio.Nursery) -> None:
-        """Judge for as long as the prefill child lives, which may take long to load a policy;
-        the inspector, which hostile files may kill, is started again beside it."""
+        """Judge cases as long as the prefill child lives.
+
+        Loading a policy may take long, so the prefill child survives the inspector, which hostile
+        files may kill and which is then restarted.
+        """
         self._examiner.forget_loaded()
         async with self._node.compute.child(
             "peers.validator.prefill:PrefillService",
@@ -212,7 +218,7 @@ class ValidatorRole:
             return quarantine(f"nothing to check with: {error}")
 
     def _put_down(self) -> None:
-        """The case in hand is settled."""
+        """Note that the case in hand is settled."""
         self._in_hand, self._deaths_in_hand = None, 0
 
     # --- waiting -----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What a validator counts across submissions: honest chance, records, copies, speed.
+"""Statistics across submissions: honest chance, workers' records, copies, speed.
 
-Nothing here looks at one submission alone, and nothing here is proof: it refuses, or adds up until
-honest chance no longer explains it.
+None of these figures proves a fault. Each either refuses a submission or accumulates until honest
+chance no longer explains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from swarm.messages import Thresholds
 from swarm.rollouts.seeds import digest
 
 DUPLICATE_GROUPS_MAX = 1 << 17
-"""Groups remembered to recognise copies: about 30 MB, far more than `max_staleness` lets in."""
+"""Groups remembered to recognise copies: about 30 MB, far more groups than `max_staleness`
+admits."""
 
 
 def binomial_tail(mismatches: int, positions: int, rate: float) -> float:
@@ -28,13 +29,13 @@ def binomial_tail(mismatches: int, positions: int, rate: float) -> float:
     if not 0 <= mismatches <= positions or not 0 < rate < 1:
         raise ValueError(f"no tail of {mismatches} in {positions} at rate {rate}")
     if mismatches <= positions * rate:
-        # The terms below fall off downwards as those above would upwards.
+        # Below the mean, terms decrease downwards, so sum the complement in that direction.
         return max(0.0, 1.0 - _sum_from(mismatches - 1, positions, rate, step=-1))
     return min(1.0, _sum_from(mismatches, positions, rate, step=1))
 
 
 def _sum_from(start: int, positions: int, rate: float, step: int) -> float:
-    """Σ P(X = i) for i = start, start + step, …, away from the mean, until nothing is added."""
+    """Σ P(X = i) for i = start, start + step, …, away from the mean, until terms are negligible."""
     if not 0 <= start <= positions:
         return 0.0
     log_first = (
@@ -59,17 +60,19 @@ class WorkerRecord:
     """One worker's checked work, pooled over its submissions."""
 
     accepted: int = 0
-    """Submissions."""
+    """Accepted submissions."""
     positions: int = 0
     """Recomputed tokens where the policy left a choice (p_max < 0.99)."""
     mismatches: int = 0
-    """Of those, tokens that are not what the seed gives."""
+    """Tokens among `positions` that differ from the recomputed sample."""
     thresholds: Thresholds = field(default_factory=Thresholds)
-    """Under which they were recomputed."""
+    """The thresholds in force when they were recomputed."""
 
     def observe(self, mismatches: int, positions: int, thresholds: Thresholds) -> None:
-        """Add what one recomputation found. What was found while a run expected another rate of
-        honest mismatches counts no longer."""
+        """Add the result of one recomputation.
+
+        When the run's honest mismatch rate changes, earlier results are dropped.
+        """
         if thresholds.honest_mismatch_rate != self.thresholds.honest_mismatch_rate:
             self.mismatches = self.positions = 0
         self.thresholds = thresholds
@@ -77,35 +80,35 @@ class WorkerRecord:
         self.positions += positions
 
     def p_value(self, honest_rate: float) -> float:
-        """How likely an honest worker has so many mismatches, at that rate or below."""
+        """The probability that a worker with this honest rate has at least these mismatches."""
         return binomial_tail(self.mismatches, self.positions, honest_rate)
 
 
 def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
     """Whether a submission, by its digest, is drawn for recomputation.
 
-    The worker fixed the digest without knowing the validator's secret, so it cannot choose.
+    The worker does not know the validator's secret, so it cannot influence the draw.
     """
     drawn = int.from_bytes(digest("swarm/1/prefill", secret, submission)[:8], "big")
     return drawn < share * 2**64
 
 
 class Duplicates:
-    """Recognises rollouts that any worker handed in before."""
+    """Recognises groups that any worker submitted before."""
 
     def __init__(self, groups_max: int = DUPLICATE_GROUPS_MAX) -> None:
         self._groups_max = groups_max
         self._first: OrderedDict[bytes, bytes] = OrderedDict()
-        """Digest of a group → the submission (a hash over its groups) that had it first."""
+        """The first submission (a hash over its groups) of each group, by the group's digest."""
 
     def seen(self, group_digests: Sequence[bytes], worker: str) -> int:
-        """How many groups copy another submission's, and remember them all.
+        """Count the groups copied from other submissions, and remember all groups.
 
-        0 unless they are more than half: prompts and noise follow from a submission's own seed, so
-        two honest submissions have a group in common only where both drew the same task (in the
-        demo one in a million) and sampled the same short answers. That is no copy, and a copied
-        group under another seed fails the sampling check anyway. A submission judged a second time
-        is no copy of itself.
+        Returns 0 unless more than half are copies. Prompts and noise follow from a submission's own
+        seed, so two honest submissions share a group only if both drew the same task (in the demo,
+        one in a million) and sampled the same short answers. That is not a copy, and a group copied
+        under another seed fails the sampling check anyway. A submission that is judged again is not
+        a copy of itself.
         """
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
         copies = sum(self._first.setdefault(group, own) != own for group in group_digests)
@@ -116,16 +119,15 @@ class Duplicates:
 
 @dataclass
 class Pace:
-    """How fast a worker claims to generate, against
-    `peers.validator.checks.history.speed`."""
+    """A worker's claimed generation speed, for `peers.validator.checks.history.speed`."""
 
     started: float = -math.inf
     tokens: int = 0
 
     def observe(self, tokens: int, now: float) -> float:
-        """Add a submission handed in at `now` (seconds); tokens per second since the first one.
+        """Add a submission received at `now` (seconds); returns tokens per second since the first.
 
-        The first gives no pace, and a burst counts as if it had taken a second.
+        The first submission gives 0, and a burst counts as if it had taken 1 s.
         """
         if self.started == -math.inf:
             self.started = now

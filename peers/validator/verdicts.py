@@ -21,12 +21,12 @@ from swarm.node.run_node import RunNode
 from swarm.run.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 
 VERDICTS_RECOVERED_MAX = 8192
-"""Own verdicts read again at a start: those on steps still open are among the newest, and a start
-takes no longer the older the run is."""
+"""Own verdicts read again at a start. Verdicts on open steps are among the newest, and the bound
+keeps the start of an old run fast."""
 
 
 class Verdicts:
-    """Gives this validator's verdicts, and serves the files that they accept."""
+    """Gives this validator's verdicts, and serves the accepted files."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Verdicts:
         self._records = records
 
     async def recover(self) -> None:
-        """Remember the verdicts given before a restart, and serve what they accepted."""
+        """Restore the verdicts given before a restart, and serve the accepted files."""
         for envelope in self._trusted.verdicts(VERDICTS_RECOVERED_MAX):
             verdict = verdict_in(envelope)
             key = (verdict.worker, verdict.submission)
@@ -59,7 +59,7 @@ class Verdicts:
                     await self._announce_again(envelope, verdict)
 
     async def _announce_again(self, envelope: Envelope, verdict: Verdict) -> None:
-        """Announce a verdict whose file is still here; signed anew if its envelope has expired."""
+        """Announce a verdict again, signed anew if its envelope has expired."""
         if envelope.body.expires_ms > self._peer.node.world.wall_time() * 1000:
             self._peer.gossip.publish(envelope)
         else:
@@ -68,14 +68,16 @@ class Verdicts:
     async def give(
         self, case: Case, outcome: Outcome, nursery: trio.Nursery, *, seconds: float = 0.0
     ) -> None:
-        """Make the verdict on a case durable, then publish it. `nursery`: runs the delivery of its
-        receipt; `seconds`: how long the checks took."""
+        """Make the verdict on a case durable, then publish it.
+
+        `nursery` runs the delivery of the receipt; `seconds` is the duration of the checks.
+        """
         worker, submission, key = case.worker, case.submission, case.key
         decided = 0.0
 
         def verdict_at(log_index: int) -> Verdict:
             nonlocal outcome, decided
-            # It may have been evicted while this was judged, or waited for its turn in the log.
+            # The worker may have been evicted while its case was judged or waited for the log.
             if not outcome.failed:
                 outcome = self.if_evicted(worker) or outcome
             decided = self._peer.node.world.now()
@@ -89,7 +91,7 @@ class Verdicts:
             self._serve(key, verdict_in(envelope))
             self._records[worker].accepted += 1
         else:
-            self._records[worker].accepted = 0  # looked at closely again
+            self._records[worker].accepted = 0  # the worker is unproven again
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
         self._docket.settle(case.slot)
@@ -98,13 +100,16 @@ class Verdicts:
         await self._evict_if_due(worker, submission.digest, outcome)
 
     def if_evicted(self, worker: str) -> Outcome | None:
-        """The outcome of a submission whose worker is out of the run; None if it is not."""
+        """The outcome for a submission of an evicted worker; None for any other worker."""
         refusal = first_failure(WORKER, self._peer.run.evicted(worker))
         return None if refusal is None else Outcome.of(refusal)
 
     async def leave_to(self, quicker: PeerId, case: Case) -> None:
-        """Leave a case to a validator that was quicker. A worker turns to the next in rank when a
-        verdict is late; were both to judge it then, one's overload would become everybody's."""
+        """Drop a case that another validator has accepted.
+
+        A worker asks the next validator in rank when a verdict is late. If both judged the case,
+        the overload of one validator would spread to all.
+        """
         await self._queue.remove(case.key)
         await self._inbox.remove(case.key)
         self._peer.node.events.emit(
@@ -117,8 +122,10 @@ class Verdicts:
         )
 
     async def forget_older(self, oldest_age: int) -> None:
-        """Forget the verdicts and files of policies that can no longer be trained on.
-        `oldest_age`: in steps before the newest checkpoint."""
+        """Forget the verdicts and files of steps that can no longer be trained on.
+
+        Steps more than `oldest_age` steps before the newest checkpoint are forgotten.
+        """
         newest = self._peer.newest_checkpoint()
         if newest is None:
             return
@@ -136,7 +143,7 @@ class Verdicts:
 
     def _serve(self, key: Key, verdict: Verdict) -> None:
         """Serve an accepted file, and its rollouts in canonical form to the trainer."""
-        # With this hash it is the only one: the file's header names its worker.
+        # The hash identifies one worker's file, because the file's header names its worker.
         blobs = self._peer.blobs
         blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
         canonical = canonical_path_of(key)

@@ -1,4 +1,4 @@
-"""The interface of a check, and the report of those that were run."""
+"""The interface of a check, and the report of the checks that were run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Finding:
     detail: str = ""
     """One sentence for the verdict if the check failed."""
     check: str = ""
-    """The name of another check whose fault was found on the way; empty: this check's own."""
+    """Name of the check to report, if this check found another check's fault; empty otherwise."""
     proven: bool | None = None
-    """Instead of `Check.proven`, where faults of one check differ in this."""
+    """Overrides `Check.proven`, for a check with both proven and unproven faults."""
 
 
 def at_most(figure: float, threshold: float, detail: str = "") -> Finding:
@@ -34,33 +34,35 @@ def at_most(figure: float, threshold: float, detail: str = "") -> Finding:
 
 
 class Check(ABC, Generic[Evidence]):
-    """One question about a submission, answered from `Evidence`. Stateless."""
+    """One stateless test of a submission, based on `Evidence`."""
 
     name: ClassVar[str]
-    """In verdicts, and in `docs/protocol.md`."""
+    """The check's name in verdicts and in `docs/protocol.md`."""
     proven: ClassVar[bool] = False
-    """Whether anyone can recompute a fault exactly from signed bytes. Its worker is evicted."""
+    """Whether anyone can recompute a fault exactly from signed bytes. If so, a fault evicts the
+    worker."""
     quarantines: ClassVar[bool] = False
-    """Whether a failure only withholds the submission from training: no fault of its worker."""
+    """Whether a failure is not the worker's fault and only withholds the submission from
+    training."""
 
     @abstractmethod
     def examine(self, evidence: Evidence) -> Finding:
-        """Answer the question."""
+        """Run the check."""
 
 
 @dataclass
 class Report:
-    """The results of checks, and the first that failed."""
+    """The results of checks, and the first failure."""
 
     checks: list[messages.Check] = field(default_factory=list)
     failed: str = ""
-    """Name of the check that failed; empty if none has."""
+    """Name of the first failed check; empty if none failed."""
     detail: str = ""
     proven_fault: bool = False
     quarantined: bool = False
 
     def run(self, checks: Iterable[Check[Given]], evidence: Given) -> Report:
-        """Add the results of checks up to the first that fails; returns itself."""
+        """Run checks up to the first failure and add their results; returns itself."""
         for check in checks:
             if self.failed:
                 break
@@ -68,7 +70,7 @@ class Report:
         return self
 
     def run_all(self, checks: Iterable[Check[Given]], evidence: Given) -> Report:
-        """Add the results of every check, since all their figures are known; returns itself."""
+        """Run every check and add its result, because all figures are known; returns itself."""
         for check in checks:
             self.add(check, check.examine(evidence))
         return self
@@ -91,7 +93,7 @@ class Report:
 
 
 def first_failure(checks: Iterable[Check[Given]], evidence: Given) -> Report | None:
-    """A report of the first check that fails, alone; None if all pass."""
+    """A report that holds only the first failed check; None if all pass."""
     for check in checks:
         finding = check.examine(evidence)
         if not finding.passed:

@@ -1,5 +1,8 @@
-"""The checks of an announcement. It cost nothing to make, so its refusal enters no log, and checks
-that pass are not stated."""
+"""The checks of an announcement.
+
+An announcement costs nothing to make, so a refusal enters no log, and no verdict lists the checks
+that pass.
+"""
 
 from peers.validator.checks.announcement.admission import Admitted
 from peers.validator.checks.announcement.evidence import Announcement

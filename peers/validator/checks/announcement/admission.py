@@ -1,4 +1,4 @@
-"""The worker is a trusted peer, or shows a valid admission."""
+"""The worker is a trusted peer or presents a valid admission."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from swarm.run.admission import check_admission
 
 
 class Admitted(Check[Announcement]):
-    """Figure: 0 for no valid admission."""
+    """Figure: 1 for a trusted peer or a valid admission, else 0."""
 
     name = "admission"
 

@@ -1,4 +1,4 @@
-"""The evidence of the checks of an announcement: what it says, and what the run says."""
+"""The evidence of the checks of an announcement."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from swarm.run.run import Run
 
 @dataclass(frozen=True)
 class Announcement:
-    """A submission that was announced, and all that this validator knows about it."""
+    """An announced submission, and this validator's knowledge about it."""
 
     worker: str
     submission: Submission
     admission: Envelope | None
-    """As the worker shows it."""
+    """The admission that the worker presents."""
     run: Run
     manifest: RunManifest
-    """The one that the submission's step follows."""
+    """The version of the manifest that the submission's step follows."""
     order: StepOrder | None
-    """Of the submission's step; None if no such step is known."""
+    """The order of the submission's step; None if the step is unknown."""
     newest_order: StepOrder | None
     slot_taken_by: bytes | None
-    """Digest of the file that was delivered first under the worker's number."""
+    """Digest of the file that was delivered first under the worker's submission number."""
     pushed_bytes: int | None
-    """Size of the file that the worker has pushed; None if there is none."""
+    """Size of the file that the worker pushed; None if it pushed none."""
     wall_time: float
 
     @property
     def step_order(self) -> StepOrder:
-        """The order, for checks that run after `step`."""
+        """The order of the submission's step, for checks that run after the check `step`."""
         assert self.order is not None
         return self.order

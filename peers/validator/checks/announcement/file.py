@@ -1,4 +1,4 @@
-"""The worker pushed the file before it announced it."""
+"""The worker pushed the file before it announced the submission."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.validator.checks.base import Check, Finding
 
 
 class Pushed(Check[Announcement]):
-    """Figure: 0 for no file."""
+    """Figure: 1 for a pushed file, else 0."""
 
     name = "file"
 

@@ -7,7 +7,7 @@ from peers.validator.checks.base import Check, Finding, at_most
 
 
 class Groups(Check[Announcement]):
-    """Figure: the groups announced."""
+    """Figure: the number of groups announced."""
 
     name = "groups"
 

@@ -1,4 +1,4 @@
-"""The submission number is one that the step order allows."""
+"""The step order allows the submission number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.validator.checks.base import Check, Finding, at_most
 
 
 class Number(Check[Announcement]):
-    """Figure: the submission number; threshold: the highest that is allowed."""
+    """Figure: the submission number; threshold: the highest allowed number."""
 
     name = "number"
 

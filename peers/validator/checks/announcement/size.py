@@ -1,4 +1,4 @@
-"""The file has the size that was announced."""
+"""The pushed file has the announced size."""
 
 from __future__ import annotations
 

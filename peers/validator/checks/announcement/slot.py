@@ -1,4 +1,4 @@
-"""No other file was delivered under the same number of the same step."""
+"""The worker delivered no other file under this number of this step."""
 
 from __future__ import annotations
 

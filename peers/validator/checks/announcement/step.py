@@ -1,4 +1,4 @@
-"""The step is known, and young enough to be trained on."""
+"""The step is known and recent enough to be trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The submission was made under the version of the run that its step follows."""
+"""The submission follows the version of the run manifest that its step order names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from swarm.run.manifest import manifest_in
 
 
 class Version(Check[Announcement]):
-    """Figure: the version it was made under (0: unknown); threshold: the one ordered."""
+    """Figure: the submission's version of the manifest (0: unknown); threshold: the order's."""
 
     name = "version"
 

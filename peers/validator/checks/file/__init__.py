@@ -1,4 +1,7 @@
-"""The exact checks of a file. Anyone with it, the step order and the manifest finds the same."""
+"""The exact checks of a file.
+
+Anyone with the file, the step order and the manifest gets the same results.
+"""
 
 from peers.validator.checks.base import Check
 from peers.validator.checks.file.counts import Counts

@@ -1,4 +1,4 @@
-"""All the groups announced are in the file, whole and in the seed's order."""
+"""The file holds all announced groups, complete and in the seed's order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peers.validator.checks.file.evidence import Inspection
 
 
 class Counts(Check[Inspection]):
-    """Figure: rows, where their number is wrong; else the rows out of order."""
+    """Figure: the number of rows if that is wrong, else the number of rows out of order."""
 
     name = "counts"
     proven = True

@@ -1,4 +1,4 @@
-"""A model segment ends at its first stop token or at the token limit, with nothing after."""
+"""Every model segment ends at its first stop token or at the token limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.rollouts.rollouts import FINISHES, MODEL
 
 
 class Ending(Check[Inspection]):
-    """Figure: rollouts in which one ends elsewhere, or otherwise than its finish reason says."""
+    """Figure: rollouts with a segment that ends elsewhere or contradicts its finish reason."""
 
     name = "ending"
     proven = True

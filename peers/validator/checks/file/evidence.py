@@ -1,4 +1,4 @@
-"""The evidence of the exact checks: a submission's file, beside what its seed gives."""
+"""The evidence of the exact checks: a submission's file, and the content its seed determines."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from swarm.rollouts.rollouts import Rollouts
 
 @dataclass
 class Inspection:
-    """One submission under inspection. Nothing of it depends on this machine or this moment."""
+    """One submission under inspection, independent of this machine and of the time."""
 
     read: Callable[[], Contents]
     """Reads the hostile file; raises `BadSubmission`."""
     header: Mapping[str, Any]
-    """Fields that the announcement, the step order and the manifest give."""
+    """Expected header fields, from the announcement, the step order and the manifest."""
     groups: Sequence[GroupTask]
     prompts: Sequence[Sequence[int]]
-    """Token ids, [groups][·]."""
+    """[groups][tokens] Token ids of each group's prompt."""
     group_size: int
     renderer: Renderer
     vocabulary: int
@@ -32,7 +32,7 @@ class Inspection:
 
     @cached_property
     def contents(self) -> Contents:
-        """Header and rollouts, read once; raises `BadSubmission`."""
+        """Header and rollouts, read on first use; raises `BadSubmission`."""
         return self.read()
 
     @property

@@ -1,4 +1,4 @@
-"""The header says what was announced, under a signature, and what the manifest asks for."""
+"""The header agrees with the signed announcement, the step order and the manifest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.validator.checks.file.evidence import Inspection
 
 
 class HeaderFields(Check[Inspection]):
-    """Figure: fields that differ."""
+    """Figure: header fields that differ."""
 
     name = "header"
     proven = True

@@ -1,4 +1,4 @@
-"""Environments and prompts are those that the seed gives."""
+"""Environments and prompts are the ones that the seed determines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.validator.checks.file.evidence import Inspection
 
 
 class Prompts(Check[Inspection]):
-    """Figure: rows that differ."""
+    """Figure: rows with another environment or prompt."""
 
     name = "prompts"
     proven = True

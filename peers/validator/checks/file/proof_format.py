@@ -1,4 +1,4 @@
-"""Proofs come in the right number and form; what they prove needs the policy to check."""
+"""Proofs have the right number and format; checking their content needs the policy."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from swarm.rollouts.submission_file import BadSubmission
 
 
 class Schema(Check[Inspection]):
-    """Figure: faults. The reader stops at the first, which may be a malformed header."""
+    """Figure: the first fault's, 0 without a fault. It may be a fault of the check `header`."""
 
     name = "schema"
     proven = True

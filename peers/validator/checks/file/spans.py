@@ -7,7 +7,7 @@ from peers.validator.checks.file.evidence import Inspection
 
 
 class Spans(Check[Inspection]):
-    """Figure: spans of model tokens that are said to come from another policy."""
+    """Figure: spans of model tokens that name another policy."""
 
     name = "spans"
     proven = True

@@ -1,4 +1,4 @@
-"""Every token id is one that the model has."""
+"""Every sampled token id is in the model's vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes go on as the environment answers, and end where it ends them."""
+"""Environment segments are the environment's answers, and episodes end where it ends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peers.validator.checks.file.evidence import Inspection
 class Turns(Check[Inspection]):
     """Figure: rows in which an environment's turn differs. Raises `UserError` if it cannot answer.
 
-    The last of this folder: it runs the environment's code.
+    This check is the last in its folder, because it runs the environment's code.
     """
 
     name = "turns"

@@ -1,4 +1,4 @@
-"""The groups are no copies of another submission's."""
+"""The groups are not copies of another submission's groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.validator.checks.history.evidence import History
 
 
 class NoDuplicates(Check[History]):
-    """Figure: groups copied, if more than half."""
+    """Figure: the number of copied groups if more than half are copies, else 0."""
 
     name = "duplicates"
 

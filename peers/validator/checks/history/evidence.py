@@ -1,5 +1,8 @@
-"""The evidence of the checks across submissions. Looking at it adds the submission to the record,
-so that one which fails a check leaves no trace in those after it."""
+"""The evidence of the checks across submissions.
+
+Each figure is computed on first use, which also adds the submission to that record. A submission
+that fails a check is therefore not added to the records of later checks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from peers.validator.statistics import Duplicates, Pace
 
 @dataclass
 class History:
-    """A submission, and what its worker and others have handed in before."""
+    """A submission, and the records of earlier submissions by its worker and by others."""
 
     worker: str
     group_digests: Sequence[bytes]
@@ -23,10 +26,10 @@ class History:
 
     @cached_property
     def groups_copied(self) -> int:
-        """Groups that another submission had before."""
+        """Groups that an earlier submission contains."""
         return self.duplicates.seen(self.group_digests, self.worker)
 
     @cached_property
     def tokens_per_second(self) -> float:
-        """Since the worker's first submission."""
+        """The worker's completion tokens per second since its first submission."""
         return self.pace.observe(self.tokens, self.now)

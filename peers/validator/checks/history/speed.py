@@ -1,4 +1,4 @@
-"""The worker generates no faster than a single machine can."""
+"""The worker does not generate faster than a single machine can."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.checks.history.evidence import History
 
 WORKER_TOKENS_PER_SECOND_MAX = 1e6
-"""No one peer generates faster; a worker that hands in more pools the work of several, or invents
-it."""
+"""No single peer generates faster. A worker that submits more pools the work of several machines
+or fabricates it."""
 
 
 class Speed(Check[History]):
-    """Figure: completion tokens per second. Other machines may have helped, so a failure only
-    withholds the submission."""
+    """Figure: completion tokens per second.
+
+    Other machines may have helped, so a failure only withholds the submission.
+    """
 
     name = "speed"
     quarantines = True

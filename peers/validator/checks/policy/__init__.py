@@ -1,5 +1,8 @@
-"""The statistical checks, for which the policy is needed. Rounding differs between machines, so
-none of them proves a fault: they refuse, and evict only when chance cannot explain a record."""
+"""The statistical checks, which need the policy.
+
+Rounding differs between machines, so none of them proves a fault. A failure refuses the
+submission; a worker is evicted only when chance cannot explain its record.
+"""
 
 from peers.validator.checks.base import Check
 from peers.validator.checks.policy.evidence import ProofFigures, Recomputation, SamplingFigures

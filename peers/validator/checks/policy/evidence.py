@@ -9,7 +9,7 @@ from swarm.messages import Thresholds
 
 @dataclass(frozen=True)
 class ProofFigures:
-    """How the proofs fit the recomputed hidden states; means are over the chunks."""
+    """How well the proofs fit the recomputed hidden states; means are over the chunks."""
 
     chunks: int
     chunks_passed: int
@@ -20,22 +20,22 @@ class ProofFigures:
 
 @dataclass(frozen=True)
 class SamplingFigures:
-    """How the tokens fit the recomputed logits and the seed's noise."""
+    """How well the tokens fit the recomputed logits and the seed's noise."""
 
     tokens: int
     positions: int
-    """Tokens where the policy left a choice."""
+    """Tokens for which p_max < 0.99, so that the policy left a choice."""
     mismatches: int
-    """Of those, tokens that are not what the seed gives."""
+    """Tokens among `positions` that differ from the recomputed sample."""
     margin_mean: float
     """Mean of min(margin, 1) over `positions`."""
     margin_max: float
-    """Over all tokens."""
+    """Largest margin of all tokens."""
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """One submission's figures, and what the run allows."""
+    """One submission's figures, and the run's thresholds."""
 
     proofs: ProofFigures
     sampling: SamplingFigures

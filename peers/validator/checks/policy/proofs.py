@@ -1,4 +1,4 @@
-"""The proofs fit the hidden states of the policy that was asked for (TOPLOC)."""
+"""The proofs fit the hidden states of the policy that the step order names (TOPLOC)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.validator.checks.policy.evidence import Recomputation
 
 
 class Proofs(Check[Recomputation]):
-    """Figure: share of chunks that fit."""
+    """Figure: the share of chunks whose proof fits."""
 
     name = "proofs"
 

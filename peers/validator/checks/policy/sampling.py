@@ -1,4 +1,4 @@
-"""The tokens are those that the policy and the seed's noise give, over the whole submission."""
+"""Over the whole submission, the tokens are the ones that policy and noise determine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sampling(Check[Recomputation]):
 
 
 def explain(sampling: SamplingFigures) -> str:
-    """One sentence on tokens that do not fit."""
+    """One sentence about the tokens that do not fit."""
     return (
         f"{sampling.mismatches} of {sampling.positions} tokens are not what the policy and the "
         f"seed give; the largest margin is {sampling.margin_max:.2f}"

@@ -1,4 +1,4 @@
-"""No single token is further from what the seed gives than rounding can explain."""
+"""Rounding can explain the margin of every single token."""
 
 from __future__ import annotations
 

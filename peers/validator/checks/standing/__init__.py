@@ -1,6 +1,8 @@
-"""The checks of what may have changed since a submission was acknowledged, asked when it matters:
-before it is judged, when its turn comes, and when its verdict takes its position in the log. They
-cost nothing, and are stated only when one fails."""
+"""The checks of conditions that may change after a submission's acknowledgement.
+
+They run before the submission is judged, when its turn comes, and when its verdict enters the log.
+They cost nothing, and a verdict lists one only if it fails.
+"""
 
 from peers.validator.checks.standing.eviction import NotEvicted
 from peers.validator.checks.standing.staleness import Age, Staleness

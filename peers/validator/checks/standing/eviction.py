@@ -1,4 +1,4 @@
-"""The worker is still in the run."""
+"""The worker was not evicted from the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from swarm.messages import Eviction
 
 
 class NotEvicted(Check[Eviction | None]):
-    """Figure: 0 for an evicted worker."""
+    """Figure: 0 for an evicted worker, else 1."""
 
     name = "admission"
 

@@ -1,4 +1,4 @@
-"""The policy is young enough for its rollouts to be trained on."""
+"""The policy is recent enough for its rollouts to be trained on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from peers.validator.checks.base import Check, Finding, at_most
 
 
 class Age(NamedTuple):
-    """Of a submission's policy, in policies since."""
+    """Age of a submission's policy: the number of policies published since."""
 
     policies: int
     policies_max: int

@@ -1,4 +1,4 @@
-"""Submission n is judged after n - 1 was: a worker must not skip a number it dislikes."""
+"""Submission n is judged after n - 1, so that a worker cannot skip a number it dislikes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from peers.validator.checks.base import Check, Finding
 
 
 class Turn(NamedTuple):
-    """Whether a submission's turn came, within the time that its worker has."""
+    """Whether a submission's turn came before the deadline."""
 
     number: int
     came: bool
 
 
 class InTurn(Check[Turn]):
-    """Figure: the submission number; threshold: the last one before it."""
+    """Figure: the submission number; threshold: the number before it."""
 
     name = "number"
 
