@@ -33,7 +33,7 @@ from benchmarks.transfer import FILE, Process, cpu_seconds, say, started
 from swarm.app.output import print_json
 from swarm.events import Events
 from swarm.identity import Identity
-from swarm.messages import Checkpoint
+from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.service import BlobService
@@ -87,10 +87,12 @@ async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
                 say(ready=True)
                 order = json.loads(await hear())
                 checkpoint = Checkpoint(
-                    lineage=0,
-                    step=0,
-                    manifest_digest=bytes.fromhex(order["digest"]),
-                    manifest_bytes=order["manifest_bytes"],
+                    reference=CheckpointReference(
+                        lineage=0,
+                        step=0,
+                        digest=bytes.fromhex(order["digest"]),
+                        size_bytes=order["manifest_bytes"],
+                    ),
                     total_bytes=0,
                 )
                 sources = [

@@ -48,7 +48,7 @@ from benchmarks.spread import load_average, spread
 from swarm.app.output import print_json
 from swarm.events import Events
 from swarm.identity import Identity
-from swarm.messages import Checkpoint
+from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
@@ -102,10 +102,12 @@ async def swarm_client(folder: Path, server: dict[str, Any]) -> None:
         events = Events(world, identity.peer_id)
         fetcher = Fetcher(world, transport, CheckpointStore(disk, RUN, events), events)
         checkpoint = Checkpoint(
-            lineage=0,
-            step=0,
-            manifest_digest=bytes.fromhex(server["digest"]),
-            manifest_bytes=server["manifest_bytes"],
+            reference=CheckpointReference(
+                lineage=0,
+                step=0,
+                digest=bytes.fromhex(server["digest"]),
+                size_bytes=server["manifest_bytes"],
+            ),
             total_bytes=0,
         )
         source = Source(server["peer"], (server["root"],))

@@ -341,7 +341,7 @@ class EquivocatingRelay(RelayRole):
                 await trio.sleep(ATTACK_SECONDS)
                 newest = self._peer.newest_checkpoint()
                 if newest is not None:
-                    await self._boast(newest.manifest_digest)
+                    await self._boast(newest.reference.digest)
 
     async def _boast(self, manifest: bytes) -> None:
         transport = self._peer.node.transport

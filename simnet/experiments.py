@@ -30,7 +30,7 @@ from swarm.gossip.topics import RUN
 from swarm.identity import Identity, PeerId
 from swarm.kademlia import Kademlia, RecordInfo
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
-from swarm.messages import StepOrder
+from swarm.messages import CheckpointReference, StepOrder
 
 ARRIVALS_PER_SECOND = 20.0
 SETTLING_SECONDS = 60.0
@@ -247,12 +247,11 @@ def measure_gossip(
                 heard[number] = []
                 _, gossip, world, identity = chance.choice(members)
                 order = StepOrder(
-                    lineage=0,
                     step=number,
                     revision=0,
-                    policy=0,
-                    manifest_digest=bytes(32),
-                    manifest_bytes=1,
+                    checkpoint=CheckpointReference(
+                        lineage=0, step=0, digest=bytes(32), size_bytes=1
+                    ),
                     nonce=bytes(32),
                     groups_wanted=1,
                     submissions_max=1,

@@ -27,7 +27,7 @@ from simnet.transport import SimulatedTransport
 from simnet.world import SimulatedWorld
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
-from swarm.messages import Checkpoint
+from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.service import BlobService
@@ -290,10 +290,9 @@ class Cast:
             self.origin.disk.put(f"made/model-{number:05d}.safetensors", 0, part)
         held, digest = await self.origin.store.publish("made", 0, 1)
         return Checkpoint(
-            lineage=0,
-            step=1,
-            manifest_digest=digest,
-            manifest_bytes=held.manifest_bytes,
+            reference=CheckpointReference(
+                lineage=0, step=1, digest=digest, size_bytes=held.manifest_bytes
+            ),
             total_bytes=held.manifest.total_bytes,
         )
 

@@ -416,24 +416,20 @@ class CheckpointReference(msgspec.Struct, array_like=True, frozen=True, kw_only=
 
 
 class Checkpoint(StateMessage, frozen=True, kw_only=True):
-    """Announces policy `step` of a lineage, published as a manifest of pieces."""
+    """Announces a policy, published as a manifest of pieces."""
 
-    lineage: Count
-    step: Count
-    manifest_digest: Digest
-    manifest_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
+    reference: CheckpointReference
     total_bytes: Count
     reward: float = 0.0
     """Mean reward of the batch that the policy was trained on."""
 
     @property
-    def reference(self) -> CheckpointReference:
-        return CheckpointReference(
-            lineage=self.lineage,
-            step=self.step,
-            digest=self.manifest_digest,
-            size_bytes=self.manifest_bytes,
-        )
+    def lineage(self) -> int:
+        return self.reference.lineage
+
+    @property
+    def step(self) -> int:
+        return self.reference.step
 
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step)
@@ -442,15 +438,11 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
 class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Opens step `step`: workers must use exactly this policy and this nonce."""
 
-    lineage: Count
     step: Count
     revision: Count
     """Increases with each change of the order for the same step."""
-    policy: Count
-    manifest_digest: Digest
-    """Digest of that policy's checkpoint manifest, so that a new peer needs no older
-    announcement."""
-    manifest_bytes: Annotated[int, Meta(ge=1, le=256 << 20)]
+    checkpoint: CheckpointReference
+    """The policy to use. A new peer needs no older announcement to fetch it."""
     nonce: Digest
     groups_wanted: Count
     """Groups still wanted when the order was signed; 0 closes the step."""
@@ -464,14 +456,12 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Digest of that manifest (`swarm.run.manifest.content_digest`), the same in all revisions."""
 
     @property
-    def checkpoint(self) -> CheckpointReference:
-        """The policy to use."""
-        return CheckpointReference(
-            lineage=self.lineage,
-            step=self.policy,
-            digest=self.manifest_digest,
-            size_bytes=self.manifest_bytes,
-        )
+    def lineage(self) -> int:
+        return self.checkpoint.lineage
+
+    @property
+    def policy(self) -> int:
+        return self.checkpoint.step
 
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step, self.revision)

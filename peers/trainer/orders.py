@@ -189,12 +189,9 @@ class Orders:
             submissions = min(1, submissions)  # one more each, not many of the fastest worker
         self._forecast.order_issued()
         order = StepOrder(
-            lineage=self._progress.lineage,
             step=step,
             revision=revised.revision + 1 if revised else 0,
-            policy=policy,
-            manifest_digest=checkpoint.digest,
-            manifest_bytes=checkpoint.size_bytes,
+            checkpoint=checkpoint,
             nonce=revised.nonce if revised else self._peer.node.world.secret_bytes(32),
             groups_wanted=missing,
             submissions_max=(revised.submissions_max if revised else 0) + submissions,

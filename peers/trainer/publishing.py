@@ -94,10 +94,7 @@ class Publisher:
         self._progress.reach(step)
         self._peer.status.policy = step
         checkpoint = Checkpoint(
-            lineage=lineage,
-            step=step,
-            manifest_digest=held.digest,
-            manifest_bytes=held.manifest_bytes,
+            reference=self.published[step],
             total_bytes=held.manifest.total_bytes,
             reward=reward,
         )

@@ -56,10 +56,10 @@ async def _newest_policy(
                 await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
                 checkpoint = peer.newest_checkpoint()
                 assert checkpoint is not None
-                if digest is not None and checkpoint.manifest_digest != digest:
+                if digest is not None and checkpoint.reference.digest != digest:
                     raise UserError(
                         f"the newest policy of {found.id} is {checkpoint.step} with manifest "
-                        f"{checkpoint.manifest_digest.hex()[:12]}…, not --manifest "
+                        f"{checkpoint.reference.digest.hex()[:12]}…, not --manifest "
                         f"{digest.hex()[:12]}…; leave --manifest out to take that one, or fetch "
                         "the other from a mirror"
                     )

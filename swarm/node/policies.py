@@ -180,10 +180,7 @@ class Policies:
 
     async def _fetch(self, reference: CheckpointReference, deadline_seconds: float) -> str:
         checkpoint = Checkpoint(
-            lineage=reference.lineage,
-            step=reference.step,
-            manifest_digest=reference.digest,
-            manifest_bytes=reference.size_bytes,
+            reference=reference,
             total_bytes=0,
         )
         failed: Exception | None = None

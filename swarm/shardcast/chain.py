@@ -19,7 +19,7 @@ import trio
 
 from swarm.errors import DeadlineError, SwarmError, leaf_errors
 from swarm.events import Events
-from swarm.messages import Checkpoint
+from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, delta_key
 from swarm.shardcast.jobs import DeltaClient, EncodeDelta, MakePieces, PieceToMake
@@ -247,10 +247,9 @@ class Deltas:
         """The folder of a delta. Raises `DeadlineError` when nothing of it arrives for
         `DELTA_STALL_SECONDS`: perhaps no peer has it any more."""
         checkpoint = Checkpoint(
-            lineage=key[0],
-            step=key[1],
-            manifest_digest=link.manifest,
-            manifest_bytes=link.manifest_bytes,
+            reference=CheckpointReference(
+                lineage=key[0], step=key[1], digest=link.manifest, size_bytes=link.manifest_bytes
+            ),
             total_bytes=link.total_bytes,
         )
         now = trio.current_time()

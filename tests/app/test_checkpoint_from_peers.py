@@ -136,7 +136,7 @@ def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
             async with trainer(tmp_path) as one:
                 checkpoint = one.part.newest_checkpoint()
                 assert checkpoint is not None
-                newest = checkpoint.manifest_digest.hex()
+                newest = checkpoint.reference.digest.hex()
                 other = await fetch(one, tmp_path / "out", "--manifest", "ab" * 32)
                 assert other.returncode == 2 and not (tmp_path / "out").exists()
                 said = other.stderr.decode()
@@ -218,7 +218,7 @@ def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
                 assert 1 <= len(one.served) < PIECES
                 told = json.loads(done.stdout)
                 assert (told["run"], told["step"]) == (one.part.run.id, 4)
-                assert told["manifest"] == one.part.newest_checkpoint().manifest_digest.hex()  # type: ignore[union-attr]
+                assert told["manifest"] == one.part.newest_checkpoint().reference.digest.hex()  # type: ignore[union-attr]
                 assert same(one.folder, out) and not (tmp_path / "out.partial").exists()
 
                 wrong = await fetch(one, tmp_path / "other", "--run", "another")

@@ -22,7 +22,14 @@ from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
 from swarm.identity import PeerId
 from swarm.ledger.entries import Consumed
-from swarm.messages import Checkpoint, Heartbeat, Present, Reinstatement, StepOrder
+from swarm.messages import (
+    Checkpoint,
+    CheckpointReference,
+    Heartbeat,
+    Present,
+    Reinstatement,
+    StepOrder,
+)
 from swarm.run.run import Run
 from swarm.strict_json import to_json
 from tests.app.harness import complaint, swarm
@@ -43,18 +50,17 @@ from tests.network.harness import sealed_manifest
 from tests.network.test_untrusted import HOSTILE, controls
 
 ORDER = StepOrder(
-    lineage=0,
     step=3,
     revision=0,
-    policy=2,
-    manifest_digest=bytes(32),
-    manifest_bytes=1,
+    checkpoint=CheckpointReference(lineage=0, step=2, digest=bytes(32), size_bytes=1),
     nonce=bytes(32),
     groups_wanted=8,
     submissions_max=9,
 )
 CHECKPOINT = Checkpoint(
-    lineage=0, step=2, manifest_digest=bytes(32), manifest_bytes=1, total_bytes=1, reward=0.5
+    reference=CheckpointReference(lineage=0, step=2, digest=bytes(32), size_bytes=1),
+    total_bytes=1,
+    reward=0.5,
 )
 
 

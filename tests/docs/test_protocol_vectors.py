@@ -16,6 +16,7 @@ PAGE = text("docs/protocol.md")
 
 NESTED = (
     messages.Present,
+    messages.CheckpointReference,
     messages.EnvironmentReference,
     messages.Sampling,
     messages.Schedule,

@@ -28,6 +28,7 @@ from swarm.identity import Identity
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
+    CheckpointReference,
     Eviction,
     Heartbeat,
     Message,
@@ -47,7 +48,8 @@ RUN_ID = MANIFEST.body.run
 
 def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
     return Checkpoint(
-        lineage=lineage, step=step, manifest_digest=bytes(32), manifest_bytes=10, total_bytes=10
+        reference=CheckpointReference(lineage=lineage, step=step, digest=bytes(32), size_bytes=10),
+        total_bytes=10,
     )
 
 

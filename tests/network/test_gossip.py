@@ -22,6 +22,7 @@ from swarm.identity import Identity, PeerId
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
+    CheckpointReference,
     Eviction,
     Heartbeat,
     LogHead,
@@ -47,7 +48,10 @@ MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 
 def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(
-        lineage=0, step=step, manifest_digest=bytes([step]) * 32, manifest_bytes=1, total_bytes=1
+        reference=CheckpointReference(
+            lineage=0, step=step, digest=bytes([step]) * 32, size_bytes=1
+        ),
+        total_bytes=1,
     )
 
 
@@ -271,12 +275,9 @@ def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender(
 
 def order(step: int) -> StepOrder:
     return StepOrder(
-        lineage=0,
         step=step,
         revision=0,
-        policy=0,
-        manifest_digest=bytes(32),
-        manifest_bytes=1,
+        checkpoint=CheckpointReference(lineage=0, step=0, digest=bytes(32), size_bytes=1),
         nonce=bytes(32),
         groups_wanted=1,
         submissions_max=1,

@@ -15,7 +15,14 @@ from msgspec.structs import replace
 
 from swarm.envelope import Envelope
 from swarm.identity import Identity
-from swarm.messages import Admissions, EnvironmentReference, RunManifest, StepOrder, TrustedKey
+from swarm.messages import (
+    Admissions,
+    CheckpointReference,
+    EnvironmentReference,
+    RunManifest,
+    StepOrder,
+    TrustedKey,
+)
 from swarm.run.changes import AT_ONCE, NEVER, NEXT_STEP, changes
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.run import VERSIONS_KEPT, Run
@@ -52,12 +59,9 @@ def version(number: int, *, by: Identity = OWNER, sequence: int = 0, **tables: A
 def order(step: int, follows: Envelope, **fields: Any) -> StepOrder:
     return StepOrder(
         **{
-            "lineage": 0,
             "step": step,
             "revision": 0,
-            "policy": 0,
-            "manifest_digest": bytes(32),
-            "manifest_bytes": 1,
+            "checkpoint": CheckpointReference(lineage=0, step=0, digest=bytes(32), size_bytes=1),
             "nonce": bytes(32),
             "groups_wanted": 8,
             "submissions_max": 2,

@@ -15,7 +15,7 @@ import trio.testing
 
 from swarm.events import Event, Events
 from swarm.identity import Identity
-from swarm.messages import Checkpoint
+from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
@@ -109,10 +109,12 @@ async def put_folder(disk: MemoryDisk, folder: str, files: dict[str, bytes]) -> 
 
 def announcement(held: Held) -> Checkpoint:
     return Checkpoint(
-        lineage=held.key[0],
-        step=held.key[1],
-        manifest_digest=held.digest,
-        manifest_bytes=held.manifest_bytes,
+        reference=CheckpointReference(
+            lineage=held.key[0],
+            step=held.key[1],
+            digest=held.digest,
+            size_bytes=held.manifest_bytes,
+        ),
         total_bytes=held.manifest.total_bytes,
     )
 

@@ -334,7 +334,7 @@ def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
             assert wrong is not None
             link = DeltaLink(
                 0,
-                first.manifest_digest,
+                first.reference.digest,
                 wrong.digest,
                 wrong.manifest_bytes,
                 wrong.manifest.total_bytes,
@@ -396,7 +396,7 @@ def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
             first = await publish(trainer, 0, files[0])
             made = await publish(trainer, 1, files[1])
             honest = trainer.store.held((0, 1))
-            assert honest is not None and honest.digest == made.manifest_digest
+            assert honest is not None and honest.digest == made.reference.digest
             *rest, last = honest.manifest.files
             lying = msgspec.structs.replace(
                 honest.manifest, files=[*rest, msgspec.structs.replace(last, sha256=bytes(32))]

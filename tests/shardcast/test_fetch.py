@@ -11,6 +11,7 @@ import trio
 
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.identity import PeerId
+from swarm.messages import CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.fetch import job
 from swarm.shardcast.manifest import BadManifest, digest_of
@@ -45,7 +46,7 @@ def test_a_checkpoint_arrives_whole() -> None:
             assert same_files(worker.disk, folder, files)
             assert worker.store.complete() == [(0, 0)]
             (done,) = worker.events.named("shardcast.checkpoint_complete")
-            total = checkpoint.total_bytes + checkpoint.manifest_bytes
+            total = checkpoint.total_bytes + checkpoint.reference.size_bytes
             assert done.fields["by_source"] == {trainer.transport.peer_id: total}
             assert await worker.fetcher.fetch(checkpoint, lambda: []) == folder
 
@@ -227,7 +228,7 @@ def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none(
             # Every piece counted once, by whoever sent it right.
             pieces = [e.fields["piece"] for e in worker.events.named("shardcast.piece_received")]
             assert len(set(pieces)) == len(pieces)
-            assert not trainer.store.named(checkpoint.manifest_digest).readers  # type: ignore[union-attr]
+            assert not trainer.store.named(checkpoint.reference.digest).readers  # type: ignore[union-attr]
 
     run(main)
 
@@ -536,7 +537,7 @@ def test_what_did_not_change_is_not_fetched_again() -> None:
             folder = await worker.fetcher.fetch(second, lambda: [trainer.source])
             assert same_files(worker.disk, folder, files)
             done = worker.events.named("shardcast.checkpoint_complete")[1]
-            assert done.fields["bytes_fetched"] == second.manifest_bytes + 2
+            assert done.fields["bytes_fetched"] == second.reference.size_bytes + 2
 
     run(main)
 
@@ -599,7 +600,7 @@ def test_without_room_for_a_spare_file_a_stuck_source_costs_time_only() -> None:
         async with peer(network, 1) as trainer, peer(network, 2) as stuck:
             checkpoint = await trainer.publish(0, files)
             await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
-            needed = checkpoint.manifest_bytes + 8 * size
+            needed = checkpoint.reference.size_bytes + 8 * size
             async with peer(network, 3, disk=MemoryDisk(needed + size // 2)) as worker:
                 network.stall(stuck.transport.peer_id, worker.transport.peer_id)
                 allocations = 0
@@ -631,10 +632,9 @@ def test_a_signed_but_senseless_manifest_is_refused() -> None:
             trainer.service.register(digest_of(blob), "blob", 0, len(blob))
             checkpoint = await trainer.publish(0, {"a": b"b"})
             bad = type(checkpoint)(
-                lineage=0,
-                step=9,
-                manifest_digest=digest_of(blob),
-                manifest_bytes=len(blob),
+                reference=CheckpointReference(
+                    lineage=0, step=9, digest=digest_of(blob), size_bytes=len(blob)
+                ),
                 total_bytes=1,
             )
             with pytest.raises(BadManifest, match="cannot be decoded"):
@@ -642,19 +642,23 @@ def test_a_signed_but_senseless_manifest_is_refused() -> None:
             assert worker.disk.list("checkpoints") == []
             # A right manifest announced for another step.
             moved = type(checkpoint)(
-                lineage=0,
-                step=9,
-                manifest_digest=checkpoint.manifest_digest,
-                manifest_bytes=checkpoint.manifest_bytes,
+                reference=CheckpointReference(
+                    lineage=0,
+                    step=9,
+                    digest=checkpoint.reference.digest,
+                    size_bytes=checkpoint.reference.size_bytes,
+                ),
                 total_bytes=1,
             )
             with pytest.raises(BadManifest, match="0/9 is one of owner/run 0/0"):
                 await worker.fetcher.fetch(moved, lambda: [trainer.source])
             wrong = type(checkpoint)(
-                lineage=0,
-                step=0,
-                manifest_digest=checkpoint.manifest_digest,
-                manifest_bytes=checkpoint.manifest_bytes,
+                reference=CheckpointReference(
+                    lineage=0,
+                    step=0,
+                    digest=checkpoint.reference.digest,
+                    size_bytes=checkpoint.reference.size_bytes,
+                ),
                 total_bytes=checkpoint.total_bytes + 1,
             )
             with pytest.raises(BadManifest, match="with 2 bytes, and its manifest lists 1"):
@@ -745,7 +749,7 @@ def test_a_peer_is_late_while_any_of_its_fetches_is() -> None:
                 assert have.late, "the other fetch still is"
                 network.cut(stuck.transport.peer_id, worker.transport.peer_id)
                 await trio.sleep(2)
-                assert have.claims.of(stuck.transport.peer_id, large.manifest_digest) is None
+                assert have.claims.of(stuck.transport.peer_id, large.reference.digest) is None
                 assert not have.late, "nobody is known to have more"
                 nursery.cancel_scope.cancel()
 

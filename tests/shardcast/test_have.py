@@ -71,7 +71,7 @@ def test_a_neighbour_learns_what_is_there_and_what_comes() -> None:
     async def main() -> None:
         async with trainer_relay_client() as (trainer, relay, client):
             checkpoint = await trainer.publish(0, files(6))
-            manifest = checkpoint.manifest_digest
+            manifest = checkpoint.reference.digest
             assert client.have is not None
             pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
             hidden = {piece.digest for piece in pieces[2:]}
@@ -107,7 +107,7 @@ def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_named_to_
     async def main() -> None:
         async with trainer_relay_client() as (trainer, relay, client):
             checkpoint = await trainer.publish(0, files(100))
-            manifest = checkpoint.manifest_digest
+            manifest = checkpoint.reference.digest
             pieces = trainer.store.held((0, 0)).manifest.pieces  # type: ignore[union-attr]
             shown = {relay.transport.peer_id: 0, client.transport.peer_id: 0}
             hide(trainer, lambda who: {piece.digest for piece in pieces[shown[who] :]})
@@ -155,7 +155,7 @@ def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
             checkpoint = await relay.publish(0, files(3))
             await client.fetcher.fetch(checkpoint, lambda: [relay.source])
             await trio.sleep(2 * announcing.BATCH_SECONDS)
-            manifest = checkpoint.manifest_digest
+            manifest = checkpoint.reference.digest
             assert has(client, relay, manifest, 3) == [0, 1, 2]
             assert relay.have.claims.announces(client.transport.peer_id)
             assert has(relay, client, manifest, 3) == []
@@ -171,7 +171,7 @@ def test_a_peer_that_begins_or_ceases_to_pass_on_says_so() -> None:
             assert have is not None and other.have is not None
             have._announcer.tells = lambda: tells
             made = [await turning.publish(step, files(3, seed=step)) for step in (0, 1)]
-            manifests = [checkpoint.manifest_digest for checkpoint in made]
+            manifests = [checkpoint.reference.digest for checkpoint in made]
             await turning.connect(other)
             await trio.sleep(1)
             for _ in range(2):
@@ -212,7 +212,7 @@ def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch
                 checkpoint = await trainer.publish(step, files(1, seed=step))
                 await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
                 await trio.sleep(0.4)
-                assert has(client, relay, checkpoint.manifest_digest, 1) == [0]
+                assert has(client, relay, checkpoint.reference.digest, 1) == [0]
             assert len(frames) == 5
             assert max(map(len, frames)) < 60
 
@@ -241,7 +241,7 @@ def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
             await trio.sleep(1)
 
             def told() -> list[Peer]:
-                return [one for one in others if has(one, hub, checkpoint.manifest_digest, 1)]
+                return [one for one in others if has(one, hub, checkpoint.reference.digest, 1)]
 
             first = told()
             assert len(first) == exchange.NEIGHBOURS

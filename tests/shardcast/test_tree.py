@@ -93,10 +93,10 @@ class Scene:
     async def says(self, source: Peer, pieces: int) -> None:
         """A source tells the worker that it has these pieces (bit i is piece i)."""
         bitmap = pieces.to_bytes((pieces.bit_length() + 7) // 8, "little")
-        await self._send(source, ["bitmap", self._checkpoint.manifest_digest, bitmap])
+        await self._send(source, ["bitmap", self._checkpoint.reference.digest, bitmap])
 
     async def says_all(self, source: Peer) -> None:
-        await self._send(source, ["complete", self._checkpoint.manifest_digest])
+        await self._send(source, ["complete", self._checkpoint.reference.digest])
 
     async def _send(self, source: Peer, entry: list[object]) -> None:
         await source.connect(self.worker)
@@ -123,7 +123,7 @@ class Scene:
         return [
             number[name]
             for name, digest in self.watching.asked
-            if name is not None and digest != self._checkpoint.manifest_digest
+            if name is not None and digest != self._checkpoint.reference.digest
         ]
 
 

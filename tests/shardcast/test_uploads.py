@@ -126,12 +126,12 @@ def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
                 for one in others:
                     sources = [p.source for p in [trainer, *others] if p is not one]
                     nursery.start_soon(one.fetcher.fetch, checkpoint, lambda s=sources: s)
-            sent = [digest for digest in sent if digest != checkpoint.manifest_digest]
+            sent = [digest for digest in sent if digest != checkpoint.reference.digest]
             # All but the last 1/64.
             assert len(set(sent[:128])) == 128
             assert held.unsent == 0
             assert isinstance(first.have, HaveExchange)
-            claim = first.have.claims.of(trainer.transport.peer_id, checkpoint.manifest_digest)
+            claim = first.have.claims.of(trainer.transport.peer_id, checkpoint.reference.digest)
             assert claim is not None and claim.complete
 
     run(main)

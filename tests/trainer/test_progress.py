@@ -13,7 +13,7 @@ from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.ledger.entries import Consumed
-from swarm.messages import StepOrder, Verdict
+from swarm.messages import CheckpointReference, StepOrder, Verdict
 from swarm.run.manifest import content_digest
 from swarm.run.run import Run
 from swarm.world.disk import LocalDisk
@@ -50,12 +50,9 @@ def verdict(*, policy: int = 0, lineage: int = 0, number: int = 0) -> Verdict:
 
 def order(step: int, *, lineage: int = 0, revision: int = 0, run: Envelope) -> StepOrder:
     return StepOrder(
-        lineage=lineage,
         step=step,
         revision=revision,
-        policy=0,
-        manifest_digest=bytes(32),
-        manifest_bytes=1,
+        checkpoint=CheckpointReference(lineage=lineage, step=0, digest=bytes(32), size_bytes=1),
         nonce=bytes(32),
         groups_wanted=4,
         submissions_max=1,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peers.validator.cases import Slot, slot_of
 from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket, verdict_in
 from swarm.envelope import Envelope, seal
-from swarm.messages import Checkpoint, StepOrder, Verdict
+from swarm.messages import Checkpoint, CheckpointReference, StepOrder, Verdict
 from tests.network.harness import identity
 
 HERE, WORKER = identity(1), identity(3)
@@ -41,15 +41,17 @@ def slot(number: int, step: int = 5) -> Slot:
 
 def order(step: int, revision: int = 0) -> StepOrder:
     return StepOrder(
-        lineage=0, step=step, revision=revision, policy=step, manifest_digest=bytes(32),
-        manifest_bytes=1, nonce=bytes(32), groups_wanted=1, submissions_max=1,
+        step=step, revision=revision,
+        checkpoint=CheckpointReference(lineage=0, step=step, digest=bytes(32), size_bytes=1),
+        nonce=bytes(32), groups_wanted=1, submissions_max=1,
         run_digest=bytes(32), run_version=1,
     )  # fmt: skip
 
 
 def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
     return Checkpoint(
-        lineage=lineage, step=step, manifest_digest=bytes(32), manifest_bytes=1, total_bytes=1
+        reference=CheckpointReference(lineage=lineage, step=step, digest=bytes(32), size_bytes=1),
+        total_bytes=1,
     )
 
 

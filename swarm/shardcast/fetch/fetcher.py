@@ -122,12 +122,12 @@ class Fetcher:
         held = self._store.held(key)
         if held is None:
             return None
-        if held.digest != checkpoint.manifest_digest:
+        if held.digest != checkpoint.reference.digest:
             if held.complete:
                 raise CheckpointConflict(
                     f"checkpoint {key[0]}/{key[1]} is here already with another manifest "
                     f"({held.digest.hex()[:12]}) than was announced "
-                    f"({checkpoint.manifest_digest.hex()[:12]})"
+                    f"({checkpoint.reference.digest.hex()[:12]})"
                 )
             await self._store.discard(key)
             return None

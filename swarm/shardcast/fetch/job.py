@@ -169,8 +169,8 @@ class Job:
     def __init__(self, key: Key, checkpoint: Checkpoint, sources: Sources, started: float) -> None:
         self.key = key
         self.caller_sources = sources
-        self.digest = checkpoint.manifest_digest
-        self.manifest_bytes = checkpoint.manifest_bytes
+        self.digest = checkpoint.reference.digest
+        self.manifest_bytes = checkpoint.reference.size_bytes
         self.total_bytes = checkpoint.total_bytes
         """Size of the checkpoint; 0 if unknown."""
         self.started = started

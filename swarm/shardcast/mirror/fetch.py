@@ -49,7 +49,7 @@ async def fetch(
             else:
                 said_by, index = await transport.first_index(mirrors)
             checkpoint = index.checkpoint()
-            if manifest_digest is not None and checkpoint.manifest_digest != manifest_digest:
+            if manifest_digest is not None and checkpoint.reference.digest != manifest_digest:
                 raise UserError(
                     f"{said_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
                     f"--manifest {manifest_digest.hex()[:12]}…; give another address or file, or "
@@ -92,4 +92,4 @@ async def _begin(store: CheckpointStore, checkpoint: Checkpoint, blob: bytes) ->
     sink = await store.manifest_sink(key, len(blob))
     sink.write(blob)
     await sink.commit(sink.finish())
-    await store.begin(key, checkpoint.manifest_digest)
+    await store.begin(key, checkpoint.reference.digest)

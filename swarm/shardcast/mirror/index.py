@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from swarm.errors import UserError
-from swarm.messages import Checkpoint, Count
+from swarm.messages import Checkpoint, CheckpointReference, Count
 from swarm.shardcast import limits
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
 
@@ -43,10 +43,9 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         if not is_run(self.run):
             raise UserError(f"the mirror's {INDEX} names no run: {self.run[:80]!r}")
         return Checkpoint(
-            lineage=self.lineage,
-            step=self.step,
-            manifest_digest=digest,
-            manifest_bytes=self.manifest_bytes,
+            reference=CheckpointReference(
+                lineage=self.lineage, step=self.step, digest=digest, size_bytes=self.manifest_bytes
+            ),
             total_bytes=self.total_bytes,
         )
 
