@@ -1,1 +1,1 @@
-"""The append-only logs of the trusted peers, and what follows from them: credits and evictions."""
+"""The trusted peers' append-only logs, and the credits and evictions computed from them."""

@@ -44,13 +44,13 @@ from swarm.messages import LogHead
 from swarm.transport import Stream, StreamError, Transport
 
 FETCH_ENTRIES_MAX = 10_000_000
-"""A log longer than this is not pulled whole: about 2 GB."""
+"""Length of the longest log that is fetched whole; about 2 GB."""
 
 AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Proofs, Verdicts, Status, Expulsions)
 
 
 class LedgerClient:
-    """A stream of requests to one peer. Checks types and bounds; callers check proofs."""
+    """Sends requests to one peer over one stream. Checks types and bounds; callers check proofs."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -60,7 +60,7 @@ class LedgerClient:
         return self._stream.peer
 
     async def head(self, owner: str) -> Envelope | None:
-        """The newest head of `owner`'s log held there, its signature checked."""
+        """The newest head of `owner`'s log that the peer holds; its signature is checked."""
         answer = await self._ask(HeadRequest(owner), Head)
         if not answer.envelope:
             return None
@@ -73,7 +73,7 @@ class LedgerClient:
         return head
 
     async def entries(self, owner: str, start: int, count: int) -> list[bytes]:
-        """At least one and up to `count` entries from `start` on."""
+        """Fetch 1 to `count` entries from index `start` on."""
         count = min(count, ENTRIES_MAX)
         entries = (await self._ask(EntriesRequest(owner, start, count), Entries)).entries
         if not 0 < len(entries) <= count:
@@ -84,7 +84,7 @@ class LedgerClient:
         return entries
 
     async def inclusions(self, owner: str, indices: Sequence[int], size: int) -> list[list[bytes]]:
-        """The proofs of one page of receipts, in the order of `indices`."""
+        """Fetch the inclusion proofs of one page of receipts, in the order of `indices`."""
         if not indices:
             return []
         proofs = (await self._ask(InclusionsRequest(owner, list(indices), size), Proofs)).proofs
@@ -105,7 +105,7 @@ class LedgerClient:
         return await self._ask(StatusRequest(), Status)
 
     async def expulsions(self, peer: str) -> list[bytes]:
-        """Signed evictions and reinstatements; the caller checks them."""
+        """Fetch a peer's signed evictions and reinstatements; the caller checks them."""
         return (await self._ask(ExpulsionsRequest(peer), Expulsions)).envelopes
 
     async def _ask(self, request: Request, expected: type[AnswerT]) -> AnswerT:
@@ -133,7 +133,7 @@ class LedgerClient:
 
 @asynccontextmanager
 async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[LedgerClient]:
-    """A client for a connected peer's ledger; raises `StreamError`."""
+    """Open a client for a connected peer's ledger; raises `StreamError`."""
     stream = await transport.open_stream(peer, PROTOCOL)
     try:
         yield LedgerClient(stream)
@@ -145,16 +145,16 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
 
 @dataclass(frozen=True)
 class FetchedLedger:
-    """A whole log, proven to be what its owner signed."""
+    """A whole log, verified against the head that its owner signed."""
 
     head: Envelope
     entries: list[Entry]
 
 
 async def fetch_ledger(client: LedgerClient) -> FetchedLedger:
-    """Pull the whole log of a trusted peer and verify it against the head it signs.
+    """Fetch the whole log of a trusted peer and verify it against the head it signed.
 
-    Raises `PeerError` when it is too slow, or the log is not what was signed.
+    Raises `PeerError` when the peer is too slow, or the log does not match the head.
     """
     peer = client.peer
     head = await own_head(client, peer)
@@ -174,7 +174,7 @@ async def fetch_ledger(client: LedgerClient) -> FetchedLedger:
 
 
 async def own_head(client: LedgerClient, peer: PeerId) -> Envelope:
-    """The signed head of a peer's own log; raises `PeerError` if it keeps none."""
+    """Fetch the signed head of a peer's own log; raises `PeerError` if the peer keeps no log."""
     head = await client.head(peer)
     if head is None:
         raise PeerError(f"{peer} keeps no ledger: only trainers and validators do")

@@ -1,4 +1,4 @@
-"""What stands in a trusted peer's log. Encoded as msgpack arrays `[tag, fields…]`."""
+"""The entries of a trusted peer's log, encoded as msgpack arrays `[tag, fields…]`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.messages import Count, Digest, Key, Line, Rewards, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
-"""What became of an accepted group; all five are credited. Stale: its policy was too old, its
-worker evicted, or another file taken under its number (and that one credited). Unreadable: the
-trainer could not read its file again, whatever the reason."""
+"""The outcome of an accepted group; all five are credited. Stale: its policy was too old, its
+worker was evicted, or another file was taken (and credited) under its number. Unreadable: the
+trainer could not read its file again, for any reason."""
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
 ENTRY_BYTES_MAX = ENVELOPE_BYTES_MAX + 4096
-"""An eviction with its envelope, or the outcomes of 4,096 groups."""
+"""The largest entries: an eviction with its envelope, and the outcomes of 4,096 groups."""
 
 
 class _Struct(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Fields are encoded in order; new ones go last, with a default."""
+    """Fields are encoded in order; new fields go last, with a default."""
 
 
 class Admitted(_Struct, frozen=True, kw_only=True, tag="admitted"):
-    """A peer that was admitted has delivered something (once: a peer that returns is known from
-    the logs): an identity costs nothing, so being admitted alone leaves no trace."""
+    """An admitted peer's first submission was accepted.
+
+    Logged once per peer. Admission alone is not logged, because an identity costs nothing.
+    """
 
     peer: Key
     roles: Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=8)]
 
 
 class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
-    """A verdict; its envelope is the worker's receipt and is kept beside the log."""
+    """A verdict. Its envelope, the worker's receipt, is stored next to the log."""
 
     submission: Digest
     worker: Key
@@ -52,11 +54,11 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     """BLAKE3-256 of the msgpack of the verdict's rewards."""
     size_bytes: Count
     rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
-    """The verdict's: of what the trainer may train on."""
+    """`Verdict.rollouts_digest`: names the rollouts that the trainer may train on."""
 
 
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
-    """This trusted peer put a peer out of the run."""
+    """This trusted peer evicted a peer from the run."""
 
     peer: Key
     reason: Line
@@ -66,7 +68,7 @@ class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
 
 
 class Reinstated(_Struct, frozen=True, kw_only=True, tag="reinstated"):
-    """The owner took a peer back, as this trusted peer heard."""
+    """The owner reinstated a peer, and this trusted peer received the message."""
 
     peer: Key
     reason: Line = ""
@@ -84,7 +86,7 @@ class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
-    """What the trainer did with each group of an accepted submission at `step`."""
+    """The outcome of each group of an accepted submission at `step`."""
 
     step: Count
     submission: Digest
@@ -98,7 +100,7 @@ _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
 def encode(entry: Entry) -> bytes:
-    """The bytes of a leaf; raises `ValueError` when an entry exceeds its bound."""
+    """Encode an entry as the bytes of a leaf; raises `ValueError` when it exceeds its bound."""
     raw = _encoder.encode(entry)
     if len(raw) > ENTRY_BYTES_MAX:
         raise ValueError(f"a log entry of {len(raw)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
@@ -106,7 +108,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(raw: bytes) -> Entry:
-    """An entry; raises `ValueError` (`msgspec.MsgspecError` is one) when it is malformed."""
+    """Decode an entry; raises `ValueError` when it is malformed."""
     if len(raw) > ENTRY_BYTES_MAX:
         raise ValueError(f"a log entry of {len(raw)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
     try:

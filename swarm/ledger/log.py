@@ -10,11 +10,11 @@ from swarm.ledger.entries import Entry, encode
 from swarm.world import Database
 
 Also = Callable[[sqlite3.Connection, int], None]
-"""More work for the transaction of an append; gets the index of the first new entry."""
+"""Additional work in the transaction of an append; gets the index of the first new entry."""
 
 
 class Log:
-    """The log of `owner` in `database`, which may hold several. Keeps nothing in memory."""
+    """The log of `owner` in `database`, which may hold several logs. Keeps nothing in memory."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
@@ -22,7 +22,7 @@ class Log:
 
     @staticmethod
     async def create_tables(database: Database) -> None:
-        """Make the tables if they are not there. Once per database, before anything else."""
+        """Create the tables if they do not exist; call it before any other use of the database."""
 
         def create(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -37,7 +37,7 @@ class Log:
         await database.transact(create)
 
     async def append(self, entries: Sequence[Entry], also: Also | None = None) -> range:
-        """Append entries durably, in one transaction with `also`; their indexes."""
+        """Append entries durably, in one transaction with `also`; returns their indices."""
         raws = [encode(entry) for entry in entries]
         return await self._database.transact(
             lambda connection: self.append_within(connection, raws, also)
@@ -46,7 +46,7 @@ class Log:
     def append_within(
         self, connection: sqlite3.Connection, raws: Sequence[bytes], also: Also | None = None
     ) -> range:
-        """Append encoded entries inside a transaction of the caller's."""
+        """Append encoded entries inside the caller's transaction; returns their indices."""
 
         def node(level: int, position: int) -> bytes:
             return self._node(connection, level, position)
@@ -68,7 +68,7 @@ class Log:
         return range(first, size)
 
     def size_within(self, connection: sqlite3.Connection) -> int:
-        """Entries in the log, as seen inside a transaction."""
+        """Number of entries in the log, as seen inside a transaction."""
         row = connection.execute(_SIZE, (self.owner,)).fetchone()
         return int(row[0])
 
@@ -83,7 +83,7 @@ class Log:
     # --- reading -----------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Entries in the log."""
+        """Number of entries in the log."""
         return int(self._database.read(_SIZE, (self.owner,))[0][0])
 
     def root(self, size: int) -> bytes:

@@ -1,8 +1,8 @@
 """RFC 6962 Merkle trees: hashes, proofs and their verification.
 
-A tree of n leaves is kept as its *complete* subtrees: node (level l, index i) is the hash of
+A tree of n leaves is stored as its *complete* subtrees: node (level l, index i) is the hash of
 leaves [i * 2^l, (i + 1) * 2^l). Appending a leaf completes one node, plus one for each trailing
-1-bit of n; a root or a proof reads O(log n) of them. Proofs are made as in RFC 6962 §2.1 and
+1-bit of n. A root or a proof reads O(log n) nodes. Proofs are built as in RFC 6962 §2.1 and
 verified by the algorithms of RFC 9162 §2.1.3.2 and §2.1.4.2.
 """
 
@@ -16,7 +16,7 @@ Node = Callable[[int, int], bytes]
 
 EMPTY_ROOT = hashlib.sha256().digest()
 PROOF_LENGTH_MAX = 128
-"""Hashes in a proof; 2 * 53 levels suffice for any log of at most 2^53 entries."""
+"""Most hashes in a proof; 2 * 53 suffice for any log of at most 2^53 entries."""
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -30,7 +30,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def completed_by(size: int, leaf: bytes, node: Node) -> list[tuple[int, int, bytes]]:
-    """Nodes (level, index, hash) that appending the leaf hash `leaf` to `size` leaves completes."""
+    """The nodes (level, index, hash) completed by appending leaf hash `leaf` to `size` leaves."""
     level, index, value = 0, size, leaf
     completed = [(level, index, value)]
     while index % 2 == 1:
@@ -41,7 +41,7 @@ def completed_by(size: int, leaf: bytes, node: Node) -> list[tuple[int, int, byt
 
 
 class Peaks:
-    """The root of a tree that only grows, in O(log n) memory: its largest complete subtrees."""
+    """Computes the root of a growing tree in O(log n) memory from its largest complete subtrees."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -103,7 +103,7 @@ def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
-    """PROOF(old, D[new]): shows that the first `old` of `new` leaves did not change.
+    """PROOF(old, D[new]): proves that the first `old` of `new` leaves did not change.
 
     Empty when `old` is 0 or `new`; raises `ValueError` when `old` exceeds `new`.
     """
@@ -113,7 +113,7 @@ def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
         return []
     path: list[bytes] = []
     start, size, whole = 0, new, True
-    """`whole`: the old tree starts where this subtree does (RFC 6962's b)."""
+    """`whole`: the old tree starts at the start of this subtree (b in RFC 6962)."""
     while old - start != size:
         left = _split(size)
         if old - start <= left:
@@ -130,7 +130,7 @@ def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
 def verify_inclusion(
     leaf: bytes, index: int, size: int, proof: Sequence[bytes], root_hash: bytes
 ) -> bool:
-    """Whether `proof` shows leaf hash `leaf` at `index` under `root_hash` (RFC 9162 §2.1.3.2)."""
+    """Whether `proof` proves leaf hash `leaf` at `index` under `root_hash` (RFC 9162 §2.1.3.2)."""
     if not 0 <= index < size:
         return False
     first, last, value = index, size - 1, leaf
@@ -150,7 +150,7 @@ def verify_inclusion(
 def verify_consistency(
     old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]
 ) -> bool:
-    """Whether `proof` shows that the new tree extends the old one (RFC 9162 §2.1.4.2)."""
+    """Whether `proof` proves that the new tree extends the old tree (RFC 9162 §2.1.4.2)."""
     if not 0 <= old <= new:
         return False
     if old == new:

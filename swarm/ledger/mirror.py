@@ -1,4 +1,4 @@
-"""A copy of another trusted peer's log, believed only as far as its owner's signature reaches."""
+"""A mirror of another trusted peer's log; every entry is verified by a head its owner signed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Fork(SwarmError):
 class LogMirror:
     """The copy of `owner`'s log, and the signed head that it is checked against.
 
-    That head is replaced by a newer one only once all its entries are held, so that no head
-    ever signed to us escapes the check.
+    A newer head replaces that head only once the mirror holds all the old head's entries, so that
+    every head received is checked.
     """
 
     def __init__(self, database: Database, owner: str) -> None:
@@ -38,7 +38,7 @@ class LogMirror:
         )
 
     def head(self) -> Envelope | None:
-        """The newest head whose entries are all held; None if there is none."""
+        """The stored head if the mirror holds all its entries, else None."""
         rows = self._database.read(_HEAD, (self.log.owner,))
         head = open_envelope(rows[0][0]) if rows else None
         return head if head is not None and _size(head) <= self.log.size() else None
@@ -50,12 +50,12 @@ class LogMirror:
         proof: Sequence[bytes] = (),
         also: Also | None = None,
     ) -> None:
-        """Append `entries` if the signed `head` covers them and everything held so far.
+        """Append `entries` if the signed `head` covers them and all entries held so far.
 
-        `proof` is the consistency proof from the size after `entries` to the head's, empty when
-        they reach it. Durable on return, in one transaction with `also`; nothing changes on an
-        error. A head older than the newest believed does nothing. Raises `Fork` when the head
-        contradicts what is held.
+        `proof` is the consistency proof from the size after `entries` to the head's size, empty if
+        they are equal. The append is durable on return, in one transaction with `also`; an error
+        changes nothing. A head older than the stored one is ignored. Raises `Fork` when the head
+        contradicts the entries held.
         """
         message = head.message
         if not isinstance(message, LogHead) or head.sender != self.log.owner:
@@ -84,7 +84,7 @@ class LogMirror:
                 )
             if known is not None:
                 if _size(known) > size:
-                    return  # still to be checked once its entries are here
+                    return  # keep the stored head until all its entries can be checked
                 assert isinstance(known.message, LogHead)
                 before = self.log.root_within(connection, known.message.size)
                 if before != known.message.root:

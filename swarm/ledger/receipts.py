@@ -16,7 +16,7 @@ from swarm.messages import LogHead, Verdict
 
 @dataclass(frozen=True)
 class Receipt:
-    """A verdict, and the proof that it stands in its validator's log."""
+    """A verdict, and the proof that it is in its validator's log."""
 
     envelope: Envelope
     """The signed `Verdict`."""
@@ -24,7 +24,7 @@ class Receipt:
     """The leaf: an encoded `Judged`."""
     index: int
     head: Envelope
-    """The signed `LogHead` under which it is proven."""
+    """The signed `LogHead` that the proof leads to."""
     proof: list[bytes]
 
     @property
@@ -34,12 +34,12 @@ class Receipt:
 
     @property
     def log_size(self) -> int:
-        """Entries of the log when it was proven."""
+        """Number of entries in the log at `head`."""
         assert isinstance(self.head.message, LogHead)
         return self.head.message.size
 
     def problem(self) -> str | None:
-        """Why this receipt proves nothing, or None. Needs nothing but the receipt."""
+        """Why this receipt is invalid, or None; checked without any other data."""
         head, verdict = self.head.message, self.envelope.message
         if not isinstance(head, LogHead) or not isinstance(verdict, Verdict):
             return "it is not a verdict with a log head"
@@ -62,9 +62,9 @@ class Receipt:
 
 
 async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
-    """All receipts of a worker that a validator holds, in log order, each proven to be in its log.
+    """Fetch all receipts of a worker from a validator, in log order, and verify their proofs.
 
-    Raises `PeerError` when one is not, or the validator does not answer.
+    Raises `PeerError` when a receipt is invalid or the validator does not answer.
     """
     peer = client.peer
     receipts: list[Receipt] = []
@@ -79,7 +79,7 @@ async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
         if indices[0] < start or indices != sorted(set(indices)):
             raise PeerError(f"{peer} sent receipts out of order")
         start = indices[-1] + 1
-        page = [item for item in page if item.index < size]  # others: judged since
+        page = [item for item in page if item.index < size]  # the rest are newer than `head`
         proofs = await client.inclusions(peer, [item.index for item in page], size)
         for item, proof in zip(page, proofs, strict=True):
             receipt = Receipt(_opened(peer, item), item.entry, item.index, head, proof)

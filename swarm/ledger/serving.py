@@ -1,4 +1,4 @@
-"""Serving the logs held here to anyone who asks."""
+"""Serving this peer's log and mirrors to anyone who asks."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ from swarm.messages import Present
 from swarm.transport import Stream, Transport
 
 ANSWER_BYTES_MAX = 512 * 1024
-"""Bytes of entries in one answer; a single entry always fits."""
+"""Most bytes of entries in one answer; a single entry always fits."""
 
 
 class Ledger(Protocol):
-    """What is served (`swarm.run.trusted.TrustedPart`)."""
+    """The data that is served (implemented by `swarm.run.trusted.TrustedPart`)."""
 
     def log_of(self, owner: str) -> Log | None:
-        """The log or mirror held of a trusted peer."""
+        """The log or mirror of a trusted peer; None if this peer holds none."""
         ...
 
     async def head_of(self, owner: str) -> Envelope | None:
-        """Its newest signed head; everything below it is held."""
+        """The newest signed head of a log of which this peer holds all entries."""
         ...
 
     def verdicts_of(
         self, worker: str, start: int, limit: int
     ) -> Sequence[tuple[int, bytes, bytes]]:
-        """(log index, entry, envelope) of this peer's own verdicts on a worker."""
+        """(log index, entry, envelope) of this peer's own verdicts on a worker's submissions."""
         ...
 
     def status(self) -> tuple[Sequence[bytes], Sequence[Present]]:
-        """The newest manifest, checkpoint and order, and those who are there."""
+        """The newest manifest, checkpoint and step order, and the peers that are present."""
         ...
 
     def expulsions_of(self, peer: str) -> Sequence[bytes]:
-        """The signed evictions and reinstatements known of a peer, newest last."""
+        """The known signed evictions and reinstatements of a peer, newest last."""
         ...
 
 
 @asynccontextmanager
 async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
-    """Let anyone read the logs held here, inside the block; once per transport."""
+    """Serve the logs held here inside the block; once per transport."""
 
     async def converse(stream: Stream) -> None:
         while True:
@@ -126,7 +126,7 @@ def _status(ledger: Ledger) -> Status:
 
 
 def _fitting(sizes: Sequence[int]) -> int:
-    """How many of the first items fit one answer; at least one."""
+    """How many of the first items fit into one answer; at least one."""
     total = 0
     for count, size in enumerate(sizes):
         total += size

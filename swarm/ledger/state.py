@@ -1,7 +1,7 @@
-"""What a run's state is: a pure function of the union of the trusted peers' logs.
+"""A run's state, computed as a pure function of the union of the trusted peers' logs.
 
-Give it any of the entries, in any order, some of them twice: the state is the same. So no trusted
-peer has to agree with another before it writes.
+The order of the entries and repeated entries do not change the state. So no trusted peer has to
+agree with another before it writes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Record:
     """One entry, and its position in a log."""
 
     owner: str
-    """Whose log it is."""
+    """The log's owner."""
     index: int
     entry: Entry
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What one submission earned its worker."""
+    """The groups and samples credited to a worker for one submission."""
 
     worker: str
     groups: int
@@ -41,33 +41,36 @@ class Totals:
     refused: int = 0
     quarantined: int = 0
     groups: int = 0
-    """Credited, samples too."""
+    """Credited groups."""
     samples: int = 0
+    """Credited samples."""
     outcomes: dict[Outcome, int] = field(default_factory=dict)
-    """Accepted groups by what became of them."""
+    """Number of accepted groups by outcome."""
 
 
 @dataclass(frozen=True)
 class LedgerState:
-    """The run as the logs tell it. Every mapping is in sorted order of its keys."""
+    """The state of a run according to the logs. Every mapping is sorted by its keys."""
 
     verdicts: Mapping[bytes, Judged]
     """The final verdict on each submission."""
     judges: Mapping[bytes, str]
-    """Whose verdict it is."""
+    """The validator of the final verdict, by submission."""
     credits: Mapping[bytes, Credit]
-    """By submission: those whose final verdict is accepted or quarantined, one for each number."""
+    """Credits by submission; one per number, for a final verdict of accepted or quarantined."""
     consumed: Mapping[bytes, list[Outcome]]
-    """What became of each group, by submission."""
+    """The outcome of each group, by submission."""
     evicted: Mapping[str, Eviction]
     """Evictions in force, by peer."""
     totals: Mapping[str, Totals]
-    """By worker."""
+    """Totals by worker."""
 
 
 def is_disputed(records: Iterable[Record]) -> bool:
-    """Whether several of these verdicts are on one submission or number, so that the trainers'
-    `Consumed` entries can decide which of them counts."""
+    """Whether several of these verdicts judge one submission or one number.
+
+    Then the trainers' `Consumed` entries may decide which verdict is final.
+    """
     judged = [record.entry for record in records if isinstance(record.entry, Judged)]
     submissions = {entry.submission for entry in judged}
     numbers = {(entry.worker, entry.lineage, entry.step, entry.number) for entry in judged}
@@ -77,23 +80,23 @@ def is_disputed(records: Iterable[Record]) -> bool:
 def ledger_state(
     records: Iterable[Record], *, run: str, validators: Sequence[str], trusted: Sequence[str]
 ) -> LedgerState:
-    """The state that follows from `records` in a run with these validators, in rank order.
+    """Compute the state from `records`; `validators` are in order of rank.
 
-    Only what a peer may say counts: verdicts of `validators`, everything else of `trusted` peers,
-    evictions and reinstatements with their signatures. Of several verdicts on a submission
+    Only entries that a peer may write are used: verdicts of `validators`, other entries of
+    `trusted` peers, and evictions and reinstatements with valid signatures. Each validator's first
+    verdict on a submission is used. These rules, in this order, decide which one is final:
 
-    - the first of each validator counts;
-    - an acceptance of which a step took a group stands, since that cannot be undone;
-    - else a proven fault beats every other verdict;
-    - else, and among equals, the validator first in rank decides.
+    - an acceptance is final if a step took a group of the submission, since that cannot be undone;
+    - a proven fault beats every other verdict;
+    - among equals, the verdict of the validator first in rank is final.
 
-    Of several submissions with one number one is credited: one of which a step took a group, else
-    the one whose validator is first in rank.
+    Of several submissions with one number, only one is credited: a submission of which a step took
+    a group, else the submission whose validator is first in rank.
     """
     rank = {validator: index for index, validator in enumerate(validators)}
     believed = {(r.owner, r.index): r.entry for r in records if r.owner in trusted}
     cases: dict[tuple[bytes, str], dict[str, Judged]] = {}
-    """By submission and worker: a worker that hands in another's file is judged apart."""
+    """By submission and worker, because a worker may submit a copy of another's file."""
     consumed: dict[bytes, list[Outcome]] = {}
     evictions: dict[str, Envelope] = {}
     reinstatements: dict[str, Envelope] = {}
@@ -112,7 +115,7 @@ def ledger_state(
     judges: dict[bytes, str] = {}
     credits: dict[bytes, Credit] = {}
     credited: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
-    """By (worker, lineage, step, number), the best of what was accepted or quarantined there."""
+    """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
     totals: dict[str, Totals] = {}
     for (submission, _), by_validator in sorted(cases.items()):
         trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
@@ -160,8 +163,8 @@ def _judge(by_validator: Mapping[str, Judged], rank: Mapping[str, int], *, train
 
 
 _TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})
-"""Outcomes of a step that took the group; stale and unreadable ones were never taken, carried ones
-not yet."""
+"""Outcomes that mean that a step took the group. Stale and unreadable groups are never taken,
+carried groups not yet."""
 
 _FINALITY: dict[Outcome, int] = {
     "carried": 0,
@@ -173,7 +176,10 @@ _FINALITY: dict[Outcome, int] = {
 
 
 def _merge(consumed: dict[bytes, list[Outcome]], entry: Consumed) -> None:
-    """A group may be carried first and consumed later: its most final outcome counts."""
+    """Add an entry; of several outcomes of a group, the most final wins.
+
+    A group may be carried first and consumed later.
+    """
     held = consumed.get(entry.submission, [])
     longest = max(len(held), len(entry.outcomes))
     consumed[entry.submission] = [
@@ -192,7 +198,7 @@ def _newest(
     signer: str,
     message_type: type[Eviction] | type[Reinstatement],
 ) -> None:
-    """Keep the newest message about each peer; one that is not signed properly is ignored."""
+    """Keep the newest message about each peer; ignore a message without a valid signature."""
     try:
         envelope = open_envelope(entry.envelope)
     except Dropped:

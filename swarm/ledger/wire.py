@@ -1,8 +1,8 @@
 """Requests and answers of the ledger protocol: `/swarm/ledger/1.0.0`, framing SWARM.
 
-One stream, one request at a time: a msgpack array `[tag, fields…]`, answered by one frame of the
-same kind. The asking side checks everything against a head that the log's owner signed. A trusted
-peer also hands out its mirrors of the others' logs, so that a lost one can be restored.
+A stream carries one request at a time. Requests and answers are msgpack arrays `[tag, fields…]`,
+one per frame. The client checks everything against a head that the log's owner signed. A trusted
+peer also serves its mirrors of the others' logs, so that a lost log can be restored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from swarm.ledger.entries import ENTRY_BYTES_MAX
 from swarm.messages import Count, Digest, Present
 
 ENTRIES_MAX = 512
-"""Log entries in one answer."""
+"""Most log entries in one answer."""
 
 RECEIPTS_MAX = 64
-"""Receipts in one answer, each of an entry and an envelope of at most 64 KiB."""
+"""Most receipts in one answer. A receipt is an entry and an envelope of at most 64 KiB."""
 
 EXPULSIONS_MAX = 2
-"""Of one peer in one answer: the newest eviction and the newest reinstatement."""
+"""Messages about one peer in one answer: the newest eviction and the newest reinstatement."""
 
 REQUEST_SECONDS = 10.0
-"""One request for part of a log; also how long a server waits for the next on a stream."""
+"""Deadline of one request; also the time that a server waits for the next request on a stream."""
 
 PROTOCOL = "/swarm/ledger/1.0.0"
 
@@ -47,7 +47,7 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HeadRequest(_Struct, frozen=True, tag="head"):
-    """The signed head of the server's log, or of its mirror of another's."""
+    """The signed head of the server's own log or of one of its mirrors."""
 
     owner: _Owner
 
@@ -59,7 +59,7 @@ class EntriesRequest(_Struct, frozen=True, tag="entries"):
 
 
 class InclusionsRequest(_Struct, frozen=True, tag="inclusions"):
-    """Proofs that the entries `indices` stand in the first `size` entries of a log."""
+    """Proofs that the entries `indices` are among the first `size` entries of a log."""
 
     owner: _Owner
     indices: Annotated[list[Count], Meta(max_length=RECEIPTS_MAX)]
@@ -73,7 +73,7 @@ class ConsistencyRequest(_Struct, frozen=True, tag="consistency"):
 
 
 class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
-    """Receipts of one worker from log index `start` on, in order; the server's own only."""
+    """One worker's receipts in the server's own log, in order, from log index `start` on."""
 
     worker: _Owner
     start: Count
@@ -81,7 +81,7 @@ class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
 
 
 class StatusRequest(_Struct, frozen=True, tag="status"):
-    """How far the run is, and who takes part."""
+    """The progress of the run, and the peers that take part."""
 
 
 class ExpulsionsRequest(_Struct, frozen=True, tag="expulsions"):
@@ -103,12 +103,12 @@ Request = (
 
 class Head(_Struct, frozen=True, tag="head"):
     envelope: _RawEnvelope
-    """A `LogHead`; empty when the server has nothing of this log."""
+    """A `LogHead` envelope; empty if the server does not hold this log."""
 
 
 class Entries(_Struct, frozen=True, tag="entries"):
     entries: Annotated[list[_RawEntry], Meta(max_length=ENTRIES_MAX)]
-    """As many of those asked for as fit an answer, at least one if there is one."""
+    """The first of the requested entries, as many as fit into an answer; at least one if any."""
 
 
 _Hashes = Annotated[list[Digest], Meta(max_length=merkle.PROOF_LENGTH_MAX)]
@@ -120,7 +120,7 @@ class Proof(_Struct, frozen=True, tag="proof"):
 
 class Proofs(_Struct, frozen=True, tag="proofs"):
     proofs: Annotated[list[_Hashes], Meta(max_length=RECEIPTS_MAX)]
-    """In the order of the indices asked for."""
+    """In the order of the requested indices."""
 
 
 class LoggedVerdict(_Struct, frozen=True):
@@ -135,14 +135,14 @@ class Verdicts(_Struct, frozen=True, tag="verdicts"):
 
 class Status(_Struct, frozen=True, tag="status"):
     envelopes: Annotated[list[_RawEnvelope], Meta(max_length=3)]
-    """The newest manifest, checkpoint and step order, as far as there are any."""
+    """The newest manifest, checkpoint and step order, as far as they exist."""
     present: Annotated[list[Present], Meta(max_length=8192)]
-    """Those of whom a trusted peer has heard, as many as fit, the freshest first."""
+    """The peers that trusted peers have heard from, most recent first, as many as fit."""
 
 
 class Expulsions(_Struct, frozen=True, tag="expulsions"):
     envelopes: Annotated[list[_RawEnvelope], Meta(max_length=EXPULSIONS_MAX)]
-    """The newest ones."""
+    """The newest envelopes."""
 
 
 class Refusal(_Struct, frozen=True, tag="refused"):
