@@ -215,8 +215,8 @@ class Inspected(Report, frozen=True, kw_only=True):
     environments: list[int] = []
     """[groups] Index among the run's environments; empty if the run has only one."""
     ungraded: str = ""
-    """Why the environment cannot grade. The sampling checks decide whether the worker is at
-    fault."""
+    """Why the environment cannot replay or grade. The sampling checks decide whether the worker is
+    at fault."""
     group_digests: list[Digest] = []
     """[groups] BLAKE3-256 of each group's prompt and completions."""
     canonical_digest: bytes = b""

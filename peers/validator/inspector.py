@@ -56,20 +56,17 @@ class InspectorService:
         renderer = self._renderer_in(Path(job.tokenizer_folder))
         inspection = self._inspection(job, drawn, renderer)
         report = Report()
+        graded: list[list[float]] = []
+        ungraded = ""
         try:
             report.run(CHECKS, inspection)
-        except UserError as error:  # an environment cannot replay its turns
-            return Inspected(
-                checks=report.checks, failed="environment", detail=str(error), quarantined=True
-            )
+            if not report.failed:
+                graded = _rewards(inspection.rollouts, inspection)
+        except UserError as error:  # an environment cannot replay its turns, or grade them
+            ungraded = str(error)
         if report.failed:
             return Inspected(**asdict(report))
         rollouts = inspection.rollouts
-        ungraded = ""
-        try:
-            graded = _rewards(rollouts, inspection)
-        except UserError as error:
-            graded, ungraded = [], str(error)
         penalised = bool(graded) and any(each.task.length_weight for each in drawn)
         return Inspected(
             **asdict(report),

@@ -10,6 +10,7 @@ import pytest
 
 from peers.environments import Task
 from peers.environments.sort_digits import SortDigits
+from peers.policy.demo import LENGTH_MAX
 from peers.validator.checks.file import CHECKS
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts
@@ -131,14 +132,45 @@ def test_tokens_of_another_policy_are_a_proven_fault(stage: Stage, made: Any) ->
     assert (found.failed, found.proven_fault) == ("spans", True)
 
 
-def test_an_environment_that_cannot_replay_is_no_fault_of_the_worker(
+def test_an_environment_that_cannot_replay_leaves_the_tokens_to_tell_whose_fault_it_is(
     stage: Stage, made: Any
 ) -> None:
+    """A worker that knows a text over which the environment fails gets no credit for it."""
     header, rollouts, changes = made
     stage.inspector._environments = Given(Broken())
     found = stage.inspect(header, rollouts, **changes)
-    assert (found.failed, found.proven_fault, found.quarantined) == ("environment", False, True)
-    assert "RuntimeError: no tool" in found.detail
+    assert (found.failed, found.rewards, len(found.group_digests)) == ("", [], 4)
+    assert "RuntimeError: no tool" in found.ungraded
+    assert stage.judge(**changes).failed == ""
+
+    invented = with_segments(rollouts, 6, _first_turn_invented)
+    found = stage.inspect(header, invented, **changes)
+    assert found.failed == "" and "RuntimeError: no tool" in found.ungraded
+    assert stage.judge(**changes).failed != ""
+
+
+def _first_turn_invented(segments: list[Segment]) -> None:
+    tokens = list(segments[1].tokens)
+    segments[1] = model(*(5 if token not in STOP_IDS else token for token in tokens))
+    segments[-1] = model(*(5 for _ in segments[-1].tokens[1:]), STOP_IDS[0])
+
+
+def _no_such_token(segments: list[Segment]) -> None:
+    segments[2] = Segment("environment", [10_000])
+
+
+def _beyond_the_context(segments: list[Segment]) -> None:
+    segments[2] = Segment("environment", [5] * (LENGTH_MAX - 10))
+
+
+@pytest.mark.parametrize("change", [_no_such_token, _beyond_the_context])
+def test_turns_that_no_policy_can_read_are_a_proven_fault_though_none_can_be_replayed(
+    stage: Stage, made: Any, change: Change
+) -> None:
+    header, rollouts, changes = made
+    stage.inspector._environments = Given(Broken())
+    found = stage.inspect(header, with_segments(rollouts, 6, change), **changes)
+    assert (found.failed, found.proven_fault) == ("tokens", True)
 
 
 def test_turns_in_a_run_of_single_turns_are_refused(stage: Stage, made: Any) -> None:

@@ -6,6 +6,7 @@ from peers.environments import multi_turn
 from peers.environments.episodes import environment_tokens
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.checks.file.evidence import Inspection
+from swarm.world.progress import checkpoint
 
 
 class Turns(Check[Inspection]):
@@ -30,6 +31,7 @@ class Turns(Check[Inspection]):
             return int(evidence.rollouts.segment_counts()[row]) == 2
         segments = evidence.rollouts.rollout(row).segments
         for count in range(2, len(segments) + 1, 2):
+            checkpoint()
             answer = environment_tokens(
                 drawn.environment,
                 drawn.task,
