@@ -1,1 +1,1 @@
-"""A peer in the network, and its part in a run."""
+"""A peer in the network, and the same peer inside a run."""

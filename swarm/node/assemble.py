@@ -1,4 +1,4 @@
-"""A node put together from the parts of the seam."""
+"""Assembly of a node from the parts of the seam."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def assemble(
     settings: PeerSettings,
     manifests: Mapping[str, Envelope],
 ) -> AsyncIterator[Node]:
-    """A node from the parts of the seam, its DHT and its manifests served inside the block."""
+    """Make a node from the parts of the seam; it serves its DHT and its manifests in the block."""
     database = disk.database("peer.sqlite")
     await database.transact(create_tables)
     dht = Kademlia(transport, world, record_validators(world.wall_time), emit=events.emit)

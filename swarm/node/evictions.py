@@ -1,4 +1,4 @@
-"""Evictions heard in a run: evicted peers are cut off, and this one leaves when it is evicted."""
+"""Effects of evictions: evicted peers are disconnected, and this peer leaves if it is evicted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from swarm.run.admission import NotAdmitted
 from swarm.run.run import Run
 
 EVICTION_NOTICE_SECONDS = 2.0
-"""An evicted peer is disconnected this long after the eviction, so that it hears the reason."""
+"""Delay between an eviction and the disconnection of the evicted peer, so that it can receive the
+reason."""
 
 
 class Evictions:
@@ -28,9 +29,9 @@ class Evictions:
         self._run = run
         self._own: Observable[Eviction | None] = Observable(None)
         self._heard, self._evicted = trio.open_memory_channel[tuple[PeerId, float]](
-            math.inf  # as many as trusted peers sign
+            math.inf  # only trusted peers sign evictions
         )
-        """Who is evicted, and when that was heard."""
+        """Evicted peers, and when this one heard of the eviction."""
 
     def hear(self, envelope: Envelope) -> None:
         self._run.evict(envelope)
@@ -45,13 +46,14 @@ class Evictions:
             self._heard.send_nowait((evicted, self._node.world.now()))
 
     async def cut_off(self) -> None:
-        """Disconnect evicted peers, once they have had the time to hear why."""
+        """Ban evicted peers `EVICTION_NOTICE_SECONDS` after their evictions, until cancelled."""
         async for peer, heard in self._evicted:
             await trio.sleep_until(heard + EVICTION_NOTICE_SECONDS)
             if self._run.evicted(peer) is not None:
                 self._node.transport.ban(peer, BAN_SECONDS)
 
     async def leave(self) -> None:
+        """Wait until this peer is evicted; raises `NotAdmitted` then."""
         eviction = await self._own.wait_until(lambda eviction: eviction is not None)
         assert eviction is not None
         raise NotAdmitted(f"evicted: {eviction.reason}")

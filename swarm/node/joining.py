@@ -1,4 +1,4 @@
-"""How a peer enters the network, its DHT, and a run."""
+"""Joining: how a peer enters the network and its DHT, and finds a run."""
 
 from __future__ import annotations
 
@@ -24,35 +24,39 @@ from swarm.transport import (
 )
 
 BOOTSTRAP_DEADLINE_SECONDS = 15.0
-"""Nobody at the bootstrap address by then is an error the person can act on."""
+"""Deadline for an answer from the bootstrap addresses. Without one, joining is an error."""
 
 LAST_BOOTSTRAP = "last-bootstrap"
-"""File in the home with the addresses this peer last joined through: `swarm status` asks there."""
+"""File in the home with the addresses that this peer last joined through. `swarm status` and other
+commands use them as well."""
 
 MET_AFTER_SECONDS = 2.0
-"""Head start of the bootstrap peers before peers met earlier are tried as well."""
+"""Head start of the bootstrap peers. After it, peers met earlier are tried as well."""
 
 ENTRY_GRACE_SECONDS = 1.0
-"""Time left to the other attempts once one peer has answered."""
+"""Time that the other attempts get after one peer has answered."""
 
 NEWER_MANIFEST_SECONDS = 1.0
-"""How long a joining peer looks in the DHT for a newer manifest than it was given."""
+"""Deadline of a joining peer's search in the DHT for a newer manifest than it has."""
 
 EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
-"""Peers through which one joins, with their addresses."""
+"""Peers through which a peer joins the network, with their addresses."""
 
 LOOKED_FOR = frozenset({"bootstrap", "relay", "trainer", "validator"})
-"""Roles of peers that others connect to: these may wait for them."""
+"""Roles of peers that others look for. Such a peer may start alone and wait for connections."""
 
 NO_WAY_IN = "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
 
 
 async def join_network(node: Node) -> EntryPoints:
-    """Connect to the bootstrap peers, not to the DHT yet: a run may hide its peers. Those that
-    answered. When the bootstrap peers of the last time do not, peers met then do as well.
+    """Connect to the bootstrap peers; returns those that answered.
 
-    Raises `UserError` when none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or when no address is
-    known and nobody would look for this peer.
+    This peer does not enter the DHT yet, because a run may hide its peers. If no bootstrap peer
+    answers and the settings name the same bootstrap peers as last time, the peers met then are
+    tried as well.
+
+    Raises `UserError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or if no address is
+    known and no other peer looks for this one (`LOOKED_FOR`).
     """
     named = _by_peer(node.settings.bootstrap)
     failures = [
@@ -93,7 +97,10 @@ async def _connect(
     *,
     patience_seconds: float = BOOTSTRAP_DEADLINE_SECONDS,
 ) -> EntryPoints:
-    """Those of these peers that answer: within a second of the first, or in all this time."""
+    """Connect to these peers; returns those that answered.
+
+    Waits for `patience_seconds`, but only `ENTRY_GRACE_SECONDS` after the first answer.
+    """
 
     async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
         try:
@@ -113,8 +120,10 @@ async def _connect(
 
 
 async def _peers_met(node: Node) -> EntryPoints:
-    """Peers that this one was connected to in its last life, if that joined through the same
-    bootstrap peers."""
+    """Read the peers that this one was connected to before its restart.
+
+    Returns none if this peer then joined through other bootstrap peers.
+    """
     last, met = [
         (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
         for name in (LAST_BOOTSTRAP, PEERS_MET)
@@ -130,7 +139,7 @@ def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
 
 
 async def join_dht(node: Node, entry_points: EntryPoints) -> None:
-    """Enter the DHT through peers that answered."""
+    """Enter the DHT through peers that answered; returns silently if it fails."""
     answered = [address for addresses in entry_points.values() for address in addresses]
     if not answered:
         return
@@ -142,11 +151,12 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
 
 
 async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = False) -> Run:
-    """The run to join, from manifest files or from the peers that answered; enters the DHT, as
-    the run's mode wants it. Raises `UserError`.
+    """Find the run to join, and enter the DHT as the run's broadcast mode requires.
 
-    An onlooker does not serve the DHT, nor look there for a newer manifest: it asks the trusted
-    peers next, who know.
+    The manifest comes from files or from the peers that answered. Raises `UserError`.
+
+    With `looks_on`, this peer does not serve the DHT and does not search it for a newer manifest:
+    the trusted peers, which it asks next, have the newest.
     """
     known = dict(node.manifests)
     problems: list[str] = []
@@ -173,7 +183,7 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     await join_dht(node, entry_points)
     raw = None
     if not looks_on:
-        # A lookup may meet peers that hang; neighbours soon announce the same.
+        # A lookup may wait for hanging peers, and neighbours soon announce the newest manifest.
         with trio.move_on_after(NEWER_MANIFEST_SECONDS):
             raw = await node.dht.get(run_key(manifest.body.run))
     if raw is not None:

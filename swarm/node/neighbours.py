@@ -1,4 +1,4 @@
-"""Which peers of a run this one knows, connects to, and names to others."""
+"""The peers of a run that this one knows, connects to, and names to others."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from swarm.transport import (
 )
 
 NEIGHBOUR_SEARCH_SECONDS = 3.0
-"""Between attempts to find more gossip neighbours."""
+"""Interval between attempts to find more gossip neighbours."""
 
 NEIGHBOUR_CHECK_SECONDS = 10.0
-"""After which a peer that had enough looks whether it still has."""
+"""Interval between checks of a peer that has enough gossip neighbours."""
 
 RELAY_AFTER_SECONDS = 30.0
-"""A peer that nobody has reached directly by then asks relays to carry connections to it."""
+"""Time after which a peer that no other has reached directly asks relays to forward connections."""
 
 RELAYS_USED = 2
 
 
 class Neighbours:
-    """The peers of a run around this one."""
+    """Selects and connects to other peers of a run."""
 
     def __init__(self, node: Node, run: Run) -> None:
         self._node = node
         self._run = run
 
     def deals_with(self, peer: str, record: PeerRecord) -> bool:
-        """Whether a peer is asked for pieces, connected to and named to others."""
+        """Whether this peer connects to another, asks it for pieces and names it to others."""
         return self._run.evicted(peer) is None and self._run.serves(peer, record.roles)
 
     def others(self) -> dict[PeerId, PeerRecord]:
-        """The peers heard of that this one deals with."""
+        """Return the records of the known peers that this one deals with."""
         found = {}
         for envelope in self._node.records():
             assert isinstance(envelope.message, PeerRecord)
@@ -53,7 +53,7 @@ class Neighbours:
         return found
 
     def records(self) -> list[Envelope]:
-        """Peer records for neighbours."""
+        """Return the peer records to give to neighbours."""
         found = []
         for envelope in self._node.records():
             assert isinstance(envelope.message, PeerRecord)
@@ -62,7 +62,10 @@ class Neighbours:
         return found
 
     async def meet(self) -> PeerId | None:
-        """Connect to one more peer of the run, drawn at random: there is uplink to spare."""
+        """Connect to one more random peer of the run. Called when there is uplink to spare.
+
+        Returns None if no other peer is known or the drawn one cannot be reached.
+        """
         connected = set(self._node.transport.connected())
         others = [peer for peer in self.others() if peer not in connected]
         if not others:
@@ -71,12 +74,15 @@ class Neighbours:
         try:
             await self._node.reach(peer)
         except PeerError:
-            return None  # it was worth a try: another one is drawn next time
+            return None  # the next call draws another
         return peer
 
     async def keep_enough(self, gossip: Gossip, *, trusted_wanted: int) -> None:
-        """Keep enough gossip neighbours that take part, trusted ones among them: of these a trusted
-        peer wants as many, and every other at least one, however many others connect."""
+        """Keep `NEIGHBOURS_WANTED` gossip neighbours, at least `trusted_wanted` of them trusted.
+
+        Only neighbours that take part in the run count. The trusted ones are wanted however many
+        other peers connect. Runs until cancelled.
+        """
         while True:
             members = gossip.members()
             near = sum(self._run.trusts(peer) for peer in members)
@@ -101,13 +107,16 @@ class Neighbours:
             await trio.sleep(NEIGHBOUR_SEARCH_SECONDS if wanted > 0 else NEIGHBOUR_CHECK_SECONDS)
 
     async def be_reachable(self) -> None:
-        """Behind NAT, have relays carry connections here; hole punching makes them direct."""
+        """Ask relays to forward connections to this peer if it is behind NAT.
+
+        Hole punching later makes the connections direct.
+        """
         await trio.sleep(RELAY_AFTER_SECONDS)
         transport = self._node.transport
         if transport.reachability() is Reachability.PUBLIC or "relay" in self._node.settings.role:
             return
         if not self._run.serves(self._node.peer_id, self._node.settings.role):
-            return  # nobody is to come
+            return  # no peer connects to a client
         used = 0
         for envelope in self._node.records():
             record = envelope.message

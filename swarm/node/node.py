@@ -1,4 +1,4 @@
-"""A peer in the network: its identity and signatures, and what it knows of peers and of runs."""
+"""A peer in the network: its identity and signatures, and the peers and runs that it knows."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ from swarm.transport import (
 from swarm.world import Compute, Database, Disk, World
 
 PEER_RECORD_LIFETIME_SECONDS = 3600.0
-"""Peer records live an hour and are republished at half of it."""
+"""Lifetime of a peer record; it is republished after half of this time."""
 
 PEERS_MET = "peers-met"
-"""File in the home with addresses of peers this one is connected to: ways into the network while
-its bootstrap peers are away."""
+"""File in the home with addresses of peers that this one is connected to. A restarted peer joins
+through them while its bootstrap peers are down."""
 
 PEERS_MET_MAX = 16
 
 RECORDS_MAX = 1024
-"""Peer records remembered (about 0.5 KB each)."""
+"""Number of peer records remembered (about 0.5 KB each)."""
 
 RECORDS_BYTES_MAX = 2 << 20
-"""And their bytes: each takes three times as much in memory, and strangers choose their length."""
+"""Bytes of all peer records remembered. Strangers choose a record's length, and in memory it takes
+three times as much."""
 
 RECORD_BYTES_MAX = 11 * 1024
-"""A larger one is not remembered: 16 + 16 addresses of 300 characters fit, and 16 records fit the
-frame in which they are handed on."""
+"""Largest peer record remembered. It has room for 16 + 16 addresses of 300 characters, and 16 such
+records fit the frame in which they are forwarded."""
 
 
 class StoredSequence:
-    """The sequence number in the peer's own database."""
+    """The sequence number of signed messages, stored in the peer's own database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -74,7 +75,7 @@ class StoredSequence:
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
-    """What a node keeps in its database."""
+    """Create the tables of a node's database."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
     )
@@ -85,7 +86,7 @@ def create_tables(connection: sqlite3.Connection) -> None:
 
 
 class Part(Protocol):
-    """A node's part in a run, as far as the node itself uses it."""
+    """The members of `swarm.node.run_node.RunNode` that the node itself uses."""
 
     @property
     def run(self) -> Run: ...
@@ -98,7 +99,7 @@ class Part(Protocol):
 
 @dataclass
 class Node:
-    """A peer in the network: what it needs whether or not it has joined a run."""
+    """A peer in the network, whether or not it has joined a run."""
 
     identity: Identity
     world: World
@@ -111,15 +112,15 @@ class Node:
     database: Database
     sequencer: Sequencer
     manifests: dict[str, Envelope] = field(default_factory=dict)
-    """Signed run manifests this peer hands out, by run id."""
+    """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None
-    """Its part in a run, once it has one."""
+    """This node inside its run; None until it has found one."""
     _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
     _records_bytes: int = 0
     _refused: dict[str, RunManifest] = field(default_factory=dict)
-    """The last manifest of each run that was not taken."""
+    """The last refused manifest of each run."""
     _met: dict[PeerId, list[str]] = field(default_factory=dict)
-    """Those on disk."""
+    """Peers and addresses in the file `PEERS_MET`."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -139,7 +140,7 @@ class Node:
     # --- run manifests -----------------------------------------------------------------------
 
     def serve_manifests(self) -> None:
-        """Hand out the manifests known here to any peer that asks, and take newer ones."""
+        """Hand out the known manifests to any peer that asks, and accept newer ones."""
         serve_manifests(
             self.transport,
             newest=lambda: list(self.manifests.values()),
@@ -148,14 +149,14 @@ class Node:
         )
 
     def version(self, digest: bytes) -> Envelope | None:
-        """The version of a run's manifest with this content, if it is known here."""
+        """Find the known version of a run's manifest with this content digest."""
         if self.part is not None and (held := self.part.run.version(digest)) is not None:
             return held
         known = (e for e in self.manifests.values() if content_digest(e) == digest)
         return next(known, None)
 
     def hear_manifest(self, envelope: Envelope) -> Envelope | None:
-        """Take a newer manifest of a run known here; the newest known after that, if any."""
+        """Accept a newer manifest of a known run; returns the run's newest manifest, if known."""
         run = envelope.body.run
         if self.part is not None and self.part.run.id == run:
             self.part.hear_manifest(envelope)
@@ -166,7 +167,7 @@ class Node:
         return self.manifests.get(run)
 
     def take_version(self, run: Run, envelope: Envelope) -> None:
-        """Take a newer manifest of a run, and say what changes; or why it is not taken."""
+        """Accept a newer manifest of a run and report its changes, or report why it is refused."""
         held, new = run.manifest, manifest_in(envelope)
         self.say_refused(run, new)
         if run.update(envelope):
@@ -174,21 +175,21 @@ class Node:
             self.events.emit("run.version_signed", version=new.version, changes=listed)
 
     def say_refused(self, run: Run, manifest: RunManifest) -> None:
-        """Say why a manifest is not taken, if it is not; once, however often it comes."""
+        """Report why a manifest is refused, if it is. Repeated copies are reported only once."""
         reason = run.refusal(manifest)
         if reason is not None and self._refused.get(run.id) != manifest:
             self._refused[run.id] = manifest
             self.events.emit("run.version_refused", version=manifest.version, reason=reason)
 
     def stored_versions(self, run: str) -> list[Envelope]:
-        """The versions of a run that this peer remembers from earlier lives, the newest last."""
+        """Read the versions of a run that this peer stored before its restart, newest last."""
         rows = self.database.read(
             "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
         )
         return [open_envelope(raw) for (raw,) in rows]
 
     async def store_versions(self, run: str, versions: Sequence[Envelope]) -> None:
-        """Make versions of a run durable, in place of those stored before."""
+        """Store versions of a run durably, replacing those stored before."""
         rows = [
             (run, manifest_in(each).version, content_digest(each), each.raw) for each in versions
         ]
@@ -201,10 +202,10 @@ class Node:
 
         await self.database.transact(store)
 
-    # --- where peers are ---------------------------------------------------------------------
+    # --- addresses of peers ------------------------------------------------------------------
 
     def learn_record(self, envelope: Envelope) -> None:
-        """Remember a peer record (its signature is checked already); the newest counts."""
+        """Remember the newest record of a peer. The caller has checked the signature."""
         if len(envelope.raw) > RECORD_BYTES_MAX:
             return  # padded
         held = self._records.get(envelope.sender)
@@ -213,14 +214,14 @@ class Node:
             self._records.move_to_end(envelope.sender)
             self._records_bytes += len(envelope.raw) - (len(held.raw) if held is not None else 0)
             while len(self._records) > RECORDS_MAX or self._records_bytes > RECORDS_BYTES_MAX:
-                # Identities are free: however many are announced, connected peers stay.
+                # Identities are free, so however many are announced, connected peers stay.
                 connected = {self.peer_id, *self.transport.connected()}
                 oldest = next(iter(self._records))
                 forgotten = next((p for p in self._records if p not in connected), oldest)
                 self._records_bytes -= len(self._records.pop(forgotten).raw)
 
     def record(self, peer: str) -> PeerRecord | None:
-        """The newest record known of a peer."""
+        """Return the newest known record of a peer."""
         envelope = self._records.get(peer)
         if envelope is None:
             return None
@@ -228,11 +229,11 @@ class Node:
         return envelope.message
 
     def records(self) -> list[Envelope]:
-        """All records known, own one included, those newest here last."""
+        """Return all known records including this peer's own, the most recently learnt last."""
         return list(self._records.values())
 
     async def find_record(self, peer: PeerId) -> PeerRecord | None:
-        """The record of a peer that the DHT holds, remembered from now on."""
+        """Look up a peer's record in the DHT and remember it."""
         raw = await self.dht.get(peer_key(peer))
         if raw is None:
             return None
@@ -242,9 +243,9 @@ class Node:
         return envelope.message
 
     async def reach(self, peer: PeerId) -> None:
-        """Be connected to a peer: by the addresses known, else by those the DHT gives.
+        """Connect to a peer unless connected: by its known addresses, else by those in the DHT.
 
-        Raises `PeerError` naming the peer.
+        Raises a `PeerError` that names the peer.
         """
         if peer in self.transport.connected():
             return
@@ -264,7 +265,10 @@ class Node:
         await self.transport.connect(peer, addresses)
 
     async def _remember_peers(self) -> None:
-        """Keep on disk where some of the peers connected are, the run's trusted ones first."""
+        """Write the addresses of up to `PEERS_MET_MAX` connected peers to disk, trusted ones first.
+
+        Does nothing while those on disk are still connected.
+        """
         connected = {
             peer: addresses
             for peer in self.transport.connected()
@@ -281,14 +285,15 @@ class Node:
         await self.disk.write(PEERS_MET, "\n".join(lines).encode())
 
     def _addresses_of(self, peer: PeerId) -> list[str]:
-        """Where a peer is: by its record, else as the DHT has it."""
+        """Return a peer's addresses from its record, else from the DHT's routing table."""
         record, contact = self.record(peer), self.dht.table.get(peer)
         if record is not None:
             return record.addresses
         return list(contact.addresses) if contact is not None else []
 
     async def publish_record(self) -> None:
-        """Keep this peer's record in the DHT, until cancelled; none while its run hides it."""
+        """Keep this peer's record in the DHT until cancelled. A peer that serves no others
+        publishes none."""
         published: tuple[list[str], list[str]] | None = None
         until = 0.0
         while True:

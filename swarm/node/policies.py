@@ -1,4 +1,4 @@
-"""Policies of a run on this peer: fetched from others, kept up with, and provided to others."""
+"""Policies of a run on this peer: fetched from other peers and provided to them."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from swarm.transport import (
 )
 
 SOURCES_MAX = 64
-"""Peers considered as sources of one checkpoint."""
+"""Number of peers considered as sources of one checkpoint."""
 
 SOURCES_NEAR_MAX = 48
-"""Of those, neighbours and others preferred; the rest is drawn, so that liars that connect in
-numbers are never the only ones."""
+"""Number of sources chosen by preference: neighbours first. The rest are drawn at random, so that
+many connected liars are never the only sources."""
 
 CLAIM_SECONDS = 1.0
-"""For neighbours to say that they have a checkpoint, before the DHT is asked who has: a new one
-comes from neighbour to neighbour about as fast as a lookup goes."""
+"""Time for neighbours to announce that they have a checkpoint, before the DHT is asked for
+providers. A new checkpoint spreads between neighbours about as fast as a lookup runs."""
 
 PROVIDE_SECONDS = 30.0
-"""Between provider records of this peer's newest checkpoint: neighbours learn of pieces at once
-by HAVE, the DHT only serves newcomers."""
+"""Interval between checks whether to publish a provider record of a newer checkpoint. It is long
+because only newcomers use the DHT: neighbours learn of pieces at once, by HAVE."""
 
 PROVIDERS_WANTED = 64
-"""Inference peers named as sources of a checkpoint, about."""
+"""Approximate number of inference peers that the DHT names as sources of a checkpoint."""
 
 
 class _Prefetch(NamedTuple):
-    """The newest policy, on its way here before a role needs it."""
+    """The fetch of the newest policy before a role needs it."""
 
     reference: CheckpointReference
     scope: trio.CancelScope
 
 
 class Policies:
-    """Decides which policy of a run is fetched, and provides those complete here.
+    """Decides which policy of a run to fetch, and provides the newest complete one to others.
 
-    A policy that a role needs (`get`) comes before the newest one that was announced (`follow`), so
-    that a newcomer can work as soon as its link allows.
+    A policy that a role needs (`get`) comes before the newest announced one (`follow`), so that a
+    newcomer can work as soon as its link allows.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Policies:
         checkpoint: Observable[Envelope | None],
         status: Status,
     ) -> None:
-        """`checkpoint` holds the newest announcement of a trainer; `status` is kept up to date."""
+        """`checkpoint` holds a trainer's newest announcement. This class updates `status`."""
         self._node = node
         self._run = run
         self._neighbours = neighbours
@@ -98,11 +98,11 @@ class Policies:
             deltas=self.deltas,
         )
         self._needed: Observable[list[CheckpointReference]] = Observable([])
-        """Policies that roles wait for and that are not complete here."""
+        """Policies that roles wait for and that are not yet complete on this peer's disk."""
         self._prefetch: _Prefetch | None = None
         self._providers: dict[bytes, list[Source]] = {}
         self._lot = b""
-        """Secret, drawn when first needed: decides which of many peers are sources."""
+        """Random secret, drawn on first use, that decides which of many peers are sources."""
 
     def _serves(self) -> bool:
         return self._run.serves(self._node.peer_id, self._node.settings.role)
@@ -115,9 +115,11 @@ class Policies:
         return envelope.message
 
     def sources(self, manifest_digest: bytes) -> list[Source]:
-        """Peers that may hold a checkpoint, in the order of their ids: neighbours, others
-        connected, the DHT's providers, and of those heard of some at random, the same ones each
-        time."""
+        """Return up to `SOURCES_MAX` peers that may hold a checkpoint, in the order of their ids.
+
+        Preferred are, in this order, neighbours that announce pieces, other connected peers and the
+        DHT's providers. The rest are drawn from the known peers at random, the same ones each time.
+        """
         found: dict[PeerId, Source] = {
             peer: Source(peer, tuple(record.bulk_addresses))
             for peer, record in self._neighbours.others().items()
@@ -152,10 +154,10 @@ class Policies:
         *,
         deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
     ) -> str:
-        """Get a policy that is needed now: its folder on this peer's disk, fetched before any other
-        if it is not there.
+        """Return the folder of a policy on this peer's disk; fetch it before any other if missing.
 
-        Raises what `Fetcher.fetch` raises, and `BadManifest` for another tokenizer than the run's.
+        Raises the errors of `Fetcher.fetch`, and `BadManifest` if the policy's tokenizer is not the
+        run's.
         """
         if self._is_here(reference):
             return await self._fetch(reference, deadline_seconds)
@@ -170,7 +172,7 @@ class Policies:
             self._needed.set(needed)
 
     def progress(self, reference: CheckpointReference) -> str:
-        """How much of a policy is on this peer's disk."""
+        """Describe how many pieces of a policy are on this peer's disk."""
         held = self._store.held((reference.lineage, reference.step))
         return f"{sum(held.pieces)} of {len(held.pieces)} pieces" if held else "nothing"
 
@@ -186,7 +188,7 @@ class Policies:
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
             if not self._is_here(reference):
-                # Beside the fetch: a lookup may have to wait for peers that are away.
+                # Concurrently with the fetch, because a lookup may wait for absent peers.
                 nursery.start_soon(self._find_providers, reference.digest)
             try:
                 folder = await self.fetcher.fetch(
@@ -214,7 +216,8 @@ class Policies:
             )
 
     async def _find_providers(self, manifest_digest: bytes) -> None:
-        """Ask the DHT who holds a checkpoint, if no neighbour claims to before long."""
+        """Ask the DHT for a checkpoint's providers unless a neighbour claims it in
+        `CLAIM_SECONDS`."""
         if await self.have.claims.wait_claimed(manifest_digest, CLAIM_SECONDS):
             return
         try:
@@ -240,11 +243,12 @@ class Policies:
         self._providers = {manifest_digest: sources}
 
     async def follow(self, kept_in_memory: int = 0) -> None:
-        """Fetch every checkpoint as it is announced (the newest first), until cancelled. Pauses
-        while another policy is needed now.
+        """Fetch the newest announced checkpoint, again and again, until cancelled.
 
-        Raises `UserError` before anything is fetched if `kept_in_memory` policies, which this
-        peer's role keeps at a time, do not fit into the memory of this machine.
+        Pauses while a role needs another policy.
+
+        `kept_in_memory` is the number of policies that this peer's role holds in memory at a time.
+        Raises `UserError` before the first fetch if they do not fit into this machine's memory.
         """
         checked = False
         while True:
@@ -262,7 +266,7 @@ class Policies:
                 await self._checkpoint.wait_change()
 
     async def _follow_to(self, checkpoint: Checkpoint) -> bool:
-        """Fetch one announced checkpoint; False if another policy was needed meanwhile."""
+        """Fetch one announced checkpoint; returns False if a role needed another one meanwhile."""
         with trio.CancelScope() as scope:
             self._prefetch = _Prefetch(checkpoint.reference, scope)
             try:
@@ -302,8 +306,11 @@ class Policies:
             await trio.sleep(PROVIDE_SECONDS if provided else 1.0)
 
     def _is_named(self) -> bool:
-        """Whether the DHT is to name this peer as a source of a checkpoint: in a large run not
-        everybody, since the twenty holders of that record would hear from all of them at once."""
+        """Whether the DHT should name this peer as a source of a checkpoint.
+
+        Trusted peers and relays always; in a large run only some of the others, since all of them
+        would send their provider records to the same twenty peers at once.
+        """
         if (
             self._node.peer_id in self._run.manifest.trusted_ids()
             or "relay" in self._node.settings.role

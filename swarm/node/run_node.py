@@ -1,4 +1,4 @@
-"""A node inside one run: everything that its roles use (`swarm.roles`)."""
+"""A node inside one run: the interface that its roles use (`swarm.roles`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from swarm.shardcast.uploads import Uploads
 
 
 def _moment(wall_seconds: float) -> str:
-    """A wall time for people."""
+    """Format a wall time as text in UTC."""
     return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -131,9 +131,9 @@ class RunNode:
         )
 
     def trusted_part(self, role: str) -> TrustedPart:
-        """The log and all else that this peer's trusted roles share.
+        """Return the log and the other state that this peer's trusted roles share.
 
-        Raises `UserError` when the manifest does not name this peer for `role` ("trainer",
+        Raises `UserError` if the manifest does not name this peer for `role` ("trainer" or
         "validator").
         """
         if self._trusted is None:
@@ -146,7 +146,7 @@ class RunNode:
         return await self.node.seal(message, lifetime_seconds, self.run.id)
 
     def say_starved(self, role: str, seconds: float, reason: str, waiting_for: list[str]) -> None:
-        """Say that a role has had nothing to work on, why, and whom it waits for."""
+        """Report that a role has had no work, for how long, why, and which peers it waits for."""
         connected = self.node.transport.connected()
         self.node.events.emit(
             f"{role}.starved",
@@ -163,7 +163,7 @@ class RunNode:
         return envelope
 
     def describe(self) -> Heartbeat:
-        """This peer's heartbeat, as of now."""
+        """Make this peer's current heartbeat."""
         moved = self.node.transport.bulk_bytes()
         return Heartbeat(
             roles=self.node.settings.role,
@@ -184,12 +184,12 @@ class RunNode:
             self.node.transport.vouch(peer, ADMISSION_LEASE_SECONDS)
         return admitted
 
-    # --- who deals with whom -----------------------------------------------------------------
+    # --- broadcast mode and trust ------------------------------------------------------------
 
     @property
     def serves(self) -> bool:
-        """Whether this peer serves others. One that does not is a client: it asks, and publishes
-        no address."""
+        """Whether this peer serves others. Otherwise it is a client: it makes requests and
+        publishes no address."""
         return self.run.serves(self.peer_id, self.node.settings.role)
 
     def _obey_mode(self) -> None:
@@ -199,7 +199,7 @@ class RunNode:
         for peer in self.run.manifest.trusted_ids():
             self.node.transport.vouch(PeerId(peer), math.inf)
 
-    # --- the trainer's word ------------------------------------------------------------------
+    # --- the trainers' announcements ---------------------------------------------------------
 
     @staticmethod
     def _newest(watched: Observable[Envelope | None], envelope: Envelope) -> None:
@@ -208,7 +208,7 @@ class RunNode:
             watched.set(envelope)
 
     def newest(self) -> list[Envelope]:
-        """The newest manifest, checkpoint and step order known."""
+        """Return the newest known manifest, checkpoint and step order."""
         known = (self.run.manifest_envelope, self.checkpoint.value, self.order.value)
         return [envelope for envelope in known if envelope is not None]
 
@@ -220,7 +220,7 @@ class RunNode:
         return envelope.message
 
     def step_order(self) -> StepOrder | None:
-        """The order in force: the newest one of any trainer."""
+        """Return the step order in force: the newest one of any trainer."""
         envelope = self.order.value
         if envelope is None:
             return None
@@ -247,11 +247,11 @@ class RunNode:
         return cause
 
     def hear_manifest(self, envelope: Envelope) -> None:
-        """Take and spread a newer manifest of this run that came another way than by gossip."""
+        """Accept a newer manifest of this run that did not come by gossip, and gossip it."""
         try:
             self.gossip.publish(envelope)
         except Dropped as dropped:
-            if dropped.cause != VERSION_REFUSED:  # that was said
+            if dropped.cause != VERSION_REFUSED:  # which is already reported
                 self.node.events.emit("gossip.manifest_dropped", cause=dropped.cause)
 
     def _on_granted(self, admission: Envelope) -> None:
@@ -270,26 +270,24 @@ class RunNode:
         self.versions.changed.touch()
 
     def _checkpoints_kept(self) -> int:
-        """Rollouts of every policy young enough to be trained on must be checked somewhere."""
+        """Keep every policy whose rollouts may still be trained on, since they must be checked."""
         return max(self.run.manifest.checkpoints_kept, self.run.max_staleness + 2)
 
     async def run_over(self) -> None:
-        """Wait until a trainer says that the run is over."""
+        """Wait until a trainer's step order ends the run."""
         await self.order.wait_until(lambda _: self._is_over())
 
     def _is_over(self) -> bool:
         order = self.step_order()
         return order is not None and order.final
 
-    # --- checkpoints -------------------------------------------------------------------------
-
     # --- background --------------------------------------------------------------------------
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[trio.Nursery]:
-        """Take part in the run inside this block; the nursery owns every background task.
+        """Take part in the run inside this block; the nursery owns all background tasks.
 
-        Raises `UserError` when the run refuses this peer.
+        Raises `UserError` if the run refuses this peer.
         """
         if self._trusted is not None:
             await self._trusted.open()
@@ -325,7 +323,10 @@ class RunNode:
                 self._trusted.close()
 
     def _publish_manifest(self) -> None:
-        """Gossip the manifest; raises `UserError` where this peer's clock forbids it."""
+        """Gossip the manifest.
+
+        Raises `UserError` if it has expired or is signed in the future by this peer's clock.
+        """
         try:
             self.gossip.publish(self.run.manifest_envelope)
         except Dropped as dropped:

@@ -1,4 +1,4 @@
-"""What a peer says of itself."""
+"""A peer's report of its own state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from swarm.observable import Observable
 
 @dataclass
 class Status:
-    """What this peer says of itself in its heartbeats; the roles keep it up to date."""
+    """Fields of this peer's heartbeats. Its roles update them, and each update touches `changed`.
+
+    Policy and step are -1 until known.
+    """
 
     policy: int = -1
     step: int = -1

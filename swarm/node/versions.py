@@ -1,4 +1,4 @@
-"""Versions of a run's manifest: had from others, and remembered."""
+"""Versions of a run's manifest: fetched from other peers and stored."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from swarm.run.manifest import content_digest
 from swarm.run.run import Run
 
 VERSION_SECONDS = 2.0
-"""Between two rounds of asking for a version of the run that a step order names."""
+"""Interval between requests for a version of the run that a step order names."""
 
 VERSION_COMPLAINT_SECONDS = 30.0
-"""How often it is said that nobody has it."""
+"""Interval between reports that no trusted peer has this version."""
 
 
 class Versions:
-    """Finds the versions of a run's manifest that steps follow, and keeps them on disk."""
+    """Finds the versions of a run's manifest that steps follow, and stores them on disk."""
 
     def __init__(self, node: Node, run: Run, hear: Callable[[Envelope], None]) -> None:
-        """`hear` takes and spreads a manifest that came another way than by gossip."""
+        """`hear` accepts a manifest that did not come by gossip, and gossips it."""
         self._node = node
         self._run = run
         self._hear = hear
         self.changed = Observable(0)
-        """Changes when a version of the run's manifest is taken."""
+        """Changes whenever a version of the run's manifest is accepted."""
         self._stored: list[Envelope] = []
         self._asking = trio.Lock()
 
     async def manifest_of(self, order: StepOrder) -> RunManifest:
-        """The manifest that an order's step follows, had from a trusted peer if it is not here.
+        """Return the manifest that an order's step follows; fetch it from a trusted peer if needed.
 
-        Waits for as long as none has it: callers set a deadline, or stop when the order no longer
-        counts.
+        Waits until one has it: callers set a deadline, or cancel once the order no longer counts.
         """
         complain_at = 0.0
         while (held := self._run.manifest_of(order)) is None:
@@ -60,7 +59,7 @@ class Versions:
         return held
 
     async def _ask(self, order: StepOrder) -> bool:
-        """Ask the trusted peers for the version that an order names; whether one had it."""
+        """Ask the trusted peers for the version that an order names; returns whether one had it."""
         for trusted in self._run.manifest.trusted_ids():
             peer = PeerId(trusted)
             if peer == self._node.peer_id:
@@ -83,7 +82,7 @@ class Versions:
         return False
 
     async def store(self) -> None:
-        """Make the versions that the run remembers durable."""
+        """Store the versions that the run remembers durably."""
         versions = self._run.versions()
         if versions != self._stored:
             await self._node.store_versions(self._run.id, versions)
@@ -96,7 +95,7 @@ class Versions:
                 await self.changed.wait_change()
 
     async def compare_with_bootstrap(self) -> None:
-        """Take newer manifests from the bootstrap peers, and bring them newer ones, until
+        """Exchange newer manifests with the bootstrap peers, in both directions, until
         cancelled."""
         named = [
             (PeerId(address.rpartition("/p2p/")[2]), address)
