@@ -1,4 +1,4 @@
-"""A run: its signed manifest and versions, who takes part in it, and who is trusted.
+"""A run: its signed manifest and its versions, its members, its trusted peers.
 
-The owner signs a *run manifest*; its id is `<owner peer id>/<name>`.
+The owner signs a *run manifest*. The run's id is `<owner peer id>/<name>`.
 """

@@ -1,4 +1,4 @@
-"""Who may take part in a run: admissions, and what makes one valid."""
+"""Admissions: signed leases that let a peer take part in a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from swarm.messages import (
 from swarm.run.run import Run
 
 ADMISSION_LEASE_SECONDS = 60.0
-"""An admission renewed by heartbeats, so cut-off never depends on gossip alone."""
+"""Lifetime of an admission. Heartbeats renew it, so that cutting a peer off never depends on gossip
+alone."""
 
 ROLES = ("bootstrap", "inference", "observer", "relay")
-"""Roles that every run admits. Trainers and validators are named in the manifest, and not admitted;
-further ones are an owner's to allow, so that what a stranger calls itself is never news."""
+"""Roles that every run admits. Trainers and validators need no admission: the manifest names them.
+An owner can allow further roles. Others are refused, so that strangers cannot invent role names."""
 
 
 class NotAdmitted(SwarmError):
-    """A trusted peer refuses this peer; the message is its reason."""
+    """A trusted peer refuses to admit this peer; the message is its reason."""
 
 
 class Sealer(Protocol):
@@ -32,7 +33,7 @@ class Sealer(Protocol):
 
 
 def check_admission(envelope: Envelope, run: Run, peer: str, wall_time: float) -> str | None:
-    """Why an admission does not let `peer` in now, or None."""
+    """Return why an admission does not admit `peer` at `wall_time`, or None if it does."""
     message = envelope.message
     if not isinstance(message, Admission):
         return "not an admission"
@@ -50,7 +51,7 @@ def check_admission(envelope: Envelope, run: Run, peer: str, wall_time: float) -
 
 
 def admits(run: Run, peer: PeerId | None, credential: bytes, wall_time: float) -> bool:
-    """Whether a client of the bulk plane may use it: a trusted peer, or one with a live lease."""
+    """Whether a peer may use the bulk plane: it is trusted, or its credential is a valid lease."""
     if peer is None:
         return False
     if peer in run.manifest.trusted_ids():

@@ -1,7 +1,6 @@
-"""Whether a run can work at all: what is asked before its manifest is signed.
+"""Checks of a run manifest before it is signed: can the run work at all?
 
-Every problem is one `UserError` that names the field, its value and the way out. What a person may
-well want, but most often does not, is a warning instead.
+Every problem is a `UserError` that names the field, its value and a remedy.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from swarm.identity import InvalidPeerId, public_key_of
 from swarm.messages import RunManifest
 
 SUBMISSION_ROWS_MAX = 4096
-"""Completions in a submission: their rewards, 9 bytes each, must fit the verdict's envelope, as
-must two more figures of each group."""
+"""Largest number of completions in a submission. Their rewards, 9 bytes each, must fit the
+verdict's envelope, together with two more figures per group."""
 SUBMISSION_GROUPS_MAX = 1024
 
 TOKEN_BYTES = 8
-"""A completion token and its log-probability in a submission's file."""
+"""Bytes of a completion token and its log-probability in a submission's file."""
 PROOF_BYTES, PROOF_TOKENS = 258, 32
-"""Of a proof, and the completion tokens it covers."""
+"""Bytes of a proof, and the number of completion tokens that it covers."""
 
 
 def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
-    """Raises `UserError` for a manifest that contradicts itself, whatever its model."""
+    """Raise `UserError` for a manifest that cannot work with any model."""
     for name, value in _floats(manifest):
         if not math.isfinite(value):
             raise UserError(f"{where}: {name} is {value}; it must be a finite number")
@@ -59,7 +58,7 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
 
 
 def check_batch(manifest: RunManifest, where: str) -> None:
-    """Raises `UserError` when no batch of this run could ever teach anything or be cut evenly."""
+    """Raise `UserError` if no batch of this run could have a learning signal or be cut evenly."""
     size, groups = manifest.sampling.group_size, manifest.schedule.groups_per_step
     if size < 2:
         raise UserError(
@@ -97,11 +96,11 @@ _RANGES: tuple[_Range, ...] = (
     ("limits.acknowledgement_seconds", lambda v: v > 0, "above 0"),
     ("limits.verdict_seconds", lambda v: v > 0, "above 0"),
 )
-"""What the messages' own bounds leave open: field, test, and the test in words."""
+"""Bounds that the message types do not check: field, test, and the test in words."""
 
 
 def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Name and value of every float in a structure, nested ones too."""
+    """Yield the name and value of every float in a structure, nested ones included."""
     for name in struct.__struct_fields__:
         value = getattr(struct, name)
         if isinstance(value, msgspec.Struct):
@@ -179,7 +178,7 @@ def _check_peer_id(text: str, where: str) -> None:
 
 
 def _check_submissions(manifest: RunManifest, where: str) -> None:
-    """Raises `UserError` when a whole submission would fit no verdict, or not its own limit."""
+    """Raise `UserError` if a full submission exceeds what a verdict can hold or its own limit."""
     sampling = manifest.sampling
     groups, rows = sampling.groups_per_submission, sampling.groups_per_submission
     rows *= sampling.group_size

@@ -1,4 +1,4 @@
-"""What differs between two versions of a run manifest, and when each difference takes effect."""
+"""Differences between two versions of a run manifest, and when each takes effect."""
 
 from __future__ import annotations
 
@@ -37,29 +37,30 @@ _TAKES_EFFECT = {
     "filters": NEXT_STEP,
     "broadcast_mode": AT_ONCE,
 }
-"""By field of the manifest, or of one of its tables where that differs from the table's."""
+"""When a change takes effect, by field of the manifest. A field of a table is listed if it differs
+from its table."""
 
 ITEMS_SHOWN = 4
-"""Of a list; longer ones (an allow-list) are counted instead."""
+"""Longest list that is shown in full; of a longer one (an allow-list), only its length is shown."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field that differs, its values as a person reads them."""
+    """One changed field, its values formatted for people."""
 
     field: str
-    """Dotted: `sampling.max_new_tokens`, `environments[0].weight`."""
+    """Dotted name, such as `sampling.max_new_tokens` or `environments[0].weight`."""
     old: str
     new: str
     when: str
-    """`AT_ONCE`, `NEXT_STEP` (the next that is opened) or `NEVER`."""
+    """`AT_ONCE`, `NEXT_STEP` (the next step that is opened) or `NEVER`."""
 
     def __str__(self) -> str:
         return f"{self.field} {self.old} → {self.new} ({self.when})"
 
 
 def changes(old: RunManifest, new: RunManifest) -> list[Change]:
-    """Every field in which two versions differ, `version` apart, in the manifest's order."""
+    """List every field except `version` in which two versions differ, in the manifest's order."""
     found = []
     for name in RunManifest.__struct_fields__:
         if name != "version":

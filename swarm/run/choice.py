@@ -18,7 +18,10 @@ _PINS = "pinned-runs.json"
 
 
 def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
-    """The manifest to join: the only one, or the one `--run` names; raises `UserError`."""
+    """Choose the run to join: the one that `wanted` (`--run`) names, or the only one.
+
+    Raises `UserError`.
+    """
     names = ", ".join(run_id(envelope) for envelope in manifests) or "none"
     if wanted is None:
         if len(manifests) == 1:
@@ -41,7 +44,7 @@ def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
 
 
 async def pin_owner(disk: Disk, manifest: Envelope) -> None:
-    """Remember a run's owner on first use; raises `UserError` when the name changes hands."""
+    """Remember a run's owner on first use; raises `UserError` if the name has another owner."""
     run = run_id(manifest)
     owner, _, name = run.partition("/")
     pins = json.loads(await disk.read(_PINS)) if disk.exists(_PINS) else {}

@@ -1,4 +1,4 @@
-"""Whose clock counts in a run."""
+"""Agreement of the trusted peers' clocks in a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from swarm.world import World
 
 
 class TrustedClock:
-    """Decides whose clock counts.
+    """Decides which clock this peer uses.
 
-    Where most of the trusted peers' clocks agree, theirs does, and a peer whose own is off by more
-    than `CLOCK_SKEW_SECONDS_MAX` counts with theirs. A trusted peer has one voice among them, so
-    that of two which differ each keeps its own: nobody could say who is right. Then it is said
-    which clocks differ, and what such a peer signs is given that much longer to expire.
+    If the clocks of most trusted peers agree, a peer whose own clock differs from theirs by more
+    than `CLOCK_SKEW_SECONDS_MAX` corrects it. A trusted peer's own clock counts as one vote. Two
+    trusted peers that differ therefore both keep their clocks, since nothing shows which is right.
+
+    This peer reports the trusted peers whose clocks differ. It extends the expiry of what they sign
+    by the difference.
     """
 
     def __init__(self, run: Run, world: World, events: Events, peer_id: PeerId) -> None:
@@ -27,11 +29,14 @@ class TrustedClock:
         self._events = events
         self._peer_id = peer_id
         self._ahead: dict[str, float] = {}
-        """Of trusted peers that greeted this one: seconds that their clocks are ahead."""
+        """Seconds that trusted peers' clocks are ahead, from their greetings."""
 
     def check_own(self, signed_seconds: float) -> None:
-        """Say so if the clock is behind what certainly lies behind it: the last sequence number
-        of this peer, and when the owner signed the manifest."""
+        """Report a clock that is behind a moment in the past.
+
+        Such moments are this peer's last signature (`signed_seconds`, from its sequence number)
+        and the owner's signature on the manifest.
+        """
         wall = self._world.wall_time()
         issued = self._run.manifest_envelope.body.issued_ms / 1000
         for what, moment in (("itself", signed_seconds), ("manifest", issued)):
@@ -39,7 +44,7 @@ class TrustedClock:
                 self._events.emit(f"membership.clock_behind_{what}", seconds=moment - wall)
 
     def compare(self, peer: PeerId, seconds_ahead: float) -> None:
-        """Hear how far ahead of ours a neighbour's clock was when it greeted us."""
+        """Learn from a neighbour's greeting how many seconds its clock is ahead."""
         trusted = self._run.manifest.trusted_ids()
         if peer not in trusted:
             return
@@ -56,7 +61,7 @@ class TrustedClock:
             self._allow_for(other, self._ahead[other])
 
     def on_presence(self, envelope: Envelope) -> None:
-        """Learn of a trusted peer's clock from what it says every few seconds."""
+        """Learn a trusted peer's clock from its presence digests."""
         if envelope.sender != self._peer_id:
             ahead = envelope.body.issued_ms / 1000 - self._world.wall_time()
             self._allow_for(envelope.sender, ahead)
@@ -73,7 +78,7 @@ class TrustedClock:
 
 
 def _agreed(voices: Sequence[float]) -> float | None:
-    """What more than half of these clocks say, if they do."""
+    """Return the median of the clocks that agree if they are more than half of all, else None."""
 
     def beside(voice: float) -> list[float]:
         return [v for v in voices if abs(v - voice) <= CLOCK_SKEW_SECONDS_MAX]

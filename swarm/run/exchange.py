@@ -1,7 +1,7 @@
-"""Run manifests from peer to peer.
+"""Exchange of run manifests between peers.
 
-A peer hands out the manifests it knows over `/swarm/runs/1.0.0`, older versions when asked for one
-by its digest, and takes newer ones there.
+Over `/swarm/runs/1.0.0` a peer hands out the manifests that it knows, also an older version by its
+digest, and accepts newer ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from swarm.run.manifest import check_manifest, run_id
 from swarm.transport import Stream, Transport
 
 MANIFESTS_MAX = 64
-"""Run manifests a bootstrap peer hands out."""
+"""Most run manifests in one answer."""
 
 PROTOCOL = "/swarm/runs/1.0.0"
 
 BOOTSTRAP_SECONDS = 15.0
-"""A trusted peer compares manifests with the bootstrap peers so often: an owner hands a new version
-to one of them, or restarts it with a new file."""
+"""Interval at which a trusted peer compares manifests with the bootstrap peers: an owner hands a
+new version to one of them, or restarts it with a new file."""
 
 LIST = b"list"
-"""Asks for the newest manifest of every run known."""
+"""Request for the newest manifest of every known run."""
 
 DIGEST_BYTES = 32
 
@@ -39,8 +39,12 @@ def serve_manifests(
     version: Callable[[bytes], Envelope | None],
     hear: Callable[[Envelope], Envelope | None],
 ) -> None:
-    """Hand out run manifests: the `newest` of each run known, or the `version` of some content.
-    `hear` takes one that is brought here, and gives the newest known of its run after that."""
+    """Answer requests for run manifests.
+
+    `newest` returns the newest manifest of each known run. `version` finds a manifest by its
+    content digest. `hear` accepts a manifest that a peer brings, and returns the newest known one
+    of its run.
+    """
 
     async def answer(stream: Stream) -> None:
         asked = await stream.receive()
@@ -67,10 +71,10 @@ def serve_manifests(
 async def ask_for_manifests(
     transport: Transport, peer: PeerId, asked: bytes = LIST
 ) -> list[Envelope]:
-    """The manifests with which a connected peer answers, signatures checked; raises `PeerError`.
+    """Request manifests from a connected peer and check their signatures; raises `PeerError`.
 
-    `asked`: `LIST` for the newest of each run; a content's digest for that version; a whole
-    manifest to bring it there and have the newest of its run.
+    `asked` is `LIST` for the newest manifest of each run, a content digest for that version, or a
+    complete manifest. The latter is handed to the peer, which answers with its run's newest.
     """
     found: dict[str, Envelope] = {}
     try:

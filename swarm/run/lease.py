@@ -1,4 +1,4 @@
-"""The member's side of admission: being admitted, and staying so."""
+"""The member's side of admission: obtaining a lease and renewing it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from swarm.run.run import Run
 from swarm.world import World
 
 HEARTBEAT_SECONDS = 10.0
-"""Between heartbeats to one trusted peer (INTELLECT-2's protocol: 10 s, 3 misses)."""
+"""Interval between heartbeats to one trusted peer (INTELLECT-2's protocol: 10 s, 3 misses)."""
 
 RETRY_SECONDS_MIN = 0.5
 
@@ -32,7 +32,7 @@ RETRY_SECONDS_MAX = HEARTBEAT_SECONDS
 
 
 class Lease:
-    """The member's side: get admitted, and stay so."""
+    """This peer's admission to a run, obtained and renewed."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Lease:
         granted: Callable[[Envelope], None],
     ) -> None:
         """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
-        `granted` hears of every new admission."""
+        `granted` is called with every new admission."""
         self._run = run
         self._messenger = messenger
         self._world = world
@@ -59,13 +59,13 @@ class Lease:
         self._describe = describe
         self._granted = granted
         self._full = ""
-        """Why the run had no room at the last attempt."""
+        """Reason why the run had no room at the last attempt; empty if it had."""
         self.admission: Envelope | None = None
 
     async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be admitted (then `started`), and renew until cancelled.
+        """Obtain an admission, report the task as started, and renew it until cancelled.
 
-        Raises `NotAdmitted` with the reason when a trusted peer refuses for good.
+        Raises `NotAdmitted` with the reason if a trusted peer refuses for good.
         """
         started = False
         pause = RETRY_SECONDS_MIN
@@ -91,7 +91,7 @@ class Lease:
             await trio.sleep(HEARTBEAT_SECONDS)
 
     async def _ask_in_rank(self) -> Envelope | None:
-        """An admission from the first trusted peer in rank that answers; None if none does."""
+        """Ask the trusted peers in rank order; returns the first valid admission, if any."""
         full = ""
         for trusted in rendezvous(self._run.manifest.trusted_ids(), self._peer_id.encode()):
             if trusted == self._peer_id:

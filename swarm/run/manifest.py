@@ -14,29 +14,29 @@ from swarm.messages import (
 )
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
-"""A run manifest holds for 90 days unless the owner signs a newer one."""
+"""A run manifest is valid for 90 days unless the owner signs a newer one."""
 
 
 def run_id(manifest: Envelope) -> str:
-    """`<owner peer id>/<name>`."""
+    """Return the id of a manifest's run: `<owner peer id>/<name>`."""
     message = manifest.message
     assert isinstance(message, RunManifest)
     return f"{manifest.sender}/{message.name}"
 
 
 def manifest_in(envelope: Envelope) -> RunManifest:
-    """The run manifest that an envelope carries."""
+    """Return the run manifest that an envelope carries."""
     assert isinstance(envelope.message, RunManifest)
     return envelope.message
 
 
 def content_digest(manifest: Envelope) -> bytes:
-    """BLAKE3-256 of a run manifest's payload: names what it says, whenever it was signed."""
+    """BLAKE3-256 of a run manifest's payload; does not depend on when it was signed."""
     return blake3.blake3(manifest.body.payload).digest()
 
 
 def load_manifest(path: Path) -> Envelope:
-    """A signed manifest from a file written by `swarm run create`; raises `UserError`."""
+    """Read a signed manifest from a file written by `swarm run create`; raises `UserError`."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -45,7 +45,7 @@ def load_manifest(path: Path) -> Envelope:
 
 
 def check_manifest(raw: bytes, where: str) -> Envelope:
-    """Bytes as a signed manifest; raises `UserError` saying what is wrong and `where`."""
+    """Open bytes as a signed manifest. Raises a `UserError` that begins with `where`."""
     try:
         envelope = open_envelope(raw)
     except Dropped as dropped:

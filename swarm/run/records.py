@@ -1,4 +1,4 @@
-"""What the DHT holds of runs: keys, and the validators of its records."""
+"""Keys and validators of the DHT records about runs and peers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ PEER_NAMESPACE = "swarm-peer"
 
 
 def run_key(run: str) -> bytes:
-    """DHT key of a run's manifest."""
+    """Return the DHT key of a run's manifest."""
     return f"/{RUN_NAMESPACE}/{run}".encode()
 
 
 def peer_key(peer: str) -> bytes:
-    """DHT key of a peer's record."""
+    """Return the DHT key of a peer's record."""
     return f"/{PEER_NAMESPACE}/{peer}".encode()
 
 
 def checkpoint_key(manifest_digest: bytes) -> bytes:
-    """DHT key under which holders of a checkpoint provide it: the multihash of its manifest."""
+    """Return the DHT key of a checkpoint's providers: the multihash of its manifest."""
     return provider_key(manifest_digest)
 
 
 class EnvelopeValidator:
-    """Checks records of one namespace: a signed envelope of the right kind under its own key."""
+    """Validates one namespace: signed envelopes of one message type under their own keys."""
 
     def __init__(
         self,
@@ -48,7 +48,10 @@ class EnvelopeValidator:
         self._wall_time = wall_time
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
-        """Version (manifest version, then sequence) and expiry; raises `InvalidRecord`."""
+        """Return a record's version (manifest version, then sequence) and expiry.
+
+        Raises `InvalidRecord`.
+        """
         try:
             envelope = open_envelope(value)
         except Dropped as dropped:
@@ -65,7 +68,7 @@ class EnvelopeValidator:
 
 
 def record_validators(wall_time: Callable[[], float]) -> dict[str, EnvelopeValidator]:
-    """The namespace validators of Swarm's DHT."""
+    """Make the namespace validators of Swarm's DHT."""
     return {
         RUN_NAMESPACE: EnvelopeValidator(RunManifest, lambda e: run_key(run_id(e)), wall_time),
         PEER_NAMESPACE: EnvelopeValidator(PeerRecord, lambda e: peer_key(e.sender), wall_time),

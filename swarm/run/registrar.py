@@ -1,10 +1,10 @@
 """The trusted side of admission: leases, heartbeats, presence.
 
-A peer asks one trusted peer to be admitted, then says a heartbeat to it every 10 s; each answer
-renews its *admission*, a signed lease of 60 s. Which trusted peer is decided by rendezvous hash;
-when it is silent the next in rank takes over, with nothing to hand over, since admission depends
-on the manifest and the evictions only. Three missed heartbeats: suspected; six: gone; coming back
-needs nothing but a heartbeat. Trusted peers publish what they know of who is there as `Presence`.
+A peer asks one trusted peer for admission and then sends it a heartbeat every 10 s. Each answer
+renews its *admission*, a signed lease of 60 s. A rendezvous hash ranks the trusted peers. If one is
+silent, the next in rank takes over without a handover, since admission depends only on the manifest
+and the evictions. A peer is suspected after three missed heartbeats and gone after six. One further
+heartbeat brings it back. Trusted peers publish the peers that they know of as `Presence`.
 """
 
 from __future__ import annotations
@@ -37,48 +37,52 @@ from swarm.run.run import Run
 from swarm.world import World
 
 SUSPECTED_SECONDS = 30.0
-"""Three missed heartbeats: suspected, no new work is counted on."""
+"""Silence (three missed heartbeats) after which a peer is suspected: no new work is expected from
+it."""
 
 GONE_SECONDS = 60.0
-"""Six missed heartbeats: gone. Coming back needs nothing but a heartbeat."""
+"""Silence (six missed heartbeats) after which a peer is gone. One heartbeat brings it back."""
 
 PRESENCE_SECONDS = 5.0
-"""Between presence digests that trusted peers publish."""
+"""Interval between a trusted peer's presence digests."""
 
 PRESENCE_BYTES_MAX = 32 * 1024
-"""Of peers named in one digest: some 230, so that a thousand of one trusted peer are all named
-again before any would count as suspected. The next digest goes on where this one ended."""
+"""Size of one digest, enough for some 230 peers. A trusted peer with a thousand members thus names
+each of them again before it would count as suspected. The next digest begins with the peer after
+the last one named."""
 
 PLACE_IDLE_SECONDS = 600.0
-"""An unproven peer without an accepted submission for this long yields to one that waits."""
+"""Time without a further accepted submission after which an unproven peer yields to a waiting
+one."""
 
 PLACE_CROWDED_SECONDS = 60.0
-"""The same where the waiting peer comes from a network with fewer members."""
+"""The same time if the waiting peer comes from a network with fewer members, and the unproven peer
+has no accepted submission."""
 
 Standing = Literal["live", "suspected", "gone", "evicted"]
 
 PRESENT_MAX = 200
-"""Peers in one presence digest."""
+"""Most peers in one presence digest."""
 
 
 @dataclass
 class _Member:
-    """Who was admitted here."""
+    """One peer that this trusted peer admitted."""
 
     heartbeat: Heartbeat
     heard: float
     useful: float
-    """When it was admitted, or a further submission of it was seen to be accepted."""
+    """Time of its admission, or when a further accepted submission was noticed."""
     accepted: int
-    """Of its submissions."""
+    """Number of its accepted submissions."""
     network: str
-    """Its /24 (IPv6: /48); empty where that says nothing."""
+    """Its /24 (IPv6: /48); empty if unknown."""
     logged: bool = False
     standing: Standing = "live"
 
 
 class Registrar:
-    """The trusted side: answers requests and heartbeats, and knows who is there."""
+    """The trusted side of admission: answers requests and heartbeats, and tracks the members."""
 
     def __init__(
         self,
@@ -97,9 +101,10 @@ class Registrar:
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`accepted` counts a worker's accepted submissions; `admitted` is called once for each
-        peer that came to have any, and makes it durable; `network_of` names the /24 or /48 that a
-        connected peer comes from, or nothing; `vouch` hears who is admitted, and for how long."""
+        """`accepted` counts a worker's accepted submissions. `admitted` is called once for each
+        peer that has any, and makes its admission durable. `network_of` returns the /24 or /48 of
+        a connected peer, or an empty string. `vouch` is called with each admitted peer and the
+        seconds of its lease."""
         self._run = run
         self._gate = gate
         self._gossip = gossip
@@ -115,14 +120,14 @@ class Registrar:
         self._vouch = vouch
         self._members: dict[str, _Member] = {}
         self._others: dict[str, dict[str, tuple[Present, float]]] = {}
-        """What other trusted peers said of whom, and when that was heard."""
+        """Reports of other trusted peers, by reporter and peer, and when they arrived."""
         self._refusals = Rationed(events)
         self._named_last = ""
-        """The last peer in the newest digest, if that had no room for all."""
+        """Last peer in the newest digest; empty if the digest named all."""
         gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:
-        """Admit, publish presence and notice silence, until cancelled."""
+        """Admit peers, publish presence and notice silent peers, until cancelled."""
         async with self._messenger.answering(
             {AdmissionRequest: self._on_request, Heartbeat: self._on_heartbeat}
         ):
@@ -134,8 +139,7 @@ class Registrar:
                 )
 
     def present(self) -> list[Present]:
-        """Everybody this peer or another trusted one has heard of, sorted by id; the freshest
-        word on each."""
+        """List the latest report on each peer that any trusted peer knows, sorted by id."""
         freshest: dict[str, Present] = {p.peer: p for p in self._own_view()}
         now = self._world.now()
         for entries in self._others.values():
@@ -152,7 +156,7 @@ class Registrar:
         return [freshest[peer] for peer in sorted(freshest)]
 
     def live_workers(self) -> list[str]:
-        """Ids of live peers with the inference role, sorted."""
+        """List the ids of live peers with the inference role, sorted."""
         return [
             entry.peer
             for entry in self.present()
@@ -202,7 +206,7 @@ class Registrar:
     def _refusal(
         self, peer: str, roles: Sequence[str], accepted: int, network: str
     ) -> AdmissionRefused | None:
-        """Why a peer is not admitted, or None; a waiting peer may replace an idle one."""
+        """Return why a peer is not admitted, or None. May drop an idle member to make room."""
 
         def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
             return AdmissionRefused(peer=peer, reason=reason, later=later)
@@ -235,8 +239,10 @@ class Registrar:
         return refused(full, later=True) if full else None
 
     def _make_room(self, worker: bool, network: str) -> str:
-        """Make room for one more worker without a record, or one more helper, if need be by
-        dropping an idle one. Why there is none, or an empty string."""
+        """Make room for one more unproven worker, or one more helper.
+
+        Drops an idle member if needed. Returns why there is no room, or an empty string.
+        """
         admissions, trusted = self._run.manifest.admissions, self._run.manifest.trusted_ids()
         proven_after = self._run.manifest.thresholds.proven_after
         bound = admissions.unproven_max if worker else admissions.helpers_max
@@ -271,7 +277,7 @@ class Registrar:
         self._events.emit("membership.place_lost", remote=loser)
         return ""
 
-    # --- who is there ------------------------------------------------------------------------
+    # --- presence ----------------------------------------------------------------------------
 
     def _on_presence(self, envelope: Envelope) -> None:
         if envelope.sender != self._peer_id:
@@ -306,7 +312,7 @@ class Registrar:
         ]
 
     def _next_digest(self) -> Presence:
-        """This peer and as many members as fit, from the one after the last one named."""
+        """Make a digest of this peer and as many members as fit, continuing after the last one."""
         me, *others = self._own_view()
         start = bisect_right([entry.peer for entry in others], self._named_last)
         page = digest([me, *others[start:], *others[:start]])
@@ -314,8 +320,11 @@ class Registrar:
         return page
 
     def _notice_silence(self) -> None:
-        """Say which peers fell silent or came back: towards every trusted peer, not only this
-        one, since a member that found another in charge sends its heartbeats there."""
+        """Report members that fell silent or came back.
+
+        A member counts as silent only if no trusted peer hears it, since it may send its heartbeats
+        to another one.
+        """
         freshest = {entry.peer: entry for entry in self.present()}
         for peer, member in sorted(self._members.items()):
             entry = freshest[peer]
@@ -323,13 +332,13 @@ class Registrar:
                 member.standing = entry.standing
                 word = "returned" if entry.standing == "live" else entry.standing
                 self._events.emit(f"membership.peer_{word}", remote=peer)
-            # Identities are free: those that did nothing are not remembered for long.
+            # Identities are free, so a member without an accepted submission is soon forgotten.
             if entry.age_seconds > (10 if member.accepted else 2) * GONE_SECONDS:
                 del self._members[peer]
 
 
 def digest(entries: Sequence[Present]) -> Presence:
-    """The first of these peers, as many as fit one digest."""
+    """Make a digest of the first of these peers, as many as fit."""
     room = PRESENCE_BYTES_MAX
     page: list[Present] = []
     for entry in entries[:PRESENT_MAX]:

@@ -1,4 +1,4 @@
-"""What one peer believes about its run, and who may say what in it."""
+"""One peer's knowledge of its run, and the rules for who may send which message."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from swarm.run.changes import NEVER, Change, changes
 from swarm.run.manifest import content_digest, manifest_in, run_id
 
 VERSIONS_KEPT = 16
-"""Versions of a run's manifest that a peer remembers (about 2 KB each): steps follow the one that
-was the newest when they were opened, and few are open or young enough to be trained on."""
+"""Number of versions of a run's manifest that a peer remembers (about 2 KB each). A step follows
+the version that was the newest when it was opened, and few steps are open or young enough to be
+trained on."""
 
 VERSION_REFUSED = "version_refused"
-"""Why the gate drops a manifest that `Run.refusal` has a sentence for."""
+"""Cause with which the gate drops a manifest that `Run.refusal` refuses."""
 
 
 class Run:
-    """What one peer believes about its run: its manifest's versions, and who is evicted.
+    """One peer's knowledge of its run: the manifest's versions and the evictions.
 
-    A step follows the version that its order names, whatever came since; `manifest`, the newest,
-    says what belongs to no step: who is trusted, who may take part.
+    A step follows the version that its order names, even if newer ones exist. `manifest`, the
+    newest version, decides everything outside steps: which peers are trusted and admitted.
     """
 
     def __init__(self, manifest: Envelope, older: Sequence[Envelope] = ()) -> None:
-        """`older`: versions known of this run, the newest last."""
+        """`older` holds the known earlier versions of this run, newest last."""
         self.id = run_id(manifest)
         self.owner = manifest.sender
         self._envelope = manifest
@@ -50,16 +51,16 @@ class Run:
         self._evictions: dict[str, Envelope] = {}
         self._reinstatements: dict[str, Envelope] = {}
         self.clocks_off: dict[str, float] = {}
-        """Seconds by which trusted peers' clocks differ from this one's, where it matters
-        (`swarm.run.clock.TrustedClock`)."""
+        """Seconds by which trusted peers' clocks differ from this peer's; small differences are
+        left out (`swarm.run.clock.TrustedClock`)."""
         self.revision = 0
-        """Grows with every manifest, eviction and reinstatement that is taken."""
+        """Counter of the manifests, evictions and reinstatements that were accepted."""
         for version in [*older, manifest]:
             self.keep(version)
 
     @property
     def manifest(self) -> RunManifest:
-        """The newest version."""
+        """The newest version of the manifest."""
         return manifest_in(self._envelope)
 
     @property
@@ -67,7 +68,10 @@ class Run:
         return self._envelope
 
     def update(self, manifest: Envelope) -> bool:
-        """Take a newer manifest of the same run, unless there is a `refusal`; whether it was."""
+        """Accept a newer manifest of the same run unless there is a `refusal`.
+
+        Returns whether it was accepted.
+        """
         new = manifest_in(manifest)
         if run_id(manifest) != self.id or new.version <= self.manifest.version:
             return False
@@ -78,7 +82,7 @@ class Run:
         return True
 
     def keep(self, manifest: Envelope) -> None:
-        """Remember a version of this run, the newest or not, for the steps that follow it."""
+        """Remember a version of this run, also an old one, for the steps that follow it."""
         self._versions[content_digest(manifest)] = manifest
         self.revision += 1
         if len(self._versions) > VERSIONS_KEPT:
@@ -86,23 +90,25 @@ class Run:
             del self._versions[next(digest for digest in self._versions if digest != newest)]
 
     def versions(self) -> list[Envelope]:
-        """The versions remembered, in the order in which they came."""
+        """List the remembered versions, in the order of their arrival."""
         return list(self._versions.values())
 
     def version(self, digest: bytes) -> Envelope | None:
-        """The version of this content, if it is remembered."""
+        """Return the version with this content digest, if it is remembered."""
         return self._versions.get(digest)
 
     def manifest_of(self, order: StepOrder) -> RunManifest | None:
-        """The manifest that an order's step follows, if it is remembered. An order that names none
-        comes from an older Swarm, in which the newest counted."""
+        """Return the manifest that an order's step follows, if it is remembered.
+
+        An order without a digest comes from an older Swarm, in which the newest version counted.
+        """
         if not order.run_digest:
             return self.manifest
         held = self._versions.get(order.run_digest)
         return manifest_in(held) if held is not None else None
 
     def refusal(self, new: RunManifest) -> str | None:
-        """Why a manifest that the owner has signed is not taken, in one sentence, or None."""
+        """Return in one sentence why a manifest signed by the owner is refused, or None."""
         known = [manifest_in(each) for each in self._versions.values()]
         for held in known:
             if held.version == new.version and new not in known:
@@ -116,7 +122,8 @@ class Run:
         impossible = [c.field for c in changes(self.manifest, new) if c.when == NEVER]
         if impossible:
             return f"version {new.version} changes {', '.join(impossible)}, which is {NEVER}"
-        # Only what would end the trainer: peers with other versions of Swarm must agree on it.
+        # Peers with other versions of Swarm must refuse the same manifests. Therefore only faults
+        # that would end the trainer are checked.
         try:
             check_batch(new, f"version {new.version} of the run")
         except UserError as error:
@@ -126,16 +133,16 @@ class Run:
 
     @property
     def max_staleness(self) -> int:
-        """The largest of any version remembered: what is older, no step can use."""
+        """Largest `max_staleness` of the remembered versions; no step can use older rollouts."""
         return max(manifest_in(each).schedule.max_staleness for each in self._versions.values())
 
     def evict(self, envelope: Envelope) -> None:
-        """Take an eviction by a trusted peer; the newest for each peer counts."""
+        """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""
         assert isinstance(envelope.message, Eviction)
         self._newest(self._evictions, envelope.message.peer, envelope)
 
     def reinstate(self, envelope: Envelope) -> None:
-        """Take the owner's reinstatement."""
+        """Accept the owner's reinstatement. For each peer the newest one counts."""
         assert isinstance(envelope.message, Reinstatement)
         self._newest(self._reinstatements, envelope.message.peer, envelope)
 
@@ -146,7 +153,7 @@ class Run:
             self.revision += 1
 
     def evicted(self, peer: str) -> Eviction | None:
-        """The eviction in force against a peer, if any. Trusted peers are never evicted."""
+        """Return the eviction in force against a peer, if any. Trusted peers are never evicted."""
         eviction = self._evictions.get(peer)
         if eviction is None or peer in self.manifest.trusted_ids():
             return None
@@ -157,27 +164,29 @@ class Run:
         return eviction.message
 
     def expulsions_of(self, peer: str) -> list[Envelope]:
-        """The newest eviction and the newest reinstatement of a peer, as far as there are any."""
+        """List the newest eviction and the newest reinstatement of a peer, if there are any."""
         found = (self._evictions.get(peer), self._reinstatements.get(peer))
         return [envelope for envelope in found if envelope is not None]
 
     def serves(self, peer: str, roles: Sequence[str]) -> bool:
-        """Whether a peer with these roles serves checkpoints to others. In `relay-only` mode only
-        relays and trusted peers do; no peer connects to one that does not."""
+        """Whether a peer with these roles serves checkpoints to others.
+
+        In `relay-only` mode only relays and trusted peers do, and no peer connects to the others.
+        """
         if self.manifest.broadcast_mode == "open":
             return True
         return "relay" in roles or peer in self.manifest.trusted_ids()
 
     def trusts(self, peer: str) -> bool:
-        """Whether a peer is the owner, or a trainer or validator in force."""
+        """Whether a peer is the owner, or a trainer or validator of the newest version."""
         return peer == self.owner or peer in self.manifest.trusted_ids()
 
     def clock_off(self, peer: str) -> float:
-        """By how many seconds a trusted peer's clock is known to differ; 0 if it hardly does."""
+        """Return the seconds by which a trusted peer's clock differs; 0 for a small difference."""
         return self.clocks_off.get(peer, 0.0)
 
     def permits(self, sender: str, message: Message) -> str | None:
-        """Why this sender may not send this message, or None (what `envelope.Gate` asks)."""
+        """Return why this sender may not send this message, or None. `envelope.Gate` calls it."""
         manifest = self.manifest
         allowed = True
         if isinstance(message, RunManifest):
@@ -195,7 +204,7 @@ class Run:
         if not allowed:
             return "not_permitted"
         if isinstance(message, (Heartbeat, AdmissionRequest)):
-            return None  # the registrar answers these with the reason
+            return None  # the registrar answers an evicted sender with the reason
         return "evicted" if self.evicted(sender) is not None else None
 
 

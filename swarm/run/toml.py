@@ -1,7 +1,7 @@
-"""A run as its owner describes it: the TOML file that `swarm run create` signs.
+"""A run's description: the TOML file from which `swarm run create` signs a manifest.
 
-Tables and keys are the fields of `swarm.messages.RunManifest`, without the hashes of tokenizer and
-environments, which are computed.
+Tables and keys are the fields of `swarm.messages.RunManifest`, without the hashes of the tokenizer
+and the environments, which are computed.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from swarm.tables import struct_from_mapping
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run's TOML file says, as far as it must be known to compute the hashes."""
+    """A parsed run description, with the fields that computing the hashes needs."""
 
     table: dict[str, Any]
     model: str
     environments: list[EnvironmentReference]
-    """Without their probe hashes."""
+    """Environments without their probe hashes."""
 
 
 @dataclass(frozen=True)
 class RunHashes:
-    """What no person should type into a run's TOML file."""
+    """Computed hashes of a run, which its TOML file does not contain."""
 
     tokenizer: bytes
     probes: Sequence[bytes]
-    """One per environment."""
+    """Probe hashes, one per environment."""
 
 
 def describe_run(path: Path) -> RunDescription:
-    """Read a run's TOML file; raises `UserError` naming the key and the value."""
+    """Read a run's TOML file. Raises a `UserError` that names the key and its value."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -61,10 +61,10 @@ def describe_run(path: Path) -> RunDescription:
 
 
 def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
-    """The manifest that a TOML file describes.
+    """Make the manifest that a TOML file describes.
 
-    Tables and keys are named as the fields of `swarm.messages.RunManifest`; peers are listed by
-    id. Raises `UserError` naming the field and the value.
+    Trainers and validators are listed by peer id. Raises a `UserError` that names the field and its
+    value.
     """
     description = describe_run(path)
     table = {**description.table, "tokenizer_hash": hashes.tokenizer}
@@ -92,7 +92,7 @@ OLD_KEYS = {
         for name in ("spread", "accuracy_min", "accuracy_max")
     },
 }
-"""What keys of a run's TOML file were called before, and their names now."""
+"""Former names of keys in a run's TOML file, with their present names."""
 
 
 def _refuse_old_keys(table: Mapping[str, Any], path: Path) -> None:

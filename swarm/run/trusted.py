@@ -1,9 +1,9 @@
-"""What trainers and validators share: a log, admissions, evictions, mirrors of each other's logs.
+"""The shared part of trainers and validators: logs, their mirrors, admissions, evictions.
 
-Everything durable is in `ledger.sqlite`: this peer's log, its mirrors of the other trusted peers'
-logs, and tables derived from the entries in the same transactions: signed verdicts, accepted
-submissions (for a worker's record) and what became of them, peers admitted, and signed evictions
-and reinstatements.
+All durable state is in `ledger.sqlite`: this peer's log, and its mirrors of the other trusted
+peers' logs. The same transactions derive tables from the entries: signed verdicts, accepted
+submissions (for a worker's record), used submissions, admitted peers, and signed evictions and
+reinstatements.
 """
 
 from __future__ import annotations
@@ -54,31 +54,33 @@ EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
 """Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""
 
 VERDICT_LIFETIME_SECONDS = 600.0
-"""A trainer that was down that long still hears of a verdict when it is back."""
+"""Lifetime of a verdict's envelope. A trainer that was down for less still receives the verdict
+after its restart."""
 
 UNGRADED_MAX = 5
-"""Honest submissions in a row that a validator's environment could not grade until the validator
-turns work away, and until the trainer pauses a run in which no validator can grade."""
+"""Number of honest submissions in a row that a validator's environment fails to grade before the
+validator turns work away. If no validator can grade, the trainer then pauses the run."""
 
 LOG_HEAD_SECONDS = 2.0
-"""A trusted peer announces its log's head this often while it grows: others mirror it about as
-often, so this is what a lost disk can lose."""
+"""Interval at which a trusted peer announces the head of its growing log. Others mirror the log
+about as often, so a lost disk loses entries of about this time."""
 
 RESTORE_SECONDS = 2.0
-"""How long a starting trusted peer looks for copies of its own log that know more than its disk."""
+"""Time in which a starting trusted peer looks for copies of its own log that have more entries than
+its disk."""
 
 RETRY_SECONDS = 5.0
-"""Pause after a trusted peer's log could not be mirrored."""
+"""Pause before the next attempt to mirror a trusted peer's log."""
 
 STATUS_SECONDS = 1.0
-"""Lifetime of a status: it is made at most this often, however many peers ask."""
+"""Shortest interval at which the status is made anew, however many peers ask."""
 
 REINSTATEMENTS_WAITING_MAX = 1000
-"""Reinstatements heard and not yet logged; an owner signs a handful."""
+"""Most received reinstatements that wait to be logged. An owner signs only a few."""
 
 
 class HostNode(Protocol):
-    """The node of that peer (`swarm.node.node.Node`)."""
+    """The node of a host (`swarm.node.node.Node`)."""
 
     @property
     def world(self) -> World: ...
@@ -113,12 +115,12 @@ class Host(Protocol):
     def describe(self) -> Heartbeat: ...
 
     def newest(self) -> list[Envelope]:
-        """The newest manifest, checkpoint and step order known."""
+        """Return the newest known manifest, checkpoint and step order."""
         ...
 
 
 class TrustedPart:
-    """The trusted side of one peer. `open()` before anything else; `run()` in the background."""
+    """The trusted side of one peer. Call `open()` first, then run `run()` in the background."""
 
     def __init__(self, peer: Host) -> None:
         self._peer = peer
@@ -128,19 +130,19 @@ class TrustedPart:
         self._log = Log(self._database, peer.peer_id)
         self._appending = trio.Lock()
         self._restored = trio.Event()
-        """Set once no other peer is known to have more of this log than this disk."""
+        """Set once this disk has all entries of this log that other trusted peers hold."""
         self._grown = Observable(0)
-        """Size of the own log, as far as this process has seen it grow."""
+        """Size of the own log after this process's last append; 0 before the first."""
         self._signed_head: Envelope | None = None
         self._status: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
-        """The last status, and when it was made."""
+        """Time of the last status, and the status."""
         self._others: dict[str, Observable[Envelope]] = {}
-        """The newest head heard of each other trusted peer's log."""
+        """Newest known head of each other trusted peer's log."""
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
             REINSTATEMENTS_WAITING_MAX
         )
         self._heard_owner, self._owners = trio.open_memory_channel[str](math.inf)
-        """Those of `_others` whose log is not followed yet."""
+        """Peers in `_others` whose logs `_follow_others` does not follow yet."""
         self.registrar = Registrar(
             peer.run,
             peer.gate,
@@ -171,7 +173,7 @@ class TrustedPart:
             raise not_named(self._peer, role)
 
     async def open(self) -> None:
-        """Make the tables and apply the evictions known."""
+        """Create the tables and apply the stored evictions and reinstatements."""
         await LogMirror.create_tables(self._database)
 
         def create(connection: sqlite3.Connection) -> None:
@@ -206,7 +208,7 @@ class TrustedPart:
     # --- appending ---------------------------------------------------------------------------
 
     async def append(self, entries: list[Entry]) -> None:
-        """Append to this peer's log; durable on return."""
+        """Append entries to this peer's log; they are durable on return."""
         await self._restored.wait()
         async with self._appending:
             written = await self._log.append(
@@ -215,9 +217,9 @@ class TrustedPart:
         self._grown.set(written.stop)
 
     async def append_verdict(self, verdict_at: Callable[[int], Verdict]) -> Envelope:
-        """Sign the verdict that `verdict_at` makes for its index in the log, and append it.
+        """Sign and append the verdict that `verdict_at` makes for its index in the log.
 
-        Log entry and envelope are durable, in one transaction, on return.
+        One transaction makes the log entry and the envelope durable before the return.
         """
         await self._restored.wait()
         async with self._appending:
@@ -240,7 +242,7 @@ class TrustedPart:
     async def evict(
         self, peer: str, reason: str, submission: bytes, figure: float, threshold: float
     ) -> None:
-        """Put a peer out of the run: durable in the log first, then announced."""
+        """Evict a peer from the run. The log makes the eviction durable before it is announced."""
         reason = reason[:500]
         eviction = Eviction(
             peer=peer, reason=reason, submission=submission, figure=figure, threshold=threshold
@@ -252,14 +254,14 @@ class TrustedPart:
         self._peer.gossip.publish(envelope)
 
     async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
-        """Log an admission, unless a log says of that peer already that it was admitted."""
+        """Log a peer's admission unless a log of a trusted peer already has one."""
         if not self._database.read("SELECT 1 FROM admitted WHERE peer = ? ORDER BY 1", (peer,)):
             await self.append([Admitted(peer=peer, roles=list(roles))])
 
     # --- reading -----------------------------------------------------------------------------
 
     def verdicts(self, newest: int) -> list[Envelope]:
-        """This peer's own verdicts, the last `newest` of them, in log order."""
+        """Return the last `newest` verdicts of this peer, in log order."""
         rows = self._database.read(
             "SELECT envelope FROM (SELECT * FROM verdicts ORDER BY position DESC LIMIT ?) "
             "ORDER BY position",
@@ -268,21 +270,21 @@ class TrustedPart:
         return [open_envelope(row[0]) for row in rows]
 
     def accepted_of(self, worker: str) -> int:
-        """How many of a worker's submissions trusted peers have accepted."""
+        """Count a worker's submissions that trusted peers have accepted."""
         rows = self._database.read(
             "SELECT COUNT(*) FROM accepted WHERE worker = ? ORDER BY 1", (worker,)
         )
         return int(rows[0][0])
 
     def used(self, submission: bytes) -> bool:
-        """Whether a log says what became of an accepted submission; carried is not the end."""
+        """Whether a log records the final outcome of a submission; "carried" is not final."""
         rows = self._database.read(
             "SELECT 1 FROM used WHERE submission = ? ORDER BY 1", (submission,)
         )
         return bool(rows)
 
     def log_of(self, owner: str) -> Log | None:
-        """This peer's log, or its mirror of another trusted peer's."""
+        """Return this peer's log, or its mirror of another trusted peer's log."""
         if owner == self._peer.peer_id:
             return self._log
         if owner in self._run.manifest.trusted_ids():
@@ -290,13 +292,16 @@ class TrustedPart:
         return None
 
     async def head_of(self, owner: str) -> Envelope | None:
-        """The newest signed head of a log held here."""
+        """Return the newest signed head of a log that this peer holds."""
         if owner == self._peer.peer_id:
             return await self._head()
         return LogMirror(self._database, owner).head()
 
     def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
-        """(log index, entry, envelope) of own verdicts on a worker from index `start` on."""
+        """Return up to `limit` own verdicts on a worker from log index `start` on.
+
+        Each is a tuple of log index, entry and envelope.
+        """
         return [
             (position, entry, envelope)
             for position, entry, envelope in self._database.read(
@@ -308,8 +313,10 @@ class TrustedPart:
         ]
 
     def status(self) -> tuple[list[bytes], list[Present]]:
-        """The newest manifest, checkpoint and order, and the peers present. Anyone may ask, so it
-        is made at most every `STATUS_SECONDS`."""
+        """Return the newest manifest, checkpoint and step order, and the peers present.
+
+        Anyone may ask, so the status is made at most every `STATUS_SECONDS`.
+        """
         now = self._peer.node.world.now()
         made, status = self._status
         if now >= made + STATUS_SECONDS:
@@ -318,11 +325,14 @@ class TrustedPart:
         return status
 
     def expulsions_of(self, peer: str) -> list[bytes]:
-        """The signed evictions and reinstatements in force or overruled, of one peer."""
+        """Return one peer's newest signed eviction and reinstatement, in force or overruled."""
         return [envelope.raw for envelope in self._run.expulsions_of(peer)]
 
     async def _head(self) -> Envelope:
-        """The head of the own log, signed again when it grew or the signature ages."""
+        """Return the signed head of the own log.
+
+        It is signed again once the log has grown or half the signature's lifetime has passed.
+        """
         size, root = self._log.head()
         signed = self._signed_head
         half_ms = STATE_LIFETIME_SECONDS * 500
@@ -339,10 +349,10 @@ class TrustedPart:
     # --- background --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit, serve the ledger, announce heads, mirror the others', until cancelled.
+        """Admit peers, serve the ledger, announce heads and mirror other logs, until cancelled.
 
-        Raises `Fork` when this disk's log contradicts a head that this peer signed before, and
-        `PeerError` when others have more of it and do not hand it over.
+        Raises `Fork` if this disk's log contradicts a head that this peer signed earlier. Raises
+        `PeerError` if other peers have more entries of it and do not hand them over.
         """
         async with (
             serving_ledger(self._peer.node.transport, self),
@@ -370,7 +380,7 @@ class TrustedPart:
             await trio.sleep(LOG_HEAD_SECONDS)
 
     async def _restore(self) -> None:
-        """Take back what other trusted peers hold of this log beyond what this disk does."""
+        """Restore entries of this log that other trusted peers hold and this disk lacks."""
         me = self._peer.peer_id
         found: dict[PeerId, Envelope] = {}
 
@@ -380,7 +390,7 @@ class TrustedPart:
                 async with open_ledger(self._peer.node.transport, other) as client:
                     head = await client.head(me)
             except (PeerError, Dropped):
-                return  # not up: it cannot be asked, and others may
+                return  # it is down; another peer may answer
             if head is not None:
                 found[other] = head
 
@@ -434,7 +444,7 @@ class TrustedPart:
                 nursery.start_soon(self._follow, owner)
 
     async def _follow(self, owner: str) -> None:
-        """Keep a mirror of one trusted peer's log."""
+        """Mirror one trusted peer's log until cancelled."""
         heads = self._others[owner]
         while True:
             head = heads.value
@@ -452,7 +462,10 @@ class TrustedPart:
                 await heads.wait_change()
 
     async def _pull(self, client: LedgerClient, head: Envelope) -> None:
-        """Extend the copy of a log up to a head of its owner; raises `Fork`, `PeerError`."""
+        """Extend the copy of a log up to a head signed by its owner.
+
+        Raises `Fork` and `PeerError`.
+        """
         owner = head.sender
         mirror = LogMirror(self._database, owner)
         size = _size(head)
@@ -497,7 +510,7 @@ class TrustedPart:
             )
 
     def _apply(self, raw: bytes) -> None:
-        """Believe a signed eviction or reinstatement out of a log, also when it has expired."""
+        """Apply a signed eviction or reinstatement from a log, even an expired one."""
         try:
             envelope = open_envelope(raw)
         except Dropped as dropped:
@@ -512,15 +525,15 @@ class TrustedPart:
             self._run.reinstate(envelope)
 
     def _spread(self, raw: bytes) -> None:
-        """Gossip a signed eviction or reinstatement out of a log to peers that lack it."""
+        """Gossip a signed eviction or reinstatement from a log."""
         try:
             self._peer.gossip.publish(open_envelope(raw))
-        except Dropped as dropped:  # expired, or no longer permitted: the log keeps it all the same
+        except Dropped as dropped:  # expired, or no longer permitted; it stays in the log
             self._events.emit("ledger.not_spread", cause=dropped.cause)
 
 
 def not_named(peer: Host, role: str) -> UserError:
-    """The error of a peer that wants a trusted role which its run does not give it."""
+    """Make the error of a peer that wants a trusted role but is not named in its manifest."""
     return UserError(
         f"the manifest of run {peer.run.id} does not name peer {peer.peer_id} as a {role}; "
         f"its owner must add that id to the manifest's {role}s, or use the --home that has the key"
@@ -533,7 +546,7 @@ def _size(head: Envelope) -> int:
 
 
 def _derive(connection: sqlite3.Connection, entries: Sequence[Entry]) -> None:
-    """Bring the derived tables up to date with new entries of a log."""
+    """Update the derived tables with new entries of a log."""
     for entry in entries:
         if isinstance(entry, Judged) and entry.outcome == "accepted":
             connection.execute(

@@ -1,4 +1,4 @@
-"""Signing a version of a run, and handing it to the network."""
+"""Signing a version of a run and handing it to the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.transport import Transport
 
 
 def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> Envelope:
-    """A run manifest signed by its owner."""
+    """Sign a run manifest as its owner."""
     return seal(
         owner,
         manifest,
@@ -28,7 +28,7 @@ def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> E
 
 
 def signed_before(path: Path, owner: str, name: str) -> Envelope | None:
-    """The manifest of this owner's run of that name in a file, if there is one."""
+    """Read a signed manifest from a file; None unless it is of this owner's run of that name."""
     try:
         held = load_manifest(path)
     except UserError:
@@ -37,9 +37,10 @@ def signed_before(path: Path, owner: str, name: str) -> Envelope | None:
 
 
 def check_update(held: RunManifest, new: RunManifest, where: str) -> list[Change]:
-    """What a version described in the file `where` changes of the one that is signed.
+    """List the changes from the signed version `held` to `new`, described in the file `where`.
 
-    Raises `UserError` when no peer would take it. The very same version changes nothing.
+    Raises `UserError` if peers would refuse `new`. An unchanged manifest of the same version is
+    allowed.
     """
     found = changes(held, new)
     if new.version < held.version:
@@ -63,7 +64,7 @@ def check_update(held: RunManifest, new: RunManifest, where: str) -> list[Change
 
 
 def listed(found: Sequence[Change]) -> list[str]:
-    """A line for each change, in columns."""
+    """Format each change as a line, in columns."""
     if not found:
         return ["  nothing else changes"]
     values = [f"{each.old} → {each.new}" for each in found]
@@ -77,9 +78,9 @@ def listed(found: Sequence[Change]) -> list[str]:
 async def hand_over(
     transport: Transport, bootstrap: Sequence[str], envelope: Envelope
 ) -> list[PeerId]:
-    """Bring a signed manifest to the bootstrap peers that answer; those that have it now.
+    """Hand a signed manifest to the connected bootstrap peers; returns those that accepted it.
 
-    Raises `SwarmError` when none has.
+    Raises `SwarmError` if none did.
     """
     taken, problems = [], []
     named = dict.fromkeys(PeerId(address.rpartition("/p2p/")[2]) for address in bootstrap)
