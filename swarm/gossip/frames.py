@@ -65,6 +65,6 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def chunks(digests: Sequence[bytes]) -> Iterable[list[bytes]]:
-    """As many digests as fit a frame at a time."""
+    """Divide digests into lists that fit one frame each."""
     for start in range(0, len(digests), DIGESTS_MAX):
         yield list(digests[start : start + DIGESTS_MAX])

@@ -1,4 +1,4 @@
-"""One peer's conversations with its gossip neighbours."""
+"""The gossip of one peer: conversations with its neighbours, and the spreading of envelopes."""
 
 from __future__ import annotations
 
@@ -47,37 +47,38 @@ from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
 
 TICK_SECONDS = 1.0
-"""How often digests of the newest announcements go to every neighbour that may lack them."""
+"""Between two rounds in which every neighbour is offered the newest announcements by digest."""
 
 EAGER = 6
-"""Neighbours an announcement is sent to at once; the others get its digest."""
+"""Neighbours to which an announcement is pushed at once; the others get its digest."""
 
 ADMITTED_SECONDS = 600.0
-"""How long an admission shown to a neighbour counts for its slot. (It was alive when it was shown;
-an evicted peer is disconnected at once.) Shown again at half of it."""
+"""Time for which an admission shown to a neighbour counts for its slot. (It was valid when it was
+shown; an evicted peer is disconnected at once.) It is shown again after half of that."""
 
 GREETING_SECONDS = 10.0
-"""Both sides have said `hello` by then."""
+"""A conversation without `hello` from the other side ends after this long."""
 
 OUTBOX_MAX = 256
-"""Offers and questions waiting for one slow neighbour; beyond it the neighbour is dropped and
-rejoins. A whole store is offered in 32 frames; announcements wait as digests and do not count."""
+"""Frames waiting for one slow neighbour; beyond it the neighbour is dropped and rejoins. A whole
+store is offered in 32 frames; announcements wait as digests and do not count."""
 
 ANSWER_SECONDS = 3.0
-"""For this long no one else is asked for what a trusted neighbour was asked for: it delivers about
-3,000 announcements a second."""
+"""After a trusted neighbour was asked for an announcement, no other neighbour is asked for it for
+this long: a trusted neighbour delivers about 3,000 announcements a second."""
 
 ANSWER_BYTES_PER_TICK = 256 * 1024
-"""What a neighbour that is not trusted gets of what it asks for: some 500 announcements."""
+"""Bytes of the announcements it asked for that an untrusted neighbour gets per tick: some 500
+announcements."""
 
 DROPPED_REPORT_SECONDS = 60.0
-"""Between two counts of the envelopes that were dropped, by cause."""
+"""Between two reports of the number of dropped envelopes, by cause."""
 
 Listener = Callable[[Envelope], None]
 
 
 class Gossip:
-    """One peer's part in spreading a run's announcements."""
+    """Spreads a run's announcements to and from the neighbours of one peer."""
 
     def __init__(
         self,
@@ -93,9 +94,9 @@ class Gossip:
         admits: Callable[[PeerId, bytes], bool],
         compare_clock: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`records` gives peer records to hand to newcomers; `learn_record` takes theirs
-        (signature checked); `admits` says whether a peer takes part, going by the admission that it
-        shows; `compare_clock` hears how far ahead a neighbour's clock is."""
+        """`records()`: peer records to send to newcomers. `learn_record(record)`: receives theirs,
+        with checked signatures. `admits(peer, admission)`: whether the admission that a peer shows
+        is valid. `compare_clock(peer, seconds)`: receives how far ahead a neighbour's clock is."""
         self._transport = transport
         self._world = world
         self._gate = gate
@@ -107,14 +108,14 @@ class Gossip:
         self._admits = admits
         self._compare_clock = compare_clock
         self._admission = b""
-        """This peer's own, as it was shown last."""
+        """This peer's own admission."""
         self._shown_at = -math.inf
         self._slots = Slots(transport, world, gate.trusts)
         self._store = Store(world)
         self._fresh: dict[str, list[bytes]] = {}
-        """Accepted since the last tick, by topic."""
+        """Digests of envelopes accepted since the last tick, by topic."""
         self._asked: dict[bytes, float] = {}
-        """What a trusted neighbour was asked for, and until when nobody else is."""
+        """Digests that a trusted neighbour was asked for, and until when no other is asked."""
         self._listeners: dict[type[Message], list[Listener]] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -126,11 +127,11 @@ class Gossip:
         return sorted(self._slots.neighbours)
 
     def members(self) -> list[PeerId]:
-        """Those neighbours that are trusted or admitted: the ones to rely on."""
+        """Neighbours that are trusted or admitted, sorted."""
         return self._slots.members()
 
     def show(self, admission: Envelope) -> None:
-        """Take this peer's own admission, new or renewed, and show it to neighbours in time."""
+        """Store this peer's own admission, new or renewed, and show it to neighbours if due."""
         first_time = not self._admission
         self._admission = admission.raw
         if first_time:
@@ -145,13 +146,13 @@ class Gossip:
         return len(self._store)
 
     def publish(self, envelope: Envelope) -> None:
-        """Spread an own envelope, or one that came another way. A duplicate does nothing."""
+        """Spread an own envelope, or one received outside gossip. A duplicate does nothing."""
         try:
             self._gate.admit(envelope.raw)
         except Dropped as dropped:
             if dropped.cause not in ("duplicate", "old_state"):
                 raise
-            # An event may have passed the gate as a request, and never have been gossiped.
+            # An event may have passed the gate as a request without being gossiped.
             state = isinstance(envelope.message, StateMessage)
             if (
                 dropped.cause == "old_state"
@@ -185,7 +186,7 @@ class Gossip:
     # --- conversations -----------------------------------------------------------------------
 
     def _open_more(self, nursery: trio.Nursery) -> None:
-        """Start conversations with connected peers while there is room for neighbours."""
+        """Start conversations with connected peers while slots are free."""
         now = self._world.now()
         self._slots.open_at = math.inf
         for peer in self._transport.connected():
@@ -198,7 +199,7 @@ class Gossip:
     async def _open(self, peer: PeerId) -> None:
         """Start a conversation."""
         if not self._slots.may_open(peer):
-            return  # others were faster
+            return  # other peers took the slots meanwhile
         refusal = self._slots.attempt(peer)
         try:
             with trio.fail_after(REQUEST_DEADLINE_SECONDS):
@@ -206,15 +207,15 @@ class Gossip:
         except (StreamError, trio.TooSlowError) as error:
             self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
             return
-        refusal.full = True  # unless it greets
+        refusal.full = True  # until the peer greets
         await self._converse(stream, opened=True)
 
     async def _converse(self, stream: Stream, *, opened: bool = False) -> None:
         peer = stream.peer
         other = self._slots.neighbours.get(peer) or self._slots.greeting.get(peer)
         if other is not None:
-            # Of two streams that cross, that of the lesser id stays; a second one of the same side
-            # comes from a peer that has lost the first.
+            # If both sides opened a stream at once, the one opened by the lesser id stays. A second
+            # stream opened by the same side means that it has lost the first.
             lesser = self._transport.peer_id < peer
             crossed = opened != other.opened
             if lesser == other.opened if crossed else opened:
@@ -227,7 +228,7 @@ class Gossip:
             range_=self._transport.network_of(peer),
             now=self._world.now(),
         )
-        # Any of them: were it always the first, everybody would dial the same few peers.
+        # A random sample: if all peers sent the same records, all would dial the same few peers.
         known = self._records()
         count = min(len(known), RECORDS_EXCHANGED)
         records = [record.raw for record in self._world.random.sample(known, count)]
@@ -248,7 +249,7 @@ class Gossip:
                 await stream.reset()
 
     async def _is_greeted(self, neighbour: Neighbour) -> bool:
-        """Whether the other side says who it is, and gets a slot."""
+        """Whether the other side sends a valid `hello` and gets a slot."""
         raw = None
         with trio.move_on_after(GREETING_SECONDS):
             raw = await neighbour.stream.receive()
@@ -279,7 +280,7 @@ class Gossip:
         self._offer(neighbour, self._store.current())
 
     def _look_at(self, neighbour: Neighbour, admission: bytes) -> None:
-        """Note whether a neighbour is admitted: strangers are sent only the run's topic."""
+        """Note whether a neighbour is admitted: strangers get only the topic `run`."""
         if self._admits(neighbour.peer, admission):
             neighbour.admitted_until = self._world.now() + ADMITTED_SECONDS
             self._transport.vouch(neighbour.peer, ADMITTED_SECONDS)
@@ -307,7 +308,7 @@ class Gossip:
                 if neighbour.topics != topics:
                     self._offer(neighbour, self._store.current())
             else:
-                return  # it has said `hello` already
+                return  # a second `hello` breaks the protocol
             if neighbour.invalid >= INVALID_MAX:
                 self._events.emit("gossip.neighbour_banned", remote=neighbour.peer)
                 self._transport.ban(neighbour.peer, BAN_SECONDS)
@@ -316,7 +317,7 @@ class Gossip:
     # --- sending -----------------------------------------------------------------------------
 
     def _post(self, neighbour: Neighbour, frame: Frame) -> None:
-        """Queue a frame; a neighbour too slow to take it is dropped, and may come back."""
+        """Queue a frame; a neighbour with a full queue is dropped, and may rejoin."""
         if len(neighbour.outbox) >= OUTBOX_MAX:
             self._slots.leave(neighbour)
             return
@@ -324,7 +325,7 @@ class Gossip:
         self._wake(neighbour)
 
     def _wake(self, neighbour: Neighbour) -> None:
-        """Have what a neighbour is owed written."""
+        """Start a task that sends the queued frames of a neighbour, unless one runs."""
         assert self._nursery is not None
         if self._nursery.cancel_scope.cancel_called:
             neighbour.scope.cancel()
@@ -333,8 +334,10 @@ class Gossip:
             self._nursery.start_soon(self._write, neighbour)
 
     async def _write(self, neighbour: Neighbour) -> None:
-        """Send what is owed. A task only while there is something to send: thousands of idle
-        ones would cost a simulation more memory than all else."""
+        """Send queued frames until none is left.
+
+        The task ends then: thousands of idle tasks would take most of a simulation's memory.
+        """
         try:
             while (frame := self._next_frame(neighbour)) is not None:
                 await neighbour.stream.send(encode(frame))
@@ -345,7 +348,10 @@ class Gossip:
             neighbour.writing = False
 
     def _next_frame(self, neighbour: Neighbour) -> Frame | None:
-        """What is most worth sending now; what has been forgotten meanwhile is left out."""
+        """The frame to send next: queued frames, then news, then answers.
+
+        Envelopes that the store has dropped meanwhile are skipped.
+        """
         if neighbour.outbox:
             return neighbour.outbox.popleft()
         served = neighbour.answer_bytes > 0 or self._slots.trusts(neighbour.peer)
@@ -366,7 +372,7 @@ class Gossip:
         digest = blake3(raw).digest()
         self._asked.pop(digest, None)
         neighbour.offers.pop(digest, None)
-        if self._store.get(digest) is not None:  # the usual repetition, before anything is checked
+        if self._store.get(digest) is not None:  # skip the usual duplicates before any check
             neighbour.knows.add(digest)
             return
         try:
@@ -381,8 +387,8 @@ class Gossip:
         self._accept(envelope)
 
     def _is_out_of_time(self, neighbour: Neighbour, cause: str, raw: bytes) -> bool:
-        """Whether an envelope that has expired, or is of the future, is so by the neighbour's own
-        clock too, and by far. Where clocks differ this peer's may be the wrong one."""
+        """Whether an envelope is expired, or from the future, by the neighbour's clock too, and by
+        far. Where clocks differ, this peer's own may be wrong."""
         if cause not in ("expired", "from_the_future") or neighbour.clock is None:
             return False
         theirs = self._world.now() + neighbour.clock
@@ -416,7 +422,7 @@ class Gossip:
             self._wake(neighbour)
 
     def _offer(self, neighbour: Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:
-        """Offer a neighbour those digests, given by topic, that it may lack."""
+        """Offer a neighbour the digests, given by topic, that it may lack."""
         knows = neighbour.knows
         missing = [
             digest
@@ -431,9 +437,12 @@ class Gossip:
             self._post(neighbour, Have(chunk))
 
     def _ask(self, neighbour: Neighbour, digests: Iterable[bytes]) -> None:
-        """Ask for those of its offers that are lacking, but for those that a trusted neighbour was
-        just asked for: a peer that comes back is offered the same by everybody. Others may be asked
-        all the same, since they may never answer."""
+        """Ask a neighbour for missing announcements that it offers.
+
+        Announcements just requested from a trusted neighbour are postponed: all neighbours offer
+        the same ones to a peer that returns. Requests to untrusted neighbours do not postpone any,
+        since these may never answer.
+        """
         now = self._world.now()
         trusted = self._slots.trusts(neighbour.peer)
         wanted = []
@@ -477,9 +486,9 @@ class Gossip:
                 self._open_more(nursery)
 
     def _report_dropped(self, reported: Counter[str]) -> Counter[str]:
-        """Say what was dropped since the counts `reported`; the counts now."""
+        """Report the envelopes dropped since the counts `reported`; returns the counts now."""
         causes, counts = self._gate.dropped - reported, self._gate.dropped.copy()
-        del causes["duplicate"]  # the usual repetition
+        del causes["duplicate"]  # duplicates are usual in gossip
         if causes:
             self._events.emit("gossip.dropped", causes=dict(sorted(causes.items())))
         return counts

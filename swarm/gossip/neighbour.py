@@ -13,7 +13,7 @@ from swarm.transport import Stream
 
 
 class Remembered(OrderedDict[bytes, None]):
-    """The last digests that were added, oldest first, at most `most`."""
+    """The last added digests, oldest first, at most `most`."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -27,35 +27,35 @@ class Remembered(OrderedDict[bytes, None]):
 
 
 class Neighbour:
-    """A peer with an open gossip stream: what it is known to hold, and what it is owed."""
+    """A peer with an open gossip stream: what it is known to hold, and what to send it."""
 
     def __init__(self, stream: Stream, *, opened: bool, range_: str, now: float) -> None:
         self.stream = stream
         self.peer = stream.peer
         self.opened = opened
-        """By this side."""
+        """Whether this side opened the stream."""
         self.range = range_
         """Its range of public addresses (/24, IPv6 /48), or empty."""
         self.since = now
-        """When it came, or its admission lapsed."""
+        """When the stream opened, or its admission lapsed."""
         self.admitted_until = 0.0
         self.follows: frozenset[str] = frozenset()
         self.topics: frozenset[str] = frozenset()
-        """Of those that it follows, the ones it is sent."""
+        """The topics it follows that it is allowed to get."""
         self.knows = Remembered(2 * EVENTS_MAX)
         self.invalid = 0
         self.clock: float | None = None
-        """Its wall time less this world's clock, as it greeted."""
+        """Its wall time minus this world's clock when it greeted, in seconds."""
         self.scope = trio.CancelScope()
         self.outbox: deque[Frame] = deque()
-        """Frames that go before anything below."""
+        """Frames to send before `news` and `wanted`."""
         self.news = Remembered(EVENTS_MAX)
         """Announcements to send, in this order."""
         self.wanted = Remembered(EVENTS_MAX)
         """Announcements it asked for, in its order; sent when there is no news."""
         self.answer_bytes = ENVELOPE_BYTES_MAX
-        """Of them it may have until the next tick, unless it is trusted: it may ask for the same
-        again and again, and begin as many conversations."""
+        """Bytes of `wanted` that it still gets before the next tick, unless it is trusted. Without
+        this limit it could ask for the same again and again, and start new conversations for it."""
         self.offers = Remembered(EVENTS_MAX)
-        """Announcements it offered and a trusted neighbour is about to bring."""
+        """Announcements it offered that were just requested from a trusted neighbour."""
         self.writing = False

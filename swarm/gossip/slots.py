@@ -1,4 +1,4 @@
-"""Gossip slots: which peers get one, and whose turn it is to begin a conversation."""
+"""Gossip slots: which peers get one, and which side starts a conversation."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from swarm.transport import Transport
 from swarm.world import World
 
 NEIGHBOURS_MAX = 32
-"""Neighbours a peer gossips with; more connections than that only serve other protocols."""
+"""Neighbours a peer gossips with; further connections only serve other protocols."""
 
 NEIGHBOURS_WANTED = 8
-"""A peer with fewer neighbours dials more of the peers it has heard of."""
+"""A peer with fewer neighbours dials more of the peers that it knows of."""
 
 TRUSTED_TAKE = 16
-"""Slots that trusted peers may take from others; workers hear through the remaining ones."""
+"""Slots that trusted peers may take from others; the rest stays for workers."""
 
 STRANGERS_MAX = 8
-"""Slots for peers that have not shown an admission: enough for newcomers, who need it for seconds,
-and few enough that a crowd of them delays nothing."""
+"""Slots for peers that have not shown an admission: enough for newcomers, which need one for
+seconds, and few enough that a crowd of them delays nothing."""
 
 STRANGERS_PER_RANGE_MAX = 2
-"""Of those, from one range of addresses."""
+"""Slots for strangers of one address range."""
 
 STRANGER_SECONDS = 60.0
-"""A peer that is not admitted by then loses its slot, for `FULL_SECONDS`."""
+"""A peer that is not admitted within this time loses its slot, and gets none for `FULL_SECONDS`."""
 
 YIELD_SECONDS = 3.0
-"""Of two connected peers the one whose id sorts first begins to talk; the other one does so when
-nothing came for this long, and once it is admitted: the first may not have had a slot for it."""
+"""Of two connected peers, the one whose id sorts first starts the conversation. The other one, if
+admitted, starts it after this long: the first may have had no slot while the other was a
+stranger."""
 
 REFUSALS_MAX = 4096
-"""Peers remembered that would not talk, and strangers that had their time."""
+"""Refusals of peers remembered, and strangers whose time is over (each kind)."""
 
 FULL_SECONDS = 600.0
-"""A peer with enough neighbours waits this much longer before it asks a full peer again."""
+"""Additional wait before a peer with enough neighbours asks a full peer again."""
 
 RETRY_SECONDS = 1.0
 """Pause after the first refusal; doubled each time, up to `BAN_SECONDS`."""
 
 STRANGER, ADMITTED, TRUSTED = range(3)
-"""Ranks of neighbours."""
+"""Ranks of neighbours, in ascending order."""
 
 
 class Refusal:
@@ -56,7 +57,7 @@ class Refusal:
         self.times = 0
         self.retry_at = 0.0
         self.full = False
-        """It has neighbours enough: it would refuse over a new connection, too."""
+        """The peer has enough neighbours: it would refuse after a new connection, too."""
 
 
 class Slots:
@@ -66,7 +67,7 @@ class Slots:
         self.trusts = trusts
         self.neighbours: dict[PeerId, Neighbour] = {}
         self.greeting: dict[PeerId, Neighbour] = {}
-        """Peers that have not said `hello` yet: their rank decides whether they get a slot."""
+        """Peers that have not sent `hello` yet; then their rank decides whether they get a slot."""
         self.admitted = False
         """Whether this peer has an admission to show."""
         self.open_at = 0.0
@@ -74,22 +75,22 @@ class Slots:
         self._transport = transport
         self._world = world
         self._refusals: OrderedDict[PeerId, Refusal] = OrderedDict()
-        """Peers that would not talk, or that are to begin."""
+        """Peers that refused to talk, or that have to start the conversation."""
         self._spent: OrderedDict[PeerId, float] = OrderedDict()
-        """Strangers that had their time, and until when they get no other."""
+        """Strangers whose time is over, and until when they get no slot."""
 
     def rank(self, neighbour: Neighbour) -> int:
-        """What a neighbour's slot is worth: a peer without one may take it from a lower rank."""
+        """The rank of a neighbour; a peer without a slot may take one from a lower rank."""
         if self.trusts(neighbour.peer):
             return TRUSTED
         return ADMITTED if neighbour.admitted_until > self._world.now() else STRANGER
 
     def members(self) -> list[PeerId]:
-        """Those neighbours that are trusted or admitted: the ones to rely on."""
+        """Neighbours that are trusted or admitted, sorted."""
         return sorted(n.peer for n in self.neighbours.values() if self.rank(n) > STRANGER)
 
     def set_admitted(self) -> None:
-        """Note that this peer is admitted now: others that had no slot for it may have one."""
+        """Note that this peer is admitted now: peers that had no slot for it may have one now."""
         self.admitted = True
         for refusal in self._refusals.values():
             refusal.full = False
@@ -99,8 +100,11 @@ class Slots:
     # --- slots -------------------------------------------------------------------------------
 
     def may_have(self, newcomer: Neighbour) -> bool:
-        """Whether there is a slot for a peer that has just said who it is. A neighbour of lower
-        rank gives its own up, or an admitted one from a range that has two more of them."""
+        """Whether a peer that has just greeted gets a slot.
+
+        If none is free, a neighbour of lower rank loses its slot, or an admitted neighbour from an
+        address range with at least two more neighbours than the newcomer's.
+        """
         ranks = {neighbour.peer: self.rank(neighbour) for neighbour in self.neighbours.values()}
         rank, crowd = self.rank(newcomer), Counter(n.range for n in self.neighbours.values())
         if rank == STRANGER:
@@ -142,10 +146,10 @@ class Slots:
             if among.get(neighbour.peer) is neighbour:
                 del among[neighbour.peer]
         neighbour.scope.cancel()
-        self.open_at = 0.0  # there is room again
+        self.open_at = 0.0  # a slot is free again
 
     def part_with_strangers(self) -> None:
-        """End conversations with peers that were not admitted for long: they bring nothing."""
+        """End conversations with peers that stay strangers for too long: they bring nothing."""
         now = self._world.now()
         for neighbour in list(self.neighbours.values()):
             if self.rank(neighbour) > STRANGER:
@@ -159,10 +163,10 @@ class Slots:
                     self._spent.popitem(last=False)
                 self.leave(neighbour)
 
-    # --- who begins --------------------------------------------------------------------------
+    # --- which side starts -------------------------------------------------------------------
 
     def meet(self, peer: PeerId) -> None:
-        """Decide which side begins, for a peer that was just connected."""
+        """Decide which side starts the conversation with a peer that was just connected."""
         refusal = self._refusals.get(peer)
         if refusal is not None and not refusal.full:
             del self._refusals[peer]

@@ -11,16 +11,18 @@ from swarm.messages import StateMessage
 from swarm.world import World
 
 EVENTS_MAX = 16_384
-"""Events kept for neighbours that lack them: what validators say of 25 submissions a second until
-a verdict expires, so that a trainer that was away as long misses none. Likewise evictions: trusted
-peers know older ones from their logs, and admit nobody whom those put out."""
+"""Events kept for neighbours that lack them: the messages of validators about 25 submissions per
+second, until their verdicts expire, so that a trainer that was offline as long misses none. The
+limit holds for lasting events too: trusted peers know older evictions from their logs, and admit no
+evicted peer."""
 
 EVENTS_BYTES_MAX = 32 * 1024 * 1024
-"""Bytes of them: mostly under 1 KiB each, a verdict on thousands of completions up to 64 KiB."""
+"""Bytes of these events: mostly under 1 KiB each; a verdict on thousands of completions has up to
+64 KiB."""
 
 
 class Kept(NamedTuple):
-    """An announcement as it is held."""
+    """An announcement in the store."""
 
     raw: bytes
     topic: str
@@ -28,7 +30,7 @@ class Kept(NamedTuple):
 
 
 class Store:
-    """The newest states of each sender, lasting events, and the last of the other events."""
+    """The newest states of each sender, lasting events, and the latest of the other events."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -36,21 +38,21 @@ class Store:
         """Oldest first."""
         self._events_bytes = 0
         self._lasting: OrderedDict[bytes, Kept] = OrderedDict()
-        """Likewise."""
+        """Lasting events, oldest first."""
         self._states: dict[bytes, Kept] = {}
         self._newest: dict[tuple[int, str], bytes] = {}
-        """Which of `_states` is the newest of each kind (by its index in `STATES_FIRST`) and
-        sender."""
+        """Digest of the newest state of each (kind, sender); the kind is its index in
+        `STATES_FIRST`."""
 
     def __len__(self) -> int:
-        """Events held, lasting ones and states not counted."""
+        """Number of events held, without lasting events and states."""
         return len(self._events)
 
     def get(self, digest: bytes) -> Kept | None:
         return self._events.get(digest) or self._lasting.get(digest) or self._states.get(digest)
 
     def add(self, envelope: Envelope) -> str:
-        """Hold an announcement; its topic."""
+        """Store an announcement; returns its topic."""
         digest, message = envelope.digest, envelope.message
         topic = TOPICS[type(message)]
         kept = Kept(envelope.raw, topic, envelope.body.expires_ms)
@@ -70,7 +72,7 @@ class Store:
         return topic
 
     def forget_oldest(self) -> None:
-        """Drop events that have expired, and the oldest ones beyond the bounds."""
+        """Drop the oldest events while they have expired or exceed the limits."""
         wall_ms = int(self._world.wall_time() * 1000)
         while self._events and (
             len(self._events) > EVENTS_MAX
@@ -81,8 +83,11 @@ class Store:
             self._events_bytes -= len(forgotten.raw)
 
     def current(self) -> dict[str, list[bytes]]:
-        """Digests of what a neighbour should hold, by topic: the newest states, lasting events,
-        then the others, each newest first, since an old one is worth the least."""
+        """Digests of the announcements that a neighbour should hold, by topic.
+
+        The newest states come first, then lasting events, then other events. Events are newest
+        first, since the oldest are worth least.
+        """
         wall_ms = int(self._world.wall_time() * 1000)
         digests = [digest for _, digest in sorted(self._newest.items())]
         digests += [*reversed(self._lasting), *reversed(self._events)]

@@ -1,4 +1,4 @@
-"""What is gossiped in a run, and on which topic."""
+"""The messages that are gossiped in a run, and their topics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ TOPICS: dict[type[Message], str] = {
     Presence: WORK,
     LogHead: WORK,
 }
-"""Which topic carries a message. What is not listed is never gossiped. Only the owner and trusted
-peers may say any of these (`Run.permits`), so no stranger can make others forward or store a thing.
-"""
+"""The topic of each message type. Other types are never gossiped. Only the owner and trusted peers
+may send these (`Run.permits`), so no stranger can make others forward or store anything."""
 
 STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence)
-"""In this order a neighbour is offered the newest states; evictions and events follow."""
+"""State messages in the order in which a neighbour is offered them; evictions and events follow."""
 
 LASTING = (Eviction, Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""

@@ -1,6 +1,6 @@
-"""Our own Kademlia DHT over the transport seam, speaking the libp2p kad-dht wire format.
+"""A Kademlia DHT over the transport seam, in the wire format of libp2p's kad-dht.
 
-`Kademlia` is all that other rooms need, with a `Validator` per record namespace.
+Other packages need only `Kademlia`, and a `Validator` per record namespace.
 """
 
 from swarm.kademlia.dht import Kademlia

@@ -1,4 +1,4 @@
-"""The peers known to serve the DHT: asked, checked, and looked for on the way to a key."""
+"""The contacts of a DHT peer: requests to them, checks of them, and lookups through them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from swarm.transport import StreamError, Transport
 from swarm.world import World
 
 CONTACT_SILENT_SECONDS = 120.0
-"""A contact not heard of for this long is asked whether it is there, and no more named if not."""
+"""A contact silent for this long is checked; if it does not answer, others are not sent to it."""
 
 SILENT_CHECKS_MAX = 4
-"""Silent contacts asked in one round of maintenance; lookups hear of most in a large network."""
+"""Silent contacts checked in one round of maintenance; in a large network lookups reach most
+contacts."""
 
 CHECK_AGAIN_SECONDS = 300.0
-"""A peer that asks us is asked back (does it serve?) at most this often."""
+"""Shortest time between two checks of a peer that sends us requests (does it serve the DHT?)."""
 
 CHECKS_MAX = 64
-"""Peers waiting to be asked back or pinged; more are forgotten, they will ask again."""
+"""Peers waiting to be checked; further ones are dropped, and will send requests again."""
 
 CHECKS_REMEMBERED_MAX = 4096
-"""Checks of peers remembered, so that none is repeated too soon."""
+"""Peers whose last check is remembered, so that none is checked again too soon."""
 
 
 class Emit(Protocol):
-    """`Events.emit`."""
+    """The type of `Events.emit`."""
 
     def __call__(self, name: str, /, **fields: object) -> None: ...
 
 
 def silent(name: str, /, **fields: object) -> None:
-    """For callers that do not look at events."""
+    """Discard an event."""
 
 
 def accept_any(address: str) -> bool:
@@ -50,7 +51,7 @@ def accept_any(address: str) -> bool:
 
 
 class Contacts:
-    """A peer's routing table, kept up to date by every answer and every silence."""
+    """A peer's routing table, updated by every answer and every failed request."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class Contacts:
         return result
 
     async def ask(self, neighbour: Neighbour, message: Message) -> Message:
-        """One request, and what it teaches about the peer. Raises `PeerError`."""
+        """Send one request, and update the routing table from its outcome. Raises `PeerError`."""
         try:
             answer = await self._request(neighbour, message)
         except PeerError:
@@ -124,17 +125,17 @@ class Contacts:
         if neighbour.peer in self.table:
             self._note_answer(neighbour.peer, ())
         else:
-            # It may have answered on a connection it had to us: what it says itself about where
-            # it is replaces what others said.
+            # It may have answered on a connection that it opened. A check asks the peer for its
+            # own addresses, which replace those that others named.
             self._note_answer(neighbour.peer, neighbour.addresses)
             self.consider(neighbour)
         return answer
 
     async def _request(self, neighbour: Neighbour, message: Message) -> Message:
-        """The answer; from a peer that resets GET_PROVIDERS, the contacts it has near the key.
+        """Send a request; a peer that resets GET_PROVIDERS is sent FIND_NODE for the key instead.
 
-        JavaScript servers (kad-dht 16) take the key for a whole CID and reset unless it is a
-        SHA-256 multihash. They hold no providers of such a key, but they still know the way.
+        JavaScript servers (kad-dht 16) read the key as a whole CID and reset the stream unless it
+        is a SHA-256 multihash. They hold no providers of such a key, but know peers nearer to it.
         """
         try:
             return await self.requests.ask(neighbour, message)
@@ -153,10 +154,11 @@ class Contacts:
                 self._emit("dht.check_failed", other=neighbour.peer, reason=str(error))
 
     async def check(self, neighbour: Neighbour, *, proven: tuple[str, ...] = ()) -> None:
-        """Ask a peer for itself: proves that it serves, and says where. Raises `PeerError`.
+        """Look a peer up at the peer itself: its answer proves that it serves, and names its
+        addresses. Raises `PeerError`.
 
-        `proven` addresses (a person gave them) stay even if the peer does not know them: a router
-        may forward its port.
+        `proven` addresses, given by a person, are kept even if the peer does not name them: a
+        router may forward its port.
         """
         self._remember_check(neighbour.peer)
         try:
@@ -175,7 +177,7 @@ class Contacts:
         self._note_answer(neighbour.peer, tuple(dict.fromkeys(proven + addresses)))
 
     def consider(self, neighbour: Neighbour) -> None:
-        """A peer that is no checked contact turned up: have it checked, not too often."""
+        """Queue a check of a peer that is not a checked contact, unless one was made recently."""
         checked = self._checked.get(neighbour.peer)
         recently = self._world.now() - CHECK_AGAIN_SECONDS
         if neighbour.peer == self.peer_id or (checked is not None and checked > recently):
@@ -183,14 +185,14 @@ class Contacts:
         if checked is not None and neighbour.peer in self.table:
             return
         if not self.table.has_use_for(neighbour.peer, self._world.now()):
-            return  # in a large network nearly everybody
+            return  # in a large network, nearly every peer
         self._queue_check(neighbour)
 
     def _queue_check(self, neighbour: Neighbour) -> None:
         try:
             self._send_check.send_nowait(neighbour)
         except trio.WouldBlock:
-            return  # it will turn up again
+            return  # the queue is full: the peer will send requests again
         self._remember_check(neighbour.peer)
 
     def _remember_check(self, peer: PeerId) -> None:
@@ -202,12 +204,12 @@ class Contacts:
     def _note_answer(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         known = peer in self.table
         if not addresses and not known:
-            return  # nobody could be sent there
+            return  # a contact without addresses is of no use to others
         now = self._world.now()
         doubtful = self.table.answered(peer, addresses, now)
         if not known and peer in self.table:
             self._emit("dht.contact_added", other=peer, contacts=len(self.table))
-            with contextlib.suppress(trio.WouldBlock):  # the next republish makes up for it
+            with contextlib.suppress(trio.WouldBlock):  # the next republish reaches it instead
                 self._send_newcomer.send_nowait(peer)
         if doubtful is not None:
             last = self._checked.get(doubtful.peer)
@@ -219,8 +221,8 @@ class Contacts:
             self._emit("dht.contact_removed", other=peer, contacts=len(self.table))
 
     def check_silent(self) -> None:
-        """Queue checks of contacts not heard of for long: a peer that asks little, such as a
-        bootstrap peer, would name contacts that are gone."""
+        """Queue checks of silent contacts: a peer that sends few requests, such as a bootstrap
+        peer, would else keep naming contacts that have left."""
         silent = [c for c in self.table.contacts() if c.seen < self._heard_since()]
         silent.sort(key=lambda contact: (contact.failures, contact.seen))
         for contact in silent[:SILENT_CHECKS_MAX]:
@@ -236,7 +238,7 @@ class Contacts:
         return tuple(wire.peer_to_wire(peer, Connection.CAN_CONNECT) for peer in closest)
 
     def neighbours(self, peers: Sequence[wire.Peer]) -> list[Neighbour]:
-        """Peers somebody named, with the addresses that may be dialled."""
+        """Peers that another peer named, with those of their addresses that may be dialled."""
         found = wire.peers_from_wire(peers)
         if self._accept_address is accept_any:
             return found

@@ -1,7 +1,7 @@
-"""One peer's part in the DHT: serving, asking, and keeping table and records alive.
+"""One peer's part in the DHT: serving requests, making them, and maintaining table and records.
 
-libp2p's kad-dht wire under `/swarm/kad/1.0.0` (docs/protocol/kademlia.md), written once over the
-transport seam, so that it runs on real sockets and in virtual time alike.
+It speaks libp2p's kad-dht wire format under `/swarm/kad/1.0.0` (docs/protocol/kademlia.md). The
+code is written once over the transport seam, so that it runs on real sockets and in virtual time.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ QUORUM = 11
 a read and a write always share a holder."""
 
 REFRESH_SECONDS = 1800.0
-"""A bucket in which nothing happened for this long is refreshed by a lookup. Lookups cost about
+"""A bucket that no lookup went through for this long is refreshed by a lookup. A lookup costs about
 25 requests of a few milliseconds, so an idle peer should make few."""
 
 MAINTENANCE_SECONDS = 30.0
-"""How often it is checked whether something has to be refreshed, republished or forgotten."""
+"""Mean time between two rounds of maintenance: refresh, republish, expire."""
 
 CHECKERS = 4
-"""Peers checked at a time."""
+"""Peers checked at once."""
 
 
 class Kademlia:
-    """A DHT peer. `run` must be running for others to be served and for anything to be refreshed.
+    """A DHT peer. It serves others and maintains its state only while `run` is running.
 
-    `validators` by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` it is a
-    client: it asks and publishes but serves nobody, so it never enters another's table, which takes
-    only peers that have answered on a stream opened *to* them; a server turns into one while
-    `serving` is false. `accept_address` says whether an address somebody names may be dialled at
-    all.
+    `validators` are by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` the
+    peer is a client: it makes requests and publishes, but serves nobody. So it never enters the
+    table of another peer, which takes only peers that answered on a stream opened *to* them. A
+    server becomes a client while `serving` is false. `accept_address` decides whether an address
+    that another peer names may be dialled.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class Kademlia:
         self._bootstrap_addresses: tuple[str, ...] = ()
         self._looked_around = world.now()
 
-    # --- what a peer asks of the DHT --------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------
 
     async def bootstrap(self, addresses: Sequence[str], others: Sequence[str] = ()) -> int:
-        """Join through known peers (multiaddrs ending in `/p2p/<id>`); how many contacts we have.
-        `others` are not waited for, and met later on.
+        """Join the DHT through known peers (multiaddrs ending in `/p2p/<id>`).
 
-        Raises `ValueError` for an address without a peer id, and `ConnectError`, naming each
-        address and its reason, when none of them answers.
+        Returns the number of contacts. `others` are contacted later, during maintenance. Raises
+        `ValueError` for an address without a peer id, and `ConnectError`, naming each address and
+        its reason, when no peer answers.
         """
         neighbours = [_parse(address) for address in addresses]
         self._bootstrap_addresses = tuple(dict.fromkeys([*others, *addresses]))
@@ -128,8 +128,8 @@ class Kademlia:
                     nursery.start_soon(check, neighbour)
         if not len(self.table) and reasons:
             raise ConnectError("no bootstrap peer answers: " + "; ".join(sorted(reasons)))
-        # The far buckets are filled by `run`, one now and then: a newcomer that looked all of them
-        # up at once would open a hundred connections.
+        # `run` fills the far buckets one by one: refreshing all of them at once would open a
+        # hundred connections.
         await self._look_around()
         return len(self.table)
 
@@ -138,10 +138,11 @@ class Kademlia:
         return (await self._contacts.lookup(MessageType.FIND_NODE, key)).closest
 
     async def find_peer(self, peer: PeerId) -> tuple[str, ...]:
-        """Where a peer is, or empty.
+        """The addresses of a peer; empty if unknown.
 
-        Its own word if it serves the DHT and answers. Otherwise what others say, most often said
-        first: connecting proves or refutes it.
+        If the peer serves the DHT and answers, these are the addresses that it names itself.
+        Otherwise they are those that others name, the most frequent first: unproven until a
+        connection is made.
         """
         if peer == self.peer_id:
             return tuple(self._transport.addresses())
@@ -181,9 +182,9 @@ class Kademlia:
     async def get(self, key: bytes, *, quorum: int = QUORUM) -> bytes | None:
         """The best record under a key, or None.
 
-        Asks the peers nearest to the key until `quorum` of them gave a valid record or all k
-        were asked; our own copy is one more opinion, and alone only when nobody can be asked. Then
-        gives the best to those that showed an older one (or none, if all k were asked).
+        Asks the peers nearest to the key until `quorum` of them gave a valid record or all k were
+        asked. This peer's own copy is compared too, but does not count towards the quorum. Then
+        the best record is stored at the peers that had an older one (or none, if all k were asked).
         """
         copies: dict[PeerId, Held | None] = {}
         valid = 0
@@ -218,22 +219,22 @@ class Kademlia:
     async def provide(self, key: bytes) -> int:
         """Announce this peer as a provider of `key`, and again until `stop_providing`.
 
-        `key` is a multihash (`provider_key`). Returns how many peers heard it. Raises `StoreFull`
-        beyond `OWN_RECORDS_MAX` keys.
+        `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
         """
         return await self._publisher.provide(key)
 
     def stop_providing(self, key: bytes) -> None:
-        """Stop announcing this peer as a provider; what others remember expires."""
+        """Stop announcing this peer as a provider; the records at others expire."""
         self._publisher.stop_providing(key)
 
     async def find_providers(
         self, key: bytes, limit: int = PEERS_PER_MESSAGE_MAX
     ) -> list[Neighbour]:
-        """At most `limit` peers said to have `key`, each once, those named by most holders first.
+        """At most `limit` providers of `key`, each once, those named by most holders first.
 
-        Ends early only when `limit` of them were named by two holders each, so that one liar
-        cannot fill the answer.
+        The lookup ends early only when `limit` providers were named by two holders each, so that
+        one liar cannot fill the answer.
         """
         named: dict[PeerId, Neighbour] = {}
         votes: Counter[PeerId] = Counter()
@@ -257,13 +258,14 @@ class Kademlia:
         return [named[peer] for peer, _ in votes.most_common(limit)]
 
     def answer(self, sender: PeerId, message: Message) -> Message | None:
-        """The answer to another peer's request, or None for one that has no answer."""
+        """The answer to another peer's request; None for a request without an answer."""
         return self._server.answer(sender, message)
 
     # --- running ----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve (unless a client), check contacts, refresh, republish, expire; until cancelled."""
+        """Serve (unless a client), check contacts, refresh, republish and expire, until
+        cancelled."""
         if self._ever_serves:
             self._server.start(self.answer)
         try:
@@ -278,7 +280,7 @@ class Kademlia:
 
     async def _maintain(self) -> None:
         while True:
-            # Jittered, so that peers started together do not all work at the same moment.
+            # Jitter: peers that started together shall not all work at the same moment.
             await trio.sleep(MAINTENANCE_SECONDS * (0.75 + 0.5 * self._world.random.random()))
             self.records.expire()
             self.providers.expire(self._world.now())
@@ -296,9 +298,12 @@ class Kademlia:
             self._contacts.check_silent()
 
     async def _meet_bootstrap_peers(self) -> None:
-        """Connect again to bootstrap peers that were away: one that came back knows nobody, and
-        all that join through it would be a network of their own. In a large network everybody
-        does so more rarely, and all together as often."""
+        """Connect again to bootstrap peers that were offline.
+
+        A bootstrap peer that restarts knows nobody, and the peers that join through it would form
+        a separate network. In a large network each peer does this more rarely, so that the total
+        rate stays the same.
+        """
         for neighbour in map(_parse, self._bootstrap_addresses):
             known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
             my_turn = self._world.random.random() * len(self.table) < self._k
@@ -310,7 +315,7 @@ class Kademlia:
                 self._emit("dht.bootstrap_failed", reason=str(error))
 
     async def _refresh(self) -> None:
-        """At most one lookup: of ourselves, or into the farthest bucket that needs one."""
+        """Make at most one lookup: for our own id, or for the farthest bucket that needs one."""
         now = self._world.now()
         if now - self._looked_around >= REFRESH_SECONDS:
             await self._look_around()
@@ -320,13 +325,13 @@ class Kademlia:
             await self._contacts.lookup(MessageType.FIND_NODE, key)
 
     async def _look_around(self) -> None:
-        """Look ourselves up: that finds our neighbourhood, and makes us known in it."""
+        """Look up our own id: that finds our neighbourhood, and makes us known in it."""
         self._looked_around = self._world.now()
         await self._contacts.lookup(MessageType.FIND_NODE, peer_id_bytes(self.peer_id))
 
 
 def _parse(address: str) -> Neighbour:
-    """The peer at a multiaddr that ends in its id; raises `ValueError`."""
+    """Parse a multiaddr that ends in a peer id; raises `ValueError`."""
     _, found, peer = address.rpartition("/p2p/")
     try:
         public_key_of(peer)

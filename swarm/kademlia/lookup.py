@@ -1,10 +1,10 @@
 """Iterative lookups over disjoint paths (Kademlia; S/Kademlia, Baumgart and Mies 2007).
 
-The nearest contacts are dealt out to d paths. Each path asks the nearest peers *it* has heard of,
-and no peer is asked by two paths, so a liar can lead one path astray, not all. A path is done when
-the k nearest it knows have been asked; who takes long to answer is not waited for, as long as he
-does (the Kademlia paper, 2.3). Of the nearest, those beyond two in one /24 wait until
-nobody else is left, so a crowd of invented neighbours from one network does not fill the answer.
+The nearest contacts are distributed to d paths. Each path asks the nearest peers that *it* has
+learned of, and no two paths ask the same peer, so a liar can mislead one path but not all. A path
+is done when the k nearest peers it knows have been asked. A peer that is slow to answer does not
+hold up its path; a late answer still counts (the Kademlia paper, 2.3). Peers beyond the first two
+of one /24 come after all others, so invented neighbours from one network do not fill the answer.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from swarm.kademlia.routing_table import BUCKET_SIZE, PEERS_PER_GROUP_MAX, group
 from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, Neighbour
 
 CONCURRENCY = 10
-"""α: requests a lookup has in flight, over all its paths. A connect is slow, so more than 3."""
+"""α: requests a lookup has in flight, over all its paths. Connecting is slow, so more than 3."""
 
 PATHS = 3
-"""d: disjoint paths of a lookup (S/Kademlia), so that one liar on the way cannot own the answer."""
+"""d: disjoint paths of a lookup (S/Kademlia), so that one liar on a path cannot control the
+answer."""
 
 LOOKUP_QUERIES_MAX = 120
-"""Requests one lookup may send; an honest one needs about k + 5, invented peers need a bound."""
+"""Requests that one lookup may send: usually about k + 5 suffice, but a liar can invent peers."""
 
 LOOKUP_SECONDS_MAX = 60.0
-"""Deadline of one lookup: several rounds of dead peers, each costing one request deadline."""
+"""Deadline of one lookup: several rounds of dead peers, each of which costs one request
+deadline."""
 
 LOOKUP_PATIENCE_SECONDS = 2.0
-"""A lookup goes on without those that have not answered by then (or half as long again): to connect
-across the world takes about one, and one silent peer shall not cost every lookup ten."""
+"""A lookup continues without a peer that has not answered after this long (at most half as long
+again). Connecting across the world takes about one second, and one silent peer shall not cost every
+lookup ten."""
 
 Ask = Callable[[Neighbour], Awaitable[Sequence[Neighbour]]]
 """Ask one peer; returns the (untrusted) peers it names, or raises `PeerError`."""
@@ -44,10 +47,10 @@ Ask = Callable[[Neighbour], Awaitable[Sequence[Neighbour]]]
 @dataclass(frozen=True)
 class LookupResult:
     closest: list[Neighbour]
-    """The peers nearest to the target that answered, at most k: preferred ones (two a network)
-    first, then the rest, each nearest first."""
+    """The peers nearest to the target that answered, at most k: preferred peers (two per network)
+    first, then the rest; nearest first in each part."""
     hops: int
-    """Longest chain of answers that led to one of them; 1 when all were contacts already."""
+    """Longest chain of answers that led to one of `closest`; 1 when all were contacts already."""
     asked: int
     failed: int
     timed_out: bool
@@ -58,9 +61,9 @@ class LookupResult:
 @dataclass
 class _Path:
     order: list[tuple[int, PeerId]] = field(default_factory=list)
-    """(distance, peer) of everybody this path has heard of, nearest first."""
+    """(distance, peer) of each peer that this path has learned of, nearest first."""
     known: dict[PeerId, int] = field(default_factory=dict)
-    """How many answers away each was."""
+    """Number of answers that led to each peer."""
     in_flight: int = 0
     asked: int = 0
 
@@ -68,7 +71,8 @@ class _Path:
 def prefer_diverse(
     neighbours: Iterable[Neighbour], count: int, per_group: int = PEERS_PER_GROUP_MAX
 ) -> list[Neighbour]:
-    """The first `count`, those beyond `per_group` of one network only if nobody else is left."""
+    """The first `count` neighbours; those beyond `per_group` of one network come after all
+    others."""
     taken: Counter[str] = Counter()
     preferred: list[Neighbour] = []
     surplus: list[Neighbour] = []
@@ -111,7 +115,7 @@ class Lookup:
         self._deadline_seconds = deadline_seconds
         self._patience_seconds = patience_seconds
         self._waited_for: dict[PeerId, tuple[_Path, float]] = {}
-        """Requests on their way, by when they are late."""
+        """Running requests: the path of each, and the time after which it is late."""
         self._late: dict[PeerId, None] = {}
         self._paths = [_Path() for _ in range(max(1, min(paths, len(seeds))))]
         self._concurrency = -(-concurrency // len(self._paths))
@@ -124,7 +128,7 @@ class Lookup:
             self._learn(self._paths[index % len(self._paths)], [seed], 1)
 
     async def run(self) -> LookupResult:
-        """Ask until every path is done, `enough()` holds, or a bound is reached."""
+        """Ask peers until every path is done, `enough()` is true, or a limit is reached."""
         with trio.move_on_after(self._deadline_seconds) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lose_patience, nursery)
@@ -160,12 +164,12 @@ class Lookup:
                 late_at = trio.current_time() + self._patience_seconds
                 self._waited_for[peer] = (path, late_at)
                 nursery.start_soon(self._ask_one, nursery, path, peer)
-        # Where most are late it is our own line, and they are waited for.
+        # Where most are late, our own line is slow: then wait for them.
         if not self._waited_for and len(self._late) <= len(self._answered):
             nursery.cancel_scope.cancel()
 
     async def _lose_patience(self, nursery: trio.Nursery) -> None:
-        """Go on without those that are late; what they say counts if it comes before the end."""
+        """Continue without late peers; their answers still count if they come before the end."""
         while True:
             await trio.sleep(self._patience_seconds / 2)
             now = trio.current_time()
@@ -177,10 +181,10 @@ class Lookup:
             self._pump(nursery)
 
     def _next(self, path: _Path) -> PeerId | None:
-        """The nearest peer of the path's frontier that nobody has asked yet."""
+        """The nearest peer of the path's frontier that no path has asked yet."""
         if path.asked * len(self._paths) >= self._queries_max:
             return None
-        # As `prefer_diverse` of those alive, but ending at the first that was not asked.
+        # Like `prefer_diverse` of the peers that have not failed, ending at the first unasked one.
         taken: dict[str, int] = {}
         surplus: list[PeerId] = []
         preferred = 0
@@ -205,7 +209,8 @@ class Lookup:
         return None
 
     def _may_retry(self, peer: PeerId) -> bool:
-        """A peer that did not answer where a liar said it was deserves the address others give."""
+        """Whether other peers named an address that was not tried: a liar may have named a wrong
+        one."""
         tried = self._failed.get(peer)
         return tried is not None and any(a not in tried for a in self._addresses[peer])
 
@@ -230,7 +235,7 @@ class Lookup:
             if peer == self._own:
                 continue
             known = self._addresses.get(peer, ())
-            # An answering peer's addresses are settled; of the others every word is collected.
+            # The addresses of a peer that answered are final; for others, collect all named ones.
             if peer not in self._answered or not known:
                 merged = dict.fromkeys(known + neighbour.addresses)
                 self._addresses[peer] = tuple(merged)[:ADDRESSES_PER_PEER_MAX]

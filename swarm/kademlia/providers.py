@@ -1,4 +1,5 @@
-"""Who says that it has what: provider records, one per (key, peer), expiring, bounded."""
+"""Provider records: which peers say that they have a blob. One per (key, peer), expiring,
+bounded."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ PROVIDERS_PER_KEY_MAX = 256
 """Providers remembered for one key; an answer carries 20 of them, drawn at random."""
 
 PROVIDER_KEYS_PER_PEER_MAX = 64
-"""Keys one peer may be remembered as provider of."""
+"""Keys for which one peer may be remembered as a provider."""
 
 PROVIDER_SECONDS = 1800.0
-"""A provider record lives three republish intervals, so that one missed republish does no harm."""
+"""Lifetime of a provider record: three republish intervals, so that a missed one does no harm."""
 
 PROVIDER_KEY_BYTES_MAX = 80
-"""What Go nodes accept as a provider key."""
+"""Longest provider key: the limit of Go nodes."""
 
 
 def provider_key(digest: bytes) -> bytes:
@@ -40,7 +41,7 @@ class _Entry:
 
 
 class ProviderStore:
-    """Providers by key. `now` is the world's clock, handed in."""
+    """Providers by key. `now` is a time on the world's clock."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class ProviderStore:
         return sum(len(entries) for entries in self._entries.values())
 
     def add(self, key: bytes, provider: Neighbour, now: float) -> bool:
-        """Remember a provider (again); False when a bound says no."""
+        """Store or renew a provider record; False if a limit refuses it."""
         if not 0 < len(key) <= PROVIDER_KEY_BYTES_MAX:
             return False
         entries = self._entries.get(key, {})
@@ -75,22 +76,22 @@ class ProviderStore:
             entries = self._entries.setdefault(key, entries)
             self._keys_of_peer[provider.peer] += 1
         else:
-            del entries[provider.peer]  # the order is that of last word, oldest first
+            del entries[provider.peer]  # entries stay in the order of renewal, oldest first
         entries[provider.peer] = _Entry(provider, now + PROVIDER_SECONDS)
         return True
 
     def get(self, key: bytes, now: float) -> list[Neighbour]:
-        """The providers of a key that have not expired, oldest word first."""
+        """The providers of a key that have not expired, least recently renewed first."""
         entries = self._entries.get(key, {})
         return [entry.neighbour for entry in entries.values() if entry.expires_at > now]
 
     def sample(self, key: bytes, count: int, now: float, source: random.Random) -> list[Neighbour]:
-        """At most `count` of them, drawn at random so that load spreads."""
+        """At most `count` providers of a key, drawn at random so that load spreads."""
         providers = self.get(key, now)
         return providers if len(providers) <= count else source.sample(providers, count)
 
     def expire(self, now: float) -> int:
-        """Drop what has expired; how many that were."""
+        """Drop expired records; returns their number."""
         gone = [
             (key, peer)
             for key, entries in self._entries.items()

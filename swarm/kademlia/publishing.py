@@ -1,4 +1,4 @@
-"""Records and provider records of a DHT peer: stored at the nearest peers, and kept alive there."""
+"""Publishing: stores records and provider records at the nearest peers, and republishes them."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ from swarm.transport import Transport
 from swarm.world import World
 
 OWN_RECORDS_MAX = 1024
-"""Records, and provided keys, this peer republishes itself."""
+"""Own records, and provided keys, that this peer republishes (each kind)."""
 
 REPUBLISH_SECONDS = 600.0
-"""A publisher stores its records and provider records again this often: half of the holders may
-leave in between. Holders do so after 1.5 to 2 intervals without hearing of a record."""
+"""A publisher stores its records and provider records again after this long: half of the holders
+may leave in between. A holder republishes a record that was not stored again for 1.5 to 2
+intervals."""
 
 REPUBLISHED_PER_ROUND_MAX = 16
 """Records of others republished in one round of maintenance."""
 
 GIVERS = 2
-"""The nearest peers to a key give its record to a newcomer: one would do (the Kademlia paper), two
-do when one of them has not met the newcomer."""
+"""The number of peers nearest to a key that give its record to a newcomer: one is enough (the
+Kademlia paper); two in case one of them has not met the newcomer."""
 
 GIVEN_MAX = 128
-"""Records given to one newcomer; it should hold about k, everybody's share."""
+"""Records given to one newcomer. Its share is about k, like every peer's."""
 
 
 @dataclass(frozen=True)
 class PutResult:
     stored: int
-    """Peers that now hold the record, this one included if it is among the nearest."""
+    """Peers that now hold the record, including this one if it is among the nearest."""
     asked: int
-    """Peers that should: the k nearest that answered, and this one likewise."""
+    """Peers that should hold it: the k nearest that answered, and this one as above."""
     newer: bytes | None
-    """A better record that somebody holds under the key: look at it before putting again."""
+    """A better record under the key, if a holder has one: read it before putting again."""
     hops: int
 
     @property
     def done(self) -> bool:
-        """A majority of the holders has it, so that a quorum read finds it."""
+        """Whether a majority of the holders has the record, so that a quorum read finds it."""
         return self.stored > self.asked // 2
 
 
@@ -60,7 +61,7 @@ class _Published:
 
 
 class Publisher:
-    """Stores this peer's records and provider records at others, and what it holds for others."""
+    """Publishes this peer's records and provider records, and republishes those of others."""
 
     def __init__(
         self,
@@ -102,10 +103,11 @@ class Publisher:
         self._published.pop(key, None)
 
     async def provide(self, key: bytes) -> int:
-        """Tell the k peers nearest to `key` that we have it, and again until `stop_providing`.
+        """Announce this peer as a provider to the k peers nearest to `key`, and again until
+        `stop_providing`.
 
-        `key` is a multihash (`provider_key`). Returns how many heard it. Raises `StoreFull` beyond
-        `OWN_RECORDS_MAX` keys.
+        `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
         """
         if len(self._provided) >= OWN_RECORDS_MAX and key not in self._provided:
             raise StoreFull(f"this peer provides {len(self._provided)} keys already")
@@ -113,13 +115,13 @@ class Publisher:
         return await self._announce(key)
 
     def stop_providing(self, key: bytes) -> None:
-        """Stop announcing this peer as a provider; what others remember expires."""
+        """Stop announcing this peer as a provider; the records at others expire."""
         self._provided.pop(key, None)
 
     async def store_at(
         self, neighbours: Sequence[Neighbour], held: Held
     ) -> tuple[int, Held | None]:
-        """Give a record to peers: (how many took it, the best that one holds instead)."""
+        """Store a record at peers: (number that stored it, the best record one holds instead)."""
         stored = 0
         newer: Held | None = None
 
@@ -144,7 +146,7 @@ class Publisher:
         return stored, newer
 
     def own_copy(self, key: bytes) -> Held | None:
-        """The best of what we publish and what we hold for others."""
+        """The best record under a key among those we publish and those we hold for others."""
         copies = [self.records.get(key)]
         published = self._published.get(key)
         if published is not None:
@@ -154,7 +156,7 @@ class Publisher:
         return max((copy for copy in copies if copy is not None), key=_rank, default=None)
 
     def believe(self, source: PeerId, key: bytes, record: Record | None) -> Held | None:
-        """A record somebody showed, if it is one for this key; says so when it is not."""
+        """Validate a record that a peer sent for a key; reports an invalid one and returns None."""
         if record is None:
             return None
         try:
@@ -196,8 +198,11 @@ class Publisher:
                 await self._publish(held)
 
     async def give_to_newcomers(self) -> None:
-        """Give new contacts the records that are theirs to hold (the Kademlia paper, 2.5), since
-        a peer that looks for them will ask the newcomers, not those that were nearest before."""
+        """Give new contacts the records that they should hold (the Kademlia paper, 2.5).
+
+        A peer that looks for these records asks the newcomers, not the peers that were nearest
+        before.
+        """
         async for peer in self._contacts.newcomers:
             for held in self._owed_to(peer):
                 contact = self._contacts.table.get(peer)
@@ -205,7 +210,7 @@ class Publisher:
                     break
 
     def _owed_to(self, peer: PeerId) -> list[Held]:
-        """Records that a new contact should hold, and that this peer is to give it."""
+        """Records that a new contact should hold and this peer has to give it."""
         owed = []
         for key in self.records.held_keys():
             target = key_id(key)
@@ -257,7 +262,7 @@ class Publisher:
         return heard
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:
-        """Whether this peer belongs to the k nearest itself."""
+        """Whether this peer is itself among the k nearest to a key."""
         if not self._serving():
             return False
         target = key_id(key)

@@ -1,4 +1,4 @@
-"""Records this peer stores for others: validated, versioned, expiring, bounded."""
+"""The store of records held for others: validated, versioned, expiring, bounded."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ RECORD_STORE_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of records stored for others, per namespace."""
 
 RECORD_SECONDS_MAX = 24 * 3600.0
-"""A stored record that nobody stores again is forgotten after this, whatever expiry it claims."""
+"""A record that is not stored again is forgotten after this long, whatever expiry it claims."""
 
 
 class InvalidRecord(SwarmError):
-    """A value may not stand under its key: unknown namespace, bad signature, expired, too large."""
+    """A value is refused under its key: unknown namespace, bad signature, expired, too large."""
 
 
 class StoreFull(SwarmError):
-    """The store holds its share of the namespace already, all of it nearer to this peer."""
+    """The store has reached its limit for a namespace, and all its records are nearer to this
+    peer."""
 
 
 @dataclass(frozen=True)
 class RecordInfo:
     version: int
-    """The highest wins."""
+    """Of two records under a key, the one with the higher version is better."""
     expires_wall_ms: int
-    """Milliseconds since the epoch after which the record is worth nothing."""
+    """Expiry of the record, in milliseconds since the epoch."""
 
 
 class Validator(Protocol):
-    """What one namespace accepts. Called on every store, every read and every republish."""
+    """Checks the records of one namespace. Called on every store, read and republish."""
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
-        """Version and expiry of a good value; raises `InvalidRecord`. Must be cheap and pure."""
+        """Version and expiry of a valid value; raises `InvalidRecord`. Must be cheap and pure."""
         ...
 
 
@@ -58,7 +59,8 @@ class Held:
 
 
 def namespace_of(key: bytes) -> str:
-    """`swarm-run` of `/swarm-run/…`; raises `InvalidRecord` for a key of another form."""
+    """The namespace of a key: `swarm-run` for `/swarm-run/…`. Raises `InvalidRecord` for a key of
+    another form."""
     parts = key.split(b"/", 2)
     if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
         raise InvalidRecord(f"a record's key is /<namespace>/<name>, not {key[:80]!r}")
@@ -73,7 +75,7 @@ class _Slot:
 
 
 class RecordStore:
-    """Records by key. `wall_time` in seconds since the epoch, `own_id` for eviction by distance."""
+    """Records by key. `wall_time`: seconds since the epoch. `own_id`: the farthest are evicted."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class RecordStore:
         return sum(len(slots) for slots in self._slots.values())
 
     def validate(self, key: bytes, value: bytes) -> Held:
-        """The record if it may be believed now; raises `InvalidRecord`."""
+        """The validated record; raises `InvalidRecord`."""
         if len(key) > KEY_BYTES_MAX:
             raise InvalidRecord(f"a record's key of {len(key)} bytes is too long")
         if not 0 < len(value) <= RECORD_BYTES_MAX:
@@ -113,8 +115,8 @@ class RecordStore:
     def store(self, key: bytes, value: bytes, *, republish_at: float) -> Held:
         """Validate and keep a record unless a better one is held; returns the better one.
 
-        `republish_at` (world's clock) is when this peer should pass it on again if nobody else
-        does. Raises `InvalidRecord` or `StoreFull`.
+        `republish_at` (world's clock) is when this peer should republish the record unless it is
+        stored again before. Raises `InvalidRecord` or `StoreFull`.
         """
         offered = self.validate(key, value)
         namespace = namespace_of(key)
@@ -136,7 +138,7 @@ class RecordStore:
         return offered
 
     def get(self, key: bytes) -> Held | None:
-        """The record held and still believed (the validator runs again), or None."""
+        """The record held under a key, validated again; None if there is none or it is invalid."""
         try:
             namespace = namespace_of(key)
         except InvalidRecord:
@@ -172,7 +174,7 @@ class RecordStore:
             slot.republish_at = republish_at
 
     def expire(self) -> int:
-        """Drop what has expired; how many that were."""
+        """Drop expired records; returns their number."""
         wall_ms = self._wall_time() * 1000
         gone = [
             (namespace, key)

@@ -1,7 +1,7 @@
-"""Asking one peer: a stream to it, the message, the answer, a deadline over all of it.
+"""Requests to other peers: a stream, the message, the answer, and one deadline for all of it.
 
-Streams are kept for the next request, since opening one costs a round trip; a peer that closes
-after each message (some generic nodes do) costs one new stream and nothing else.
+Streams are kept for the next request, since opening one costs a round trip. A peer that closes its
+stream after each message (some generic nodes do) costs a new stream per request, nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ REQUEST_SECONDS_MAX = 10.0
 """Deadline of one request, its connection included."""
 
 OUTBOUND_IDLE_SECONDS = 30.0
-"""Our own idle stream is not reused after this: well before the other side resets it."""
+"""A stream idle for this long is not reused: well before the other side resets it."""
 
 OUTBOUND_STREAMS_MAX = 64
-"""Idle streams kept for reuse, one a peer, the most recently used ones."""
+"""Idle streams kept for reuse: one per peer, the most recently used ones."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Requests:
         self._idle: OrderedDict[PeerId, _Idle] = OrderedDict()
 
     async def ask(self, to: Neighbour, message: Message) -> Message:
-        """The answer to `message`.
+        """Send a request and return its answer.
 
         Raises `ConnectError`, `StreamError`, `WireError`, or `DeadlineError` after
         `REQUEST_SECONDS_MAX`: all of them `PeerError`.
@@ -54,16 +54,18 @@ class Requests:
         raise self._late(to, message)
 
     async def tell(self, to: Neighbour, message: Message) -> None:
-        """Send a message that has no answer (ADD_PROVIDER); returns once the peer has closed or
-        reset the stream behind it. Raises as `ask` does."""
+        """Send a message without an answer (ADD_PROVIDER).
+
+        Returns once the peer has closed or reset the stream. Raises the same errors as `ask`.
+        """
         with trio.move_on_after(REQUEST_SECONDS_MAX):
             stream = await self._open(to)
             try:
                 await stream.send(wire.encode(message))
                 await stream.end()
-                with contextlib.suppress(StreamError):  # js-libp2p resets what is ended behind it
+                with contextlib.suppress(StreamError):  # js-libp2p resets a stream ended by us
                     while await stream.receive() is not None:
-                        pass  # some implementations echo it
+                        pass  # some implementations echo the message
             except BaseException:
                 await _reset(stream)
                 raise
@@ -83,7 +85,7 @@ class Requests:
             try:
                 return await self._exchange(idle.stream, data, message)
             except StreamError:
-                idle = None  # closed since the last request: a new stream decides
+                idle = None  # closed since the last request: try a new stream
         if idle is not None:
             await _reset(idle.stream)
         return await self._exchange(await self._open(to), data, message)
@@ -110,7 +112,7 @@ class Requests:
         return answer
 
     async def _keep(self, stream: Stream) -> None:
-        """Keep a stream for the next request; those kept for too long, or too many, are reset."""
+        """Keep a stream for the next request; reset streams kept too long, or beyond the limit."""
         now = self._world.now()
         surplus = [self._idle.pop(stream.peer, None)]
         self._idle[stream.peer] = _Idle(stream, now + OUTBOUND_IDLE_SECONDS)
@@ -129,6 +131,7 @@ class Requests:
 
 
 async def _reset(stream: Stream) -> None:
-    """Also when cancelled: a stream left half-way would give the next request an old answer."""
+    """Reset a stream, even when cancelled: left open, it would give the next request an old
+    answer."""
     with trio.move_on_after(1, shield=True):
         await stream.reset()

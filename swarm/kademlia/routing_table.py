@@ -1,8 +1,8 @@
 """The routing table: 256 buckets of k contacts, old live ones preferred (the Kademlia paper).
 
-A peer becomes a contact only after it has *answered* a request on a stream that we opened, so
-neither peers behind others' lies nor peers that only ask (clients) ever get in. Against eclipse, a
-bucket holds at most two contacts of one /24 (IPv4) or /64 (IPv6).
+A peer becomes a contact only after it has *answered* a request on a stream that we opened. So
+neither peers that liars invent nor peers that only make requests (clients) become contacts. Against
+eclipse attacks, a bucket holds at most two contacts of one /24 (IPv4) or /64 (IPv6).
 """
 
 from __future__ import annotations
@@ -19,45 +19,48 @@ from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, Neighbour
 
 BUCKET_SIZE = 20
-"""k: contacts a bucket holds, and peers a record is stored at (the Kademlia paper's value)."""
+"""k: contacts per bucket, and peers that store a record (the Kademlia paper's value)."""
 
 PEERS_PER_GROUP_MAX = 2
 """Contacts of one bucket, or preferred answers of one lookup, within one /24 (IPv6: /64)."""
 
 CONTACT_FAILURES_MAX = 2
-"""Failed requests in a row after which a contact is dropped though nobody replaces it."""
+"""Failed requests in a row after which a contact is dropped even without a replacement."""
 
 CONTACT_FRESH_SECONDS = 300.0
-"""The oldest contact of a full bucket that answered, or was connected, this recently is not asked
-whether it still answers when another peer would replace it."""
+"""The oldest contact of a full bucket is not pinged, when another peer could replace it, if it
+answered or was connected this recently."""
 
 ID_BITS = 256
 _REPLACEMENTS_WANTED = 5
-"""Peers in waiting from which on a full bucket considers newcomers only if its contacts are
+"""A full bucket with this many replacements considers newcomers only if its oldest contact is
 stale."""
 
 
 def key_id(key: bytes) -> int:
-    """A key's position in the id space: its SHA-256 as an integer. Distance is XOR."""
+    """The id of a key: its SHA-256 as an integer. The distance of two ids is their XOR."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big")
 
 
 @functools.lru_cache(maxsize=65536)
 def node_id(peer: PeerId) -> int:
-    """A peer's position in the id space: the SHA-256 of its multihash bytes."""
+    """The id of a peer: the SHA-256 of its multihash bytes."""
     return key_id(peer_id_bytes(peer))
 
 
 def bucket_of(own: int, other: int) -> int:
-    """Length of the common prefix, 0 (far) to 255 (near). The ids must differ."""
+    """The bucket of an id: the length of the common prefix, 0 (far) to 255 (near).
+
+    The ids must differ.
+    """
     return ID_BITS - (own ^ other).bit_length()
 
 
 @functools.lru_cache(maxsize=16384)
 def _group_of(address: str) -> tuple[bool, str] | None:
-    """(is public, network) of a multiaddr; None for loopback and for what has no host.
+    """(is public, network) of a multiaddr; None for loopback and for addresses without a host.
 
-    Of a relayed address the relay's network counts: that is where the traffic goes.
+    For a relayed address it is the relay's network, where the traffic goes.
     """
     parts = address.split("/")
     if len(parts) < 3:
@@ -76,8 +79,8 @@ def _group_of(address: str) -> tuple[bool, str] | None:
 
 @functools.lru_cache(maxsize=16384)
 def groups_of(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """The networks a peer is in, sorted. Private ones count only when it has no public one:
-    every other household is 192.168.1.0/24."""
+    """The networks of a peer, sorted. Private ones count only when it has no public one: many
+    households are 192.168.1.0/24."""
     groups = [group for group in map(_group_of, addresses) if group is not None]
     public = any(is_public for is_public, _ in groups)
     return tuple(sorted({name for is_public, name in groups if is_public or not public}))
@@ -89,9 +92,9 @@ class Contact:
     id: int
     addresses: tuple[str, ...]
     seen: float
-    """When it last answered, on the world's clock."""
+    """When it last answered or was connected, on the world's clock."""
     failures: int = 0
-    """Requests failed since."""
+    """Failed requests since its last answer."""
     _neighbour: Neighbour | None = None
 
     @property
@@ -108,11 +111,11 @@ class Bucket:
     replacements: dict[PeerId, Contact] = field(default_factory=dict)
     """Peers that answered while the bucket was full; most recently seen last; at most k."""
     touched: float = -math.inf
-    """When a lookup last went through here."""
+    """When a lookup for an id in this bucket last ended."""
 
 
 class RoutingTable:
-    """Contacts by distance. `now` is always the world's clock, handed in."""
+    """Contacts by distance. `now` is always a time on the world's clock."""
 
     def __init__(self, own: PeerId, *, k: int = BUCKET_SIZE) -> None:
         self.own = own
@@ -131,7 +134,7 @@ class RoutingTable:
         return self._contacts.get(peer)
 
     def contacts(self) -> list[Contact]:
-        """All contacts, in the order they came in."""
+        """All contacts, in the order in which they were added."""
         return list(self._contacts.values())
 
     def bucket(self, index: int) -> Bucket:
@@ -141,11 +144,11 @@ class RoutingTable:
         return bucket
 
     def answered(self, peer: PeerId, addresses: Sequence[str], now: float) -> Contact | None:
-        """`peer` answered a request of ours, reached at one of `addresses`.
+        """Note that `peer` answered a request of ours at one of `addresses`.
 
-        It is refreshed, or added, or kept as a replacement if its bucket (or its network's share
-        of it) is full. Returns the oldest contact if the bucket is full and that one has not been
-        heard of lately: the caller pings it and reports `answered` or `failed`.
+        It is refreshed or added, or kept as a replacement if its bucket (or its network's share of
+        the bucket) is full. Returns the oldest contact if the bucket is full and this contact is
+        stale: the caller then pings it and reports `answered` or `failed`.
         """
         if peer == self.own:
             return None
@@ -158,7 +161,7 @@ class RoutingTable:
             bucket.contacts[peer] = contact
             return None
         if contact is not None:
-            del self._contacts[peer]  # it moved into a network that has its share already
+            del self._contacts[peer]  # its new network already has its share of the bucket
         newcomer = Contact(peer, node_id(peer), where, now)
         if len(bucket.contacts) < self._k and self._fits(bucket, where):
             bucket.replacements.pop(peer, None)
@@ -173,7 +176,7 @@ class RoutingTable:
         return oldest if stale and len(bucket.contacts) >= self._k else None
 
     def heard_of(self, peer: PeerId, now: float) -> None:
-        """A contact is there: it is connected. That says nothing of requests that it fails."""
+        """Note that a contact is connected. This does not reset its failed requests."""
         contact = self._contacts.get(peer)
         if contact is not None:
             contact.seen = now
@@ -191,10 +194,10 @@ class RoutingTable:
         return now - oldest.seen >= CONTACT_FRESH_SECONDS
 
     def failed(self, peer: PeerId) -> bool:
-        """A request to `peer` failed; whether it is no contact any more.
+        """Note that a request to `peer` failed; returns whether the contact was dropped.
 
-        It goes at once if a replacement fits, else after two failures in a row, so that a short
-        outage of our own does not empty the table.
+        It is dropped at once if a replacement fits, else after two failures in a row, so that a
+        short outage of our own line does not empty the table.
         """
         contact = self._contacts.get(peer)
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer))) if peer != self.own else None
@@ -239,8 +242,10 @@ class RoutingTable:
         exclude: PeerId | None = None,
         heard_since: float = -math.inf,
     ) -> list[Neighbour]:
-        """The contacts nearest to an id, nearest first; those in doubt after the others, and only
-        if they were heard of since then."""
+        """The contacts nearest to an id, nearest first.
+
+        Contacts with failed requests come after the others, and only if seen since `heard_since`.
+        """
         near: list[Contact] = []
         doubtful: list[Contact] = []
         for group in self._by_distance(target):
@@ -257,10 +262,11 @@ class RoutingTable:
         return [contact.neighbour for contact in (near + doubtful)[:count]]
 
     def is_near(self, target: int, count: int, *, exclude: PeerId) -> bool:
-        """Whether fewer than `count` contacts are nearer to an id than we are, not counting one."""
+        """Whether fewer than `count` contacts, `exclude` not counted, are nearer to an id than we
+        are."""
         if target == self.own_id:
             return True
-        # Those in the bucket that it falls into are nearer, and nobody else is.
+        # Exactly the contacts in the target's bucket are nearer to it than we are.
         bucket = self._buckets.get(bucket_of(self.own_id, target))
         if bucket is None:
             return True
@@ -269,8 +275,8 @@ class RoutingTable:
     def _by_distance(self, target: int) -> Iterator[list[Contact]]:
         """All contacts in groups, each of which is nearer to `target` than the next.
 
-        The nearest are in the bucket that `target` falls into, then come all nearer to ourselves,
-        then the other buckets, one by one (their distance from us is theirs from `target`).
+        First comes the bucket of `target`, then all buckets nearer to us together, then the farther
+        buckets one by one (their contacts are as far from `target` as from us).
         """
         indices = sorted(self._buckets, reverse=True)
         own = bucket_of(self.own_id, target) if target != self.own_id else ID_BITS
@@ -287,16 +293,16 @@ class RoutingTable:
                 yield list(self._buckets[index].contacts.values())
 
     def touch(self, target: int, now: float) -> None:
-        """A lookup for `target` is done: its bucket needs no refresh for a while."""
+        """Note a lookup for `target`: its bucket needs no refresh for a while."""
         if target != self.own_id:
             self.bucket(bucket_of(self.own_id, target)).touched = now
 
     def to_refresh(self, now: float, older_seconds: float) -> list[int]:
-        """Buckets no lookup went through lately and that are not full of fresh contacts either,
-        without those that the lookup of oneself fills.
+        """Buckets without a recent lookup that are not full of fresh contacts, except those that
+        the lookup of our own id fills.
 
-        That one finds the k nearest, so everybody nearer than the k-th bucket is known already:
-        in a small network nothing is left to do.
+        That lookup finds the k nearest peers, so all peers nearer than the bucket of the k-th are
+        known already: in a small network no bucket is left.
         """
         nearest = self.closest(self.own_id, self._k)
         if len(nearest) < self._k:
@@ -310,7 +316,8 @@ class RoutingTable:
         ]
 
     def _is_fresh(self, bucket: Bucket, since: float) -> bool:
-        """Whether a bucket is full of contacts heard of since then: a lookup finds none better."""
+        """Whether a bucket is full of contacts seen since `since`: a lookup would not improve
+        it."""
         if len(bucket.contacts) < self._k:
             return False
         return all(contact.seen >= since for contact in bucket.contacts.values())
@@ -318,8 +325,8 @@ class RoutingTable:
     def random_key(self, index: int, source: random.Random) -> bytes:
         """Multihash bytes of an invented peer that would fall into bucket `index`.
 
-        Found by trying, 2^(index+1) hashes on average, hence the bound on `to_refresh`. It has the
-        form of a peer id because some nodes parse what they are asked for.
+        Found by trial, 2^(index+1) hashes on average, hence the limit in `to_refresh`. The key has
+        the form of a peer id because some nodes parse the key of a request.
         """
         prefix = peer_id_bytes(self.own)[:6]
         while True:
@@ -342,4 +349,5 @@ class RoutingTable:
 
 
 _REFRESH_BUCKETS_MAX = 12
-"""Nearer ones matter only beyond 80,000 peers, and their random keys would take long to find."""
+"""Buckets that are refreshed. Nearer ones matter only beyond 80,000 peers, and finding their random
+keys would take long."""

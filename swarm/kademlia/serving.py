@@ -1,4 +1,4 @@
-"""Serving the DHT: requests of others, answered from the table and the stores."""
+"""The DHT server: answers requests of others from the routing table and the stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from swarm.transport import Framing, Stream, Transport
 from swarm.world import World
 
 INBOUND_STREAMS_MAX = 256
-"""Streams of others served at once; beyond, the one idle for longest is reset."""
+"""Streams of others served at once; beyond it, the longest idle one is reset."""
 
 INBOUND_IDLE_SECONDS = 60.0
 """A stream on which no request comes for this long is reset."""
@@ -45,7 +45,8 @@ class Server:
         serving: Callable[[], bool],
         republish_at: Callable[[], float],
     ) -> None:
-        """`serving` says whether to answer at all; `republish_at` when a stored record is due."""
+        """`serving()`: whether to answer at all. `republish_at()`: when to republish a record
+        stored now."""
         self._transport = transport
         self._world = world
         self._contacts = contacts
@@ -58,7 +59,7 @@ class Server:
         self._inbound: OrderedDict[Stream, trio.CancelScope] = OrderedDict()
 
     def start(self, reply: Callable[[PeerId, Message], Message | None]) -> None:
-        """Serve the protocol from now on with `reply`, which gives what `answer` does."""
+        """Serve the protocol from now on. `reply` has the signature and meaning of `answer`."""
         self._reply = reply
         self._transport.serve(
             wire.PROTOCOL,
@@ -96,7 +97,7 @@ class Server:
         await stream.reset()
 
     def answer(self, sender: PeerId, message: Message) -> Message | None:
-        """The answer to one request, or None for one that has no answer."""
+        """The answer to one request; None for a request without an answer."""
         kind, key = message.type, message.key
         match kind:
             case MessageType.PING:
@@ -129,8 +130,11 @@ class Server:
                 return None
 
     def _accept_record(self, sender: PeerId, message: Message) -> Record | None:
-        """The record held under the key afterwards: it shows the sender whether its own stands.
-        (Go and JavaScript nodes compare it with what they sent.)"""
+        """Store a record unless a better one is held; returns the record then held under its key.
+
+        The answer shows the sender whether its record was stored. (Go and JavaScript nodes compare
+        it with the record that they sent.)
+        """
         record = message.record
         if record is None or record.key != message.key:
             self._emit("dht.record_refused", other=sender, reason="the record has another key")

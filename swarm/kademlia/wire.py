@@ -1,7 +1,7 @@
 """The messages of libp2p's kad-dht, as protobuf (libp2p specs, kad-dht r0), bounded and typed.
 
-Written by hand because the generated classes pull in all of libp2p (300 modules, 2 s), and
-simulations run thousands of peers. Fields we do not know are skipped, as protobuf demands.
+The codec is written by hand because the generated classes import all of libp2p (300 modules, 2 s),
+and simulations run thousands of peers. Unknown fields are skipped, as protobuf demands.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from swarm.errors import PeerError
 from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
 
 MESSAGE_BYTES_MAX = 128 * 1024
-"""One record (64 KiB) or two lists of peers, with 20 peers of 16 addresses of 192 bytes a list."""
+"""Room for one record (64 KiB), or for two lists of 20 peers with 16 addresses of 192 bytes
+each."""
 
 RECORD_BYTES_MAX = 64 * 1024
 """A record's value is an envelope."""
 
 KEY_BYTES_MAX = 256
-"""`/swarm-run/<peer id>/<name>` with room; a provider key is a multihash of 34 bytes."""
+"""Room for `/swarm-run/<peer id>/<name>`; a provider key is a multihash of 34 bytes."""
 
 PEERS_PER_MESSAGE_MAX = 20
 """Peers read from one list of a message: k."""
 
 ADDRESSES_PER_PEER_MAX = 16
-"""Addresses read of one peer; an honest one has a few per interface."""
+"""Addresses read per peer; an honest peer has a few per interface."""
 
 ADDRESS_BYTES_MAX = 192
-"""One binary multiaddr; a relayed WebTransport one has about 170."""
+"""Longest binary multiaddr; a relayed WebTransport address has about 170 bytes."""
 
 PROTOCOL = "/swarm/kad/1.0.0"
 
 
 class WireError(PeerError):
-    """Bytes from the network are no kad-dht message within the bounds."""
+    """Bytes from the network are not a kad-dht message within the limits."""
 
 
 class MessageType(enum.IntEnum):
@@ -65,12 +66,12 @@ class Record:
     key: bytes = b""
     value: bytes = b""
     time_received: str = ""
-    """RFC 3339; set by the receiver, believed by nobody. Swarm leaves it empty."""
+    """RFC 3339; set by the receiver and used by nobody. Swarm leaves it empty."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer as the wire has it: multihash bytes and binary multiaddrs, nothing believed."""
+    """A peer as encoded in a message: multihash bytes and binary multiaddrs, all unverified."""
 
     id: bytes
     addresses: tuple[bytes, ...] = ()
@@ -78,12 +79,12 @@ class Peer:
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """Its protobuf: the same few hundred peers are in every answer."""
+        """Its protobuf encoding, cached: the same few hundred peers are in every answer."""
         return _encode_peer(self)
 
     @functools.cached_property
     def neighbour(self) -> Neighbour | None:
-        """What it means; None if it can be no Swarm peer (no Ed25519 id)."""
+        """The decoded peer; None if it cannot be a Swarm peer (its id is not Ed25519)."""
         return _peer_from_wire(self)
 
 
@@ -98,7 +99,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A peer and where it is said to be: what a `Peer` of the wire means."""
+    """A peer and the addresses named for it: a decoded `Peer`."""
 
     peer: PeerId
     addresses: tuple[str, ...] = ()
@@ -106,7 +107,7 @@ class Neighbour:
 
     @functools.cached_property
     def contact(self) -> Peer:
-        """How it is described to others when it is a contact of ours."""
+        """Its description for others when it is a contact of ours, cached."""
         return _peer_to_wire(self, Connection.CAN_CONNECT)
 
 
@@ -114,10 +115,11 @@ class Neighbour:
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
-"""Bytes of the fields of fixed width."""
+"""Sizes in bytes of the fields of fixed width."""
 
 _PEERS_CACHED = 16384
-"""The same few hundred peers are in every answer; translating them anew took half the time."""
+"""Peers whose translation is cached: the same few hundred are in every answer, and translating them
+again took half the time."""
 
 
 def _encode_varint(value: int) -> bytes:
@@ -156,7 +158,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """(number, integer, bytes) of each varint or bytes field; fixed-width ones are skipped."""
     position, end = 0, len(data)
     while position < end:
-        tag = data[position]  # numbers of one byte, nearly all, are read in place
+        tag = data[position]  # nearly all numbers have one byte: read those without a call
         if tag < 0x80:
             position += 1
         else:
@@ -216,7 +218,7 @@ def _decode_peer(data: bytes) -> Peer:
             identifier = _want_bytes("a peer id", integer, value, 128)
         elif number == 2:
             _want_bytes("an address", integer, value, len(value))
-            # Too long or too many: skipped, not refused. Go nodes list all they have.
+            # Skip addresses that are too long or too many: Go nodes list all their addresses.
             if len(value) <= ADDRESS_BYTES_MAX and len(addresses) < ADDRESSES_PER_PEER_MAX:
                 addresses.append(value)
         elif number == 3:
@@ -250,7 +252,7 @@ def _decode_record(data: bytes) -> Record:
 
 
 def encode(message: Message) -> bytes:
-    """A message as protobuf, fields in ascending order. Raises `WireError` over the size bound."""
+    """Encode a message as protobuf, fields in ascending order. Raises `WireError` if too large."""
     parts = []
     if message.type:
         parts.append(bytes((1 << 3, message.type)))
@@ -260,7 +262,7 @@ def encode(message: Message) -> bytes:
         parts.append(_bytes_field(3, _encode_record(message.record)))
     parts.extend(_bytes_field(8, peer.encoded) for peer in message.closer_peers)
     parts.extend(_bytes_field(9, peer.encoded) for peer in message.provider_peers)
-    # A stream frame is never empty, a PUT_VALUE without fields would be: name its type.
+    # A frame must not be empty, but a PUT_VALUE without fields would be: write its type.
     encoded = b"".join(parts) or b"\x08\x00"
     if len(encoded) > MESSAGE_BYTES_MAX:
         raise WireError(f"a kad-dht message of {len(encoded)} bytes is too large to send")
@@ -268,10 +270,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """A message from the network. Raises `WireError`.
+    """Decode a message from the network. Raises `WireError`.
 
-    Peers beyond 20 a list and addresses beyond 16 a peer are left out, since generic nodes do
-    send them (a Go node adds the target to its k closest, and lists all its providers).
+    Peers beyond 20 per list and addresses beyond 16 per peer are skipped, not refused, since
+    generic nodes send them (a Go node adds the target to its k closest, and lists all providers).
     """
     if len(data) > MESSAGE_BYTES_MAX:
         raise WireError(f"a kad-dht message has {len(data)} bytes, at most {MESSAGE_BYTES_MAX}")
@@ -299,7 +301,7 @@ def decode(data: bytes) -> Message:
 
 
 def _address_to_wire(address: str, peer: str) -> bytes | None:
-    """Binary multiaddr without the final `/p2p/<peer>`, which the wire carries as the id."""
+    """Binary multiaddr without the final `/p2p/<peer>`: a message has the id in its own field."""
     try:
         raw: bytes = multiaddr.Multiaddr(address.removesuffix(f"/p2p/{peer}")).to_bytes()
     except (ValueError, LookupError, multiaddr.exceptions.Error):
@@ -312,7 +314,7 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
     try:
         parsed = multiaddr.Multiaddr(raw)
         address = str(parsed)
-        # The parser fills up truncated values; only what it would write itself is an address.
+        # The parser pads truncated values: accept only bytes that it would write itself.
         if not address or multiaddr.Multiaddr(address).to_bytes() != raw:
             return None
     except (ValueError, LookupError, TypeError, multiaddr.exceptions.Error):
@@ -326,7 +328,7 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
 
 
 def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_CONNECTED) -> Peer:
-    """A peer to name to others. Addresses that are no multiaddrs are left out."""
+    """Translate a peer for a message to others. Addresses that are no multiaddrs are left out."""
     if connection is Connection.CAN_CONNECT:
         return neighbour.contact
     return _peer_to_wire(neighbour, connection)
@@ -353,7 +355,8 @@ def _peer_from_wire(peer: Peer) -> Neighbour | None:
 
 
 def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:
-    """The peers that can be Swarm peers (Ed25519 ids), each once, with readable addresses."""
+    """Decode the peers that can be Swarm peers (Ed25519 ids), each once, with readable
+    addresses."""
     found: dict[PeerId, Neighbour] = {}
     for peer in peers:
         neighbour = peer.neighbour

@@ -33,7 +33,7 @@ REQUEST_PIECES_MAX = 16
 their descriptors are few."""
 
 LEAVE_SHARE = 1 / 16
-"""Probability, per piece, that a lane draws another source though the last one has more: sources
+"""Probability, per request, that a lane draws another source though the last one has more: sources
 are chosen again as conditions change."""
 
 HEDGE_SECONDS = 0.5
