@@ -123,10 +123,15 @@ class _Owner:
         self._turn = trio.Lock()
 
     async def send(self, message: Response) -> None:
-        """Send a frame; one that is too large becomes the failure of its call."""
+        """Send a frame; an answer that is too large becomes the failure of its call.
+
+        Raises `ValueError` for a part that is too large.
+        """
         try:
             frame = encode(message)
         except ValueError as error:
+            if isinstance(message, Part):
+                raise
             frame = encode(_failure(message.number, error))
         with trio.CancelScope(shield=True):  # half a frame would spoil all that follow
             async with self._turn:
@@ -157,8 +162,7 @@ class _Calls:
             self._credits[request.number].release()
 
     async def _run(self, call: Call) -> None:
-        progress = Progress(call.number)
-        current.set(Reporter(lambda: self._nursery.start_soon(self._owner.send, progress)))
+        current.set(Reporter(lambda: self._nursery.start_soon(self._report, call.number)))
         answer: Response = Failed(call.number, "Cancelled", "cancelled")
         with self._scopes[call.number]:
             try:
@@ -167,6 +171,11 @@ class _Calls:
                 answer = _failure(call.number, error)
         del self._scopes[call.number], self._credits[call.number]
         await self._owner.send(answer)
+
+    async def _report(self, number: int) -> None:
+        """Send progress, unless the call's answer is on its way."""
+        if number in self._scopes:
+            await self._owner.send(Progress(number))
 
     async def _reply(self, call: Call) -> Any:
         if call.method.startswith("_"):

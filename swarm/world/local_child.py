@@ -52,6 +52,7 @@ class _Pending:
     number: int
     what: str
     patience_seconds: float
+    is_stream: bool = False
     ended: trio.Event = field(default_factory=trio.Event)
     end: Answer | Failed | None = None
     """None after `ended`: the child died."""
@@ -113,6 +114,7 @@ class LocalChild:
     async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
         """See `swarm.world.Child.stream`."""
         with self._calling(repr(method), job.patience_seconds) as call:
+            call.is_stream = True
             await self._send(call, encode(Call(call.number, method, raw(job))))
             items = self._items(call, item)
             try:
@@ -161,6 +163,7 @@ class LocalChild:
         with call.waiting:
             call.advanced()
             async with self._sending:
+                await trio.lowlevel.checkpoint_if_cancelled()  # not a byte of it was sent yet
                 call.sent = True
                 await self._write(frame)
             return
@@ -198,6 +201,7 @@ class LocalChild:
                 if not call.parts and not call.ended.is_set():
                     call.news = trio.Event()
                 async with self._sending:
+                    await trio.lowlevel.checkpoint_if_cancelled()
                     await self._write(encode(More(call.number)))
                 yield await self._decode(call, part, item)
             else:
@@ -254,6 +258,8 @@ class LocalChild:
         call.advanced()
         if isinstance(response, Answer | Failed):
             call.finish(response)
+        elif isinstance(response, Part) and not call.is_stream:
+            raise msgspec.DecodeError(f"{call.what} is not a stream")
         elif isinstance(response, Part) and not call.given_up:
             if len(call.parts) >= PARTS_AHEAD_MAX:
                 raise msgspec.DecodeError(f"more than {PARTS_AHEAD_MAX} parts ahead")

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from swarm.errors import UserError
-from swarm.world import Job, progress
+from swarm.world import Job, frames, progress
 
 progress.REPORT_SECONDS = 0.01  # in the child
 
@@ -94,6 +94,19 @@ class Service:
             yield number
         if job.count == 13:
             raise ValueError("thirteen")
+
+    async def report_last(self, job: Nothing) -> None:
+        """Its report and its answer are due at once."""
+        time.sleep(2 * progress.REPORT_SECONDS)  # noqa: ASYNC251
+        progress.report()
+
+    async def small_frames(self, job: Sized) -> None:
+        frames.FRAME_BYTES_MAX = job.count
+
+    async def grow(self, job: Sized) -> AsyncIterator[str]:
+        """Texts of which the last is that long."""
+        for length in range(0, job.count, 100):
+            yield "x" * length
 
     async def hog(self, job: Sized) -> int:
         return len(b"x" * job.count)

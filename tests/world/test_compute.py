@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from swarm.errors import UserError
 from swarm.events import Event, Events
@@ -243,7 +245,7 @@ def test_a_talkative_child_cannot_flood_the_events(compute: LocalCompute, heard:
         b"\x00\x00\x00\x0b\x93\xa6failed\x01\xa1\xff",  # text that is no UTF-8
         b"\xff\xff\xff\xff",  # 4 GB announced
         b"\x00\x00\x27\x10" + b"\x91" * 10_000,  # nested beyond reason
-        encode(Part(1, raw(None))) * (frames.PARTS_AHEAD_MAX + 1),
+        encode(Part(1, raw(None))),  # of a call that is no stream
     ],
 )
 def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
@@ -253,6 +255,78 @@ def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
         async with compute.child(SERVICE, name="parser") as child:
             with pytest.raises(ChildDied, match="parser answered 'answer_with' with what is no"):
                 await child.request("answer_with", Raw(raw=said), NoneType)
+
+    trio.run(main)
+
+
+def test_a_child_that_sends_more_parts_than_its_owner_took_is_killed(
+    compute: LocalCompute,
+) -> None:
+    said = encode(Part(1, raw(None))) * (frames.PARTS_AHEAD_MAX + 1)
+
+    async def main() -> None:
+        async with compute.child(SERVICE, name="parser") as child:
+            with pytest.raises(ChildDied, match="more than 16 parts ahead"):
+                async with child.stream("answer_with", Raw(raw=said), NoneType) as items:
+                    await trio.sleep(0.2)
+                    async for _ in items:
+                        pass
+
+    trio.run(main)
+
+
+def test_a_report_of_progress_never_follows_the_answer(compute: LocalCompute) -> None:
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+            for _ in range(3):
+                await child.request("report_last", Nothing(), NoneType)
+
+    trio.run(main)
+
+
+def test_an_item_that_is_too_large_fails_its_stream_alone(compute: LocalCompute) -> None:
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+            await child.request("small_frames", Sized(count=1000), NoneType)
+            with pytest.raises(ChildError, match="at most 1000 are allowed"):
+                async with child.stream("grow", Sized(count=2000), str) as texts:
+                    assert len([text async for text in texts]) < 11
+            assert await child.request("greet", Named(name="x"), str) == "hello x"
+
+    trio.run(main)
+
+
+def test_a_call_cancelled_as_its_turn_to_be_sent_comes_leaves_the_child_alive(
+    compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
+
+    async def ask(child: Child, scope: trio.CancelScope) -> None:
+        with scope:
+            await child.request("pid", Nothing(), int)
+
+    async def take(numbers: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        with scope:
+            await anext(numbers)
+
+    async def cancel_in_turn(child: Child, call: Any, *arguments: Any) -> None:
+        assert isinstance(child, local_child.LocalChild)
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            async with child._sending:
+                nursery.start_soon(call, *arguments, scope)
+                await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+            await cancel_in_turn(child, ask, child)
+            async with child.stream("count", Sized(count=100), int) as numbers:
+                assert await anext(numbers) == 0
+                await trio.sleep(0.1)  # more has come
+                await cancel_in_turn(child, take, numbers)
+            await trio.sleep(2 * process.GRACE_SECONDS)
+            assert await child.request("greet", Named(name="x"), str) == "hello x"
 
     trio.run(main)
 
