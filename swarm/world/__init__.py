@@ -1,7 +1,7 @@
-"""What a simulation replaces, besides the network: clock and randomness, disk, compute.
+"""The seam to the machine: clock and randomness, disk, compute. A simulation replaces these.
 
-Code above this seam is written once; it touches no `time`, global randomness, threads, files or
-processes of its own. Implementations for a real machine: `swarm.world.machine` (World),
+Code above this seam is written once: it uses no `time`, global randomness, threads, files or
+processes directly. Implementations for a real machine: `swarm.world.machine` (World),
 `swarm.world.disk` (Disk), `swarm.world.compute` (Compute).
 """
 
@@ -25,27 +25,27 @@ class World(Protocol):
     """Clock and randomness."""
 
     random: random.Random
-    """Seeded in simulation. The only source of randomness above the seam, save secrets."""
+    """The only source of randomness above the seam, except for secrets; seeded in simulation."""
 
     def now(self) -> float:
         """Seconds on trio's clock: for deadlines and durations, never compared across peers."""
         ...
 
     def wall_time(self) -> float:
-        """Seconds since the epoch as this peer believes it: for envelopes only; may be skewed."""
+        """Seconds since the epoch by this peer's clock, which may be wrong: for envelopes only."""
         ...
 
     def correct_clock(self, seconds: float) -> None:
-        """Add this to the wall time from now on: the trusted peers agree that it is off."""
+        """Add `seconds` to the wall time from now on: the trusted peers agree that it is wrong."""
         ...
 
     def secret_bytes(self, count: int) -> bytes:
-        """Bytes that nobody can guess: nonces. Seeded in simulation."""
+        """Unpredictable bytes, for nonces; seeded in simulation."""
         ...
 
 
 class Piece(Protocol):
-    """Bytes that have arrived and are not yet believed."""
+    """Bytes that have arrived and are not yet verified."""
 
     size_bytes: int
 
@@ -55,7 +55,7 @@ class Piece(Protocol):
 
 
 class Sink(Protocol):
-    """Where the transport puts one piece: a range of a file, invisible until committed."""
+    """A writer for one piece: a range of a file, invisible until committed."""
 
     size_bytes: int
 
@@ -64,15 +64,15 @@ class Sink(Protocol):
         ...
 
     def finish(self) -> Piece:
-        """The bytes written so far as a piece (hashed as they came)."""
+        """The bytes written so far, as a piece (hashed while they were written)."""
         ...
 
     async def commit(self, piece: Piece) -> None:
-        """Make a verified piece part of the file. Durable only after `Disk.sync`."""
+        """Make a verified piece part of the file. It is durable only after `Disk.sync`."""
         ...
 
     def abandon(self) -> None:
-        """Forget what was written. Safe to call at any time, also after `commit`."""
+        """Discard the written bytes. Safe to call at any time, also after `commit`."""
         ...
 
 
@@ -80,7 +80,7 @@ class Database(Protocol):
     """One SQLite database (WAL, full sync: a returned transaction survives a power cut)."""
 
     def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Rows of a query, at once. SQL must ORDER BY, so that simulations repeat."""
+        """All rows of a query. The SQL must ORDER BY, so that simulations are reproducible."""
         ...
 
     async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -94,18 +94,18 @@ class Disk(Protocol):
     """A peer's files, by path relative to its home (`/` separators; no `..`, never absolute)."""
 
     async def read(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
-        """Bytes of a file; raises `FileNotFoundError`."""
+        """Read bytes of a file; raises `FileNotFoundError`."""
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Replace a file atomically and durably (aside, fsync, rename, fsync of the folder).
+        """Replace a file atomically and durably; raises `DiskFullError`.
 
-        Raises `DiskFullError`.
+        (Write a temporary file beside it, fsync, rename, fsync of the folder.)
         """
         ...
 
     async def allocate(self, path: str, size_bytes: int) -> None:
-        """Make (or keep) a file of exactly this size for pieces to land in; `DiskFullError`."""
+        """Make (or keep) a file of exactly this size, for pieces; raises `DiskFullError`."""
         ...
 
     def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
@@ -113,7 +113,7 @@ class Disk(Protocol):
         ...
 
     async def copy(self, path: str, offset: int, size_bytes: int, sink: Sink) -> None:
-        """Append a range of a file to a sink; raises what reading and `Sink.write` raise."""
+        """Append a range of a file to a sink; raises what `read` and `Sink.write` raise."""
         ...
 
     async def digest(self, path: str, offset: int, size_bytes: int) -> bytes:
@@ -133,17 +133,17 @@ class Disk(Protocol):
         ...
 
     async def remove(self, path: str) -> None:
-        """Remove a file or a folder with all it holds; silent when it is not there."""
+        """Remove a file, or a folder with its contents; silent when it does not exist."""
         ...
 
     def exists(self, path: str) -> bool: ...
 
     def size_bytes(self, path: str) -> int:
-        """Raises `FileNotFoundError`."""
+        """Size of a file; raises `FileNotFoundError`."""
         ...
 
     def list(self, path: str) -> list[str]:
-        """Sorted names in a folder; empty when it is not there."""
+        """Sorted names in a folder; empty when it does not exist."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -153,12 +153,12 @@ class Disk(Protocol):
         ...
 
     def local_path(self, path: str) -> Path:
-        """Where children find a file or folder on this machine."""
+        """Path of a file or folder on this machine, for child processes."""
         ...
 
 
 class ChildError(SwarmError):
-    """A child answered a call with an error: `kind` names the exception, the text is its own."""
+    """A child answered a call with an error. `kind`: class name of the child's exception."""
 
     def __init__(self, message: str, kind: str = "Error") -> None:
         super().__init__(message)
@@ -166,11 +166,11 @@ class ChildError(SwarmError):
 
 
 class ChildUserError(ChildError, UserError):
-    """A child says what the person at the keyboard can put right."""
+    """A child answered a call with a `UserError`: an error that the user can fix."""
 
 
 class ChildDied(SwarmError):
-    """A child ended, exceeded its memory or missed a deadline (and was killed).
+    """A child ended, exceeded its memory limit or missed a deadline (and was killed).
 
     The message names the child, how it ended, and its last lines of stderr.
     """
@@ -179,44 +179,44 @@ class ChildDied(SwarmError):
         super().__init__(message)
         self.child = child
         self.between_calls = between_calls
-        """It was dead before it was asked: what it was asked for is not to blame."""
+        """The child was dead before the call, so the job did not cause its death."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every request to a child process."""
 
     patience_seconds: ClassVar[float]
-    """The call is given up after this long without progress."""
+    """The call is given up, and the child killed, after this long without progress."""
 
 
 def job_type(method: Callable[..., Any]) -> type[Job]:
-    """The kind of job that a service's method takes."""
+    """The type of job that a service's method takes."""
     kind: type[Job] = get_type_hints(method)["job"]
     return kind
 
 
 class Child(Protocol):
-    """A supervised child process; calls made at the same time run at the same time, as far as its
-    service lets them."""
+    """A supervised child process. Concurrent calls run concurrently, as far as its service
+    allows."""
 
     name: str
 
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
-        """Have the child's service do a job; its answer is decoded as `reply`.
+        """Let the child's service do a job; its answer is decoded as `reply`.
 
-        Raises `ChildError` if the method raised (`ChildUserError` for a `UserError`), `ChildDied`
-        if the child is gone, answers with something else, or makes no progress for as long as the
-        job's patience (the child is then killed). Cancelling it cancels the job; a child that goes
-        on all the same is killed.
+        Raises `ChildError` if the method raised (`ChildUserError` for a `UserError`). Raises
+        `ChildDied` if the child has ended, gives an answer of another type, or makes no progress
+        for the job's patience (the child is then killed). Cancelling the call cancels the job; a
+        child that does not stop is killed.
         """
         ...
 
     def stream(
         self, method: str, job: Job, item: type[T]
     ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-        """Have a method that is an async generator do a job; leaving the block cancels it.
+        """Let a method that is an async generator do a job; leaving the block cancels it.
 
-        The iterator raises as `request` does.
+        The iterator raises the same errors as `request`.
         """
         ...
 
@@ -225,7 +225,7 @@ class Compute(Protocol):
     """Starts child processes: engines, prefill, training, parsers of hostile files."""
 
     def free_memory_bytes(self) -> int:
-        """What children may still use of this machine's memory."""
+        """Memory of this machine that children may still use."""
         ...
 
     def child(
@@ -238,11 +238,12 @@ class Compute(Protocol):
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
     ) -> AbstractAsyncContextManager[Child]:
-        """`async with compute.child("package.module:Class", name="engine") as child:`
+        """Start a child: `async with compute.child("package.module:Class", name="engine") as
+        child`.
 
         `Class(**arguments)` is made in the child before the block is entered; its public methods
         are async and take one `Job`. The child ends with the block. `interpreter`: path of another
-        Python, which has Swarm and the service installed. Raises `ChildDied` when the child does
-        not come up, `UserError` when there is no such interpreter.
+        Python, in which Swarm and the service are installed. Raises `ChildDied` when the child does
+        not start, `UserError` when there is no such interpreter.
         """
         ...

@@ -1,9 +1,9 @@
 """The program of a child process: one service, whose methods are called over a socket.
 
-Methods are async and take one job; several may run at once, and a service that cannot do that uses
-a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
-`swarm.world.progress` now and then. A method that is an async generator streams its items.
-The child ends when the socket does.
+Methods are async and take one job. Several may run at once; a service that does not support that
+uses a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
+`swarm.world.progress` regularly. A method that is an async generator streams its items. The child
+ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from swarm.world.progress import Reporter, current
 _PR_SET_PDEATHSIG = 1
 
 MESSAGE_CHARACTERS_MAX = 10_000
-"""Of an exception's text."""
+"""Longest text of an exception sent to the owner."""
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -55,23 +55,24 @@ ONE_THREAD = {
     "TOKENIZERS_PARALLELISM": "false",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow starts one as it is imported
 }
-"""Environment of a child unless its owner's says otherwise: peers share cores, and two OpenMP
-threads on contended cores are ten times slower than one."""
+"""Environment variables of a child, unless its owner's environment sets them: peers share cores,
+and two OpenMP threads on contended cores are ten times slower than one."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that made it ends; end if it has ended."""
+    """Let the kernel kill this process when the thread that started it ends; exit if it has."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Bound private writable memory to what there is now plus the limit.
+    """Limit private writable memory to the present amount plus `limit_bytes`.
 
     RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space and map files far beyond what they
     ever write (torch and transformers: 660 MB of address space, 230 MB of it writable, 250 MB
-    resident). Since Linux 4.7 it counts private mappings too: all that malloc and torch allocate.
+    resident). Since Linux 4.7, RLIMIT_DATA counts private mappings too: everything that malloc and
+    torch allocate.
     """
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         pages = int(file.read().split()[5])
@@ -80,7 +81,8 @@ def _limit_memory(limit_bytes: int) -> None:
 
 
 def _fresh_randomness() -> None:
-    """A forked child must not draw what its siblings draw. (Python's `random` sees to itself.)"""
+    """Seed random generators: a forked child must not draw the same numbers as its siblings.
+    (Python's `random` does this itself.)"""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
     if "torch" in sys.modules:
@@ -88,8 +90,8 @@ def _fresh_randomness() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Be the service that the owner assigns until it closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
+    """Run the service that the owner assigns, until the owner closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     _fresh_randomness()
     connection.setblocking(False)
     trio.run(_serve, connection)
@@ -112,11 +114,11 @@ async def _serve(connection: socket.socket) -> None:
             while True:
                 calls.take(decode_request(await frames.next()))
     except* (EOFError, trio.BrokenResourceError):
-        pass  # the owner is gone; what ran was cancelled
+        pass  # the owner has ended; the running calls were cancelled
 
 
 class _Owner:
-    """The socket's other end."""
+    """The other end of the socket."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -133,13 +135,13 @@ class _Owner:
             if isinstance(message, Part):
                 raise
             frame = encode(_failure(message.number, error))
-        with trio.CancelScope(shield=True):  # half a frame would spoil all that follow
+        with trio.CancelScope(shield=True):  # half a frame would garble all later ones
             async with self._turn:
                 await self._stream.send_all(frame)
 
 
 class _Calls:
-    """The calls that run."""
+    """The running calls."""
 
     def __init__(self, service: Any, owner: _Owner, nursery: trio.Nursery) -> None:
         self._service = service
@@ -150,7 +152,7 @@ class _Calls:
         """Parts that each call may still send."""
 
     def take(self, request: Call | Cancel | More) -> None:
-        """Begin a call, or do something about one that runs; it may have ended meanwhile."""
+        """Start a call, or cancel or continue a running one, which may have ended meanwhile."""
         if isinstance(request, Call):
             self._scopes[request.number] = trio.CancelScope()
             self._credits[request.number] = trio.Semaphore(PARTS_AHEAD_MAX)
@@ -211,7 +213,7 @@ def _make(assignment: Assignment) -> Any:
 
 
 def _failure(number: int, error: BaseException) -> Failed:
-    if not isinstance(error, UserError):  # that one says it all in its sentence
+    if not isinstance(error, UserError):  # the message of a UserError is sufficient
         traceback.print_exception(error)
     return Failed(number, type(error).__name__, str(error)[:MESSAGE_CHARACTERS_MAX])
 

@@ -1,4 +1,4 @@
-"""Child processes on this machine: started, supervised, and never outliving their owner."""
+"""Child processes on this machine: started, supervised, and ended with their owner."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from swarm.world.process import Forked, Process, Spawned
 
 
 class LocalCompute:
-    """Implements `swarm.world.Compute`: by the fork server if one listens, else by subprocess."""
+    """Implements `swarm.world.Compute`, with the fork server if one listens, else by subprocess."""
 
     def __init__(self, *, events: Events | None = None, fork_server: str | None = None) -> None:
-        """`fork_server`: path of its socket; by default what SWARM_FORK_SERVER names.
+        """`fork_server`: path of its socket; by default the value of SWARM_FORK_SERVER.
 
         Emits `compute.child_started`, `compute.child_said` (a line of stderr),
         `compute.child_died` and `compute.fork_server_missing`.
@@ -48,7 +48,7 @@ class LocalCompute:
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
-        """See `swarm.world.Compute.child`; `ChildError` when `Class(**arguments)` raised."""
+        """See `swarm.world.Compute.child`. Raises `ChildError` when `Class(**arguments)` raised."""
         assignment = Assignment(
             service,
             dict(arguments or {}),
@@ -124,7 +124,7 @@ class LocalCompute:
         return Forked(server, pidfd)
 
     def _reach_fork_server(self) -> socket.socket | None:
-        """A connection to it, or None when children must start without it."""
+        """A connection to the fork server; None when children must start without it."""
         if self._fork_server is None:
             return None
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

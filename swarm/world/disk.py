@@ -1,8 +1,8 @@
 """A peer's files on this machine: everything below one folder, its home.
 
-Writes that must survive a power cut are written aside, synced and renamed. Small operations run
-in place: a thread costs more (about 60 µs) than reading a few hundred kilobytes from the page
-cache. Large ones, and everything that syncs, run in threads.
+Files that must survive a power cut are written to a temporary file, synced and renamed. Small
+operations run without a thread: a thread costs more (about 60 µs) than reading a few hundred
+kilobytes from the page cache. Large ones, and everything that syncs, run in threads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from swarm.errors import DiskFullError
 from swarm.world import Database, Piece, Sink
 
 INLINE_BYTES_MAX = 512 * 1024
-"""Reads and hashes up to this run in place: a hop to a thread costs as much as 100 KB."""
+"""Largest read or hash that runs without a thread: a thread costs as much as 100 KB."""
 
 BUFFER_BYTES = 1 << 20
-"""Read at a time to be hashed, into one buffer: fresh memory costs as much as hashing it."""
+"""Bytes read at once for hashing, into one buffer: fresh memory costs as much as hashing it."""
 
 T = TypeVar("T")
 
@@ -36,14 +36,14 @@ _ASIDE = ".aside"
 
 
 async def _run(function: Callable[[], T], size_bytes: int) -> T:
-    """Run in place when small, in a thread otherwise."""
+    """Run a function directly if its data is small, else in a thread."""
     if size_bytes <= INLINE_BYTES_MAX:
         return function()
     return await trio.to_thread.run_sync(function)
 
 
 async def _hashed(hasher: Any, local: Path, offset: int, size_bytes: int) -> bytes:
-    """What a hasher makes of a range of a file."""
+    """The digest of a range of a file."""
 
     def digest() -> bytes:
         for block in _blocks(local, offset, size_bytes):
@@ -55,7 +55,7 @@ async def _hashed(hasher: Any, local: Path, offset: int, size_bytes: int) -> byt
 
 
 class LocalPiece:
-    """Bytes that arrived, hashed as they came."""
+    """Bytes that have arrived, hashed while they were written."""
 
     def __init__(self, size_bytes: int, digest: bytes) -> None:
         self.size_bytes = size_bytes
@@ -66,7 +66,7 @@ class LocalPiece:
 
 
 class LocalSink:
-    """A range of a file. What is written lands in place; it counts only once committed."""
+    """A range of a file. Bytes are written in place, but count only once committed."""
 
     def __init__(self, disk: LocalDisk, path: str, offset: int, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -171,10 +171,10 @@ class LocalDisk:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._quota_bytes = quota_bytes
         self._asides = itertools.count()
-        """Two writes of one file at once must not share what they write aside."""
+        """Numbers of temporary files: two concurrent writes of one file must not share one."""
 
     def local_path(self, path: str) -> Path:
-        """The file or folder on this machine; raises `ValueError` for a path out of the home."""
+        """Path of a file or folder on this machine; `ValueError` for a path outside the home."""
         return _place(self._root, path)
 
     # --- files -------------------------------------------------------------------------------
@@ -224,13 +224,13 @@ class LocalDisk:
             os.close(descriptor)
 
     def sink(self, path: str, offset: int, size_bytes: int) -> Sink:
-        self.local_path(path)  # refuse a bad path now, not at the first byte
+        self.local_path(path)  # refuse a bad path now, not at the first write
         return LocalSink(self, path, offset, size_bytes)
 
     def open_for_writing(self, path: str, size_bytes: int) -> int:
-        """A descriptor of a file that is to have `size_bytes`, made if it is not there."""
+        """Open a file that will have `size_bytes`, or create it; returns its descriptor."""
         local = self.local_path(path)
-        # Most often it was allocated: asked for with one call, thousands of times a checkpoint.
+        # Usually it was allocated: then this takes one call, thousands of times per checkpoint.
         try:
             descriptor = os.open(local, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -293,7 +293,7 @@ class LocalDisk:
         local = self.local_path(path)
         if not local.is_dir():
             return []
-        # A power cut may have left what was being written aside: nobody's file.
+        # Skip temporary files: a power cut may have left some.
         return sorted(entry.name for entry in local.iterdir() if entry.suffix != _ASIDE)
 
     def database(self, path: str) -> Database:
@@ -301,7 +301,7 @@ class LocalDisk:
         _make_folder(local.parent)
         return LocalDatabase(local)
 
-    # --- room --------------------------------------------------------------------------------
+    # --- free space --------------------------------------------------------------------------
 
     def free_bytes(self) -> int:
         free = shutil.disk_usage(self._root).free
@@ -316,7 +316,7 @@ class LocalDisk:
                 try:
                     used += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
                 except FileNotFoundError:
-                    continue  # removed while we looked
+                    continue  # removed meanwhile
         return used
 
     def _check_room(self, path: str, needed_bytes: int) -> None:
@@ -334,7 +334,7 @@ class LocalDisk:
         )
 
     def full_error(self, error: OSError, path: str, needed_bytes: int) -> Exception:
-        """A full disk as `DiskFullError`; any other error as it is."""
+        """Convert the error of a full disk to `DiskFullError`; return any other error unchanged."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._full(path, needed_bytes, self.free_bytes())
         return error
@@ -342,7 +342,7 @@ class LocalDisk:
 
 @functools.lru_cache(maxsize=1024)
 def _place(root: Path, path: str) -> Path:
-    """`LocalDisk.local_path`; remembered, since every piece of a file asks for it several times."""
+    """`LocalDisk.local_path`, cached, since every piece of a file calls it several times."""
     parts = path.split("/")
     if path.startswith("/") or "" in parts or ".." in parts or "." in parts or "\0" in path:
         raise ValueError(f"{path!r} is not a path within a peer's home")
@@ -350,7 +350,7 @@ def _place(root: Path, path: str) -> Path:
 
 
 def _blocks(local: Path, offset: int, size_bytes: int) -> Iterator[memoryview]:
-    """The bytes of a range, in blocks, each good until the next; fewer if the file is shorter."""
+    """The bytes of a range in blocks, each valid until the next; fewer if the file is shorter."""
     buffer = memoryview(bytearray(min(size_bytes, BUFFER_BYTES)))
     with local.open("rb", buffering=0) as file:
         file.seek(offset)
@@ -364,7 +364,7 @@ def _blocks(local: Path, offset: int, size_bytes: int) -> Iterator[memoryview]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it; a power cut afterwards does not take them away."""
+    """Make a folder and its parents, durably."""
     if folder.is_dir():
         return
     missing = [place for place in (folder, *folder.parents) if not place.exists()]

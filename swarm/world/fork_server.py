@@ -28,7 +28,8 @@ ENVIRONMENT = "SWARM_FORK_SERVER"
 
 
 class ForkServer:
-    """Single-threaded: a fork with other threads running would copy their locks as they stand."""
+    """Forks children on request. It is single-threaded: a fork would copy the locks that other
+    threads hold."""
 
     def __init__(self, path: Path) -> None:
         self._selector = selectors.DefaultSelector()
@@ -43,7 +44,7 @@ class ForkServer:
         self._listener.listen(64)
 
     def run(self) -> None:
-        """Fork on request until the process that started this one is gone."""
+        """Fork on request until the process that started this one ends."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -73,13 +74,13 @@ class ForkServer:
         for descriptor in descriptors:
             os.close(descriptor)
         self._children[pid] = owner
-        pidfd = os.pidfd_open(pid)  # before it is reaped: never another that got its number
+        pidfd = os.pidfd_open(pid)  # before reaping, so that no other process can have this pid
         with suppress(OSError):
             socket.send_fds(owner, [b"forked"], [pidfd])
         os.close(pidfd)
 
     def _become_child(self, connection: int, stderr: int) -> None:
-        """Never returns."""
+        """Serve as a child; never returns."""
         status = 1
         try:
             die_with_parent(self._pid)
@@ -111,7 +112,7 @@ class ForkServer:
             os._exit(status)
 
     def _forget(self, owner: socket.socket) -> None:
-        """The owner went: its child goes too."""
+        """Kill the child of an owner that has disconnected."""
         self._selector.unregister(owner)
         owner.close()
         for pid, held in list(self._children.items()):
@@ -144,7 +145,7 @@ def main() -> None:
     for variable, value in ONE_THREAD.items():  # before the imports that read it
         os.environ.setdefault(variable, value)
     arguments.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    server = ForkServer(arguments.socket)  # now, so that owners can connect and wait for us
+    server = ForkServer(arguments.socket)  # now, so that owners can connect during the imports
     for name in filter(None, arguments.preload.split(",")):
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208 (native threads too)

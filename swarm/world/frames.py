@@ -1,7 +1,7 @@
 """Frames between a peer and its child process: a 4-byte big-endian length, then msgpack.
 
-The owner's first frame is an `Assignment`; every later one is a `Request`. The child's are
-`Response`s. The number in a frame says to which call it belongs; 0 is the assignment.
+The owner's first frame is an `Assignment`; every later one is a `Request`. The child's frames are
+`Response`s. The number in a frame names the call that it belongs to; 0 is the assignment.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 
 FRAME_BYTES_MAX = 256 << 20
-"""Jobs and replies are small: whatever is large lies in a file. This bounds what a child that was
-taken over can make its owner hold."""
+"""Largest frame. Jobs and replies are small: large data is in files. This limits the memory that a
+compromised child can make its owner use."""
 
 PARTS_AHEAD_MAX = 16
-"""Parts of a stream that a child may send before its owner has taken the first of them."""
+"""Parts of a stream that a child may send before its owner has read the first of them."""
 
 
 class Assignment(msgspec.Struct, array_like=True):
-    """What a child is to be."""
+    """The service that a child has to run, and its settings."""
 
     service: str
     """`package.module:Class`."""
@@ -30,8 +30,8 @@ class Assignment(msgspec.Struct, array_like=True):
     folder: str
     """The owner's working folder."""
     environment: dict[bytes, bytes]
-    """The owner's, which a forked child did not inherit. Libraries that the fork server preloaded
-    have read theirs already."""
+    """The owner's environment variables, which a forked child did not inherit. Libraries that the
+    fork server preloaded have already read the server's own."""
 
 
 class Call(msgspec.Struct, array_like=True, tag="call"):
@@ -43,13 +43,13 @@ class Call(msgspec.Struct, array_like=True, tag="call"):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
-    """Stop a call; it must still be answered."""
+    """Cancel a call; the child must still answer it."""
 
     number: int
 
 
 class More(msgspec.Struct, array_like=True, tag="more"):
-    """A part of this call's stream was taken: another one may be sent."""
+    """The owner has read a part of this call's stream: another one may be sent."""
 
     number: int
 
@@ -93,12 +93,12 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """An encoded job, reply or item."""
+    """Encode a job, reply or item."""
     return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def encode(message: Assignment | Request | Response) -> bytes:
-    """A frame, length first. Raises `ValueError` when it is too large."""
+    """Encode a frame with its length. Raises `ValueError` when it is too large."""
     body = msgspec.msgpack.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"{len(body)} bytes; at most {FRAME_BYTES_MAX} are allowed")
@@ -110,20 +110,21 @@ def decode_request(body: bytes) -> Request:
 
 
 def decode_response(body: bytes) -> Response:
-    """Raises `DECODE_ERRORS`: a child may have been taken over by a file that it parsed."""
+    """Decode a response; raises `DECODE_ERRORS`: a file that a child parsed may have compromised
+    it."""
     return _responses.decode(body)
 
 
 class FrameReader:
-    """Cuts what arrives on a stream into frames."""
+    """Divides the bytes of a stream into frames."""
 
     def __init__(self, receive: Any) -> None:
-        """`receive(bytes)`: an async function that gives some bytes, none at the end."""
+        """`receive(bytes_max)`: an async function that returns some bytes, none at the end."""
         self._receive = receive
         self._buffer = bytearray()
 
     async def next(self) -> bytes:
-        """The next frame's body. Raises `EOFError` at the end, `DecodeError` for one too large."""
+        """Read the next frame's body. Raises `EOFError` at the end, `DecodeError` if too large."""
         await self._fill(4)
         size = int.from_bytes(self._buffer[:4], "big")
         if size > FRAME_BYTES_MAX:

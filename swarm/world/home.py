@@ -1,4 +1,4 @@
-"""A peer's home on this machine: made private, kept out of git, used by one process at a time."""
+"""A peer's home folder: private, ignored by git, and used by one process at a time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from swarm.errors import UserError
 
 LOCK = "lock"
-"""File that the process using a home keeps locked, and in which it says who it is."""
+"""File in a home that the process using it keeps locked, and that describes this process."""
 
 HOLDER_BYTES_MAX = 200
 
 
 def make_home(home: Path) -> None:
-    """Make a folder for keys and state with mode 0700, all of which git ignores.
+    """Make a folder for keys and state, with mode 0700 and ignored by git.
 
-    A folder that holds something already is left as it is.
+    A folder that is not empty is left unchanged.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not any(home.iterdir()):
@@ -29,11 +29,11 @@ def make_home(home: Path) -> None:
 
 @contextmanager
 def sole_user(home: Path, roles: str) -> Iterator[None]:
-    """Keep a home to this process inside the block; raises `UserError` naming who holds it.
+    """Lock a home for this process inside the block; `UserError` names the process that holds it.
 
-    The operating system lets go of the lock however the process ends, so a killed one leaves none.
+    The operating system releases the lock however the process ends, even if it is killed.
     """
-    # Not inherited by children: one that outlives its peer must not hold the home.
+    # Not inherited by children: a child that outlives its peer must not hold the lock.
     descriptor = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

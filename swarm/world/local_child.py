@@ -1,4 +1,4 @@
-"""A child process as its owner calls it: several calls at once, over one socket."""
+"""The owner's side of a child process: concurrent calls over one socket, and supervision."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from swarm.world.process import Process
 T = TypeVar("T")
 
 KILLED_SECONDS = 30.0
-"""A killed child may take this long to give back its memory, a GPU's above all."""
+"""Wait for the end of a killed child: releasing memory, above all a GPU's, may take this long."""
 
 LAST_LINES = 20
-"""Lines of stderr reported when a child dies."""
+"""Last lines of stderr reported when a child dies."""
 
 LINES_PER_SECOND_MAX = 20
-"""Lines of a child's stderr passed on as events; of more, only the last are kept."""
+"""Lines of a child's stderr emitted as events; further lines are only kept among the last."""
 
 
 @dataclass
@@ -55,14 +55,14 @@ class _Pending:
     is_stream: bool = False
     ended: trio.Event = field(default_factory=trio.Event)
     end: Answer | Failed | None = None
-    """None after `ended`: the child died."""
+    """The child's answer; None after `ended` if the child died."""
     waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Cancelled after `patience_seconds` without progress."""
     parts: deque[msgspec.Raw] = field(default_factory=deque)
     news: trio.Event = field(default_factory=trio.Event)
-    """A part came, or the end."""
+    """Set when a part or the end has arrived."""
     sent: bool = False
-    """At least a part of the job: the child may be at it."""
+    """Whether sending the job has started: the child may be working on it."""
     given_up: bool = False
 
     def advanced(self) -> None:
@@ -91,16 +91,16 @@ class LocalChild:
         self._said_second, self._said_count = 0, 0
         self._frames_ended, self._stderr_ended = trio.Event(), trio.Event()
         self._why = ""
-        """Why it was killed, if it was."""
+        """Why the child was killed; empty if it was not."""
         self._how = "does not end though it was killed"
         self._ended = False
-        """Its process has; what it said may still be read."""
+        """Whether its process has ended; its last output may still be unread."""
         self._gone = trio.Event()
         self._supervision = trio.CancelScope(shield=True)
         self._nursery: trio.Nursery | None = None
-        """Of the supervision."""
+        """The nursery of `supervise`."""
         self._ending = False
-        """Its owner wants no more of it: its end is no news."""
+        """Whether the owner ends the child: then its end is not reported."""
 
     # --- calls -------------------------------------------------------------------------------
 
@@ -124,15 +124,15 @@ class LocalChild:
                     await items.aclose()
 
     async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
-        """Tell the child what to be; raises as `request` does."""
+        """Send the child its assignment; raises the same errors as `request`."""
         with self._calling("start", deadline_seconds, number=0) as call:
             await self._send(call, encode(assignment))
             await self._answer(call)
 
     @contextmanager
     def _calling(self, what: str, patience_seconds: float, number: int = -1) -> Iterator[_Pending]:
-        """A call under way. Left without an answer, it is cancelled, and the child killed unless it
-        obeys."""
+        """A pending call. If the block ends without an answer, the call is cancelled, and the child
+        is killed unless it stops the call."""
         call = _Pending(next(self._numbers) if number < 0 else number, what, patience_seconds)
         self._pending[call.number] = call
         try:
@@ -170,13 +170,13 @@ class LocalChild:
         raise await self._out_of_patience(call)
 
     async def _write(self, frame: bytes) -> None:
-        """Send a frame, whole: half of one would spoil all that follow."""
+        """Send a complete frame, or kill the child: half a frame would garble all later ones."""
         whole = False
         try:
             await self._connection.send_all(frame)
             whole = True
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            whole = True  # what reads the answers finds out
+            whole = True  # the task that reads the answers notices
         finally:
             if not whole:
                 self._kill("was given up while it was called")
@@ -230,7 +230,7 @@ class LocalChild:
             self._kill(f"answered {call.what} with what is no answer ({error}) and was killed")
             raise await self._died() from None
 
-    # --- what the child says -----------------------------------------------------------------
+    # --- output of the child -----------------------------------------------------------------
 
     async def _read_frames(self) -> None:
         frames = FrameReader(self._connection.receive_some)
@@ -251,7 +251,7 @@ class LocalChild:
                 call.finish(None)
 
     def _hear_frame(self, response: Response) -> None:
-        """Raises `DecodeError` for what answers no call, or more than was asked for."""
+        """Handle a response; raises `DecodeError` if it belongs to no call, or sends too much."""
         call = self._pending.get(response.number)
         if call is None or call.ended.is_set():
             raise msgspec.DecodeError(f"no call has the number {response.number}")
@@ -281,9 +281,9 @@ class LocalChild:
         self._stderr_ended.set()
 
     def _hear(self, raw_line: bytes) -> None:
-        """Keep a line, and pass it on unless there are too many."""
+        """Keep a line of stderr, and emit it unless there are too many."""
         text = raw_line[:400].decode("utf-8", "replace")
-        # A hostile file may speak through an error message: nothing that steers a terminal.
+        # An error message may quote a hostile file: drop characters that control a terminal.
         line = "".join(c if c.isprintable() else " " for c in text).rstrip()
         self._last_lines.append(line)
         second = int(trio.current_time())
@@ -300,7 +300,7 @@ class LocalChild:
         self._process.kill()
 
     async def _died(self, *, between_calls: bool = False) -> ChildDied:
-        """The error that says how this child ended, once it has."""
+        """Wait until the child has ended; returns the error that says how."""
         with trio.CancelScope(shield=True):
             await self._wait_gone()
         words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
@@ -308,7 +308,7 @@ class LocalChild:
         return ChildDied(message, self.name, between_calls=between_calls)
 
     async def _wait_gone(self) -> None:
-        """Until the process has ended: by itself within the grace, else killed."""
+        """Wait until the process has ended; kill it after `GRACE_SECONDS`."""
         with trio.move_on_after(process.GRACE_SECONDS):
             await self._gone.wait()
         self._process.kill()
@@ -316,8 +316,8 @@ class LocalChild:
             await self._gone.wait()
 
     async def end(self) -> None:
-        """Close the socket, which ends the child; kill it if it does not, or is in the middle of
-        something."""
+        """Close the socket, which ends the child; kill it if it does not end, or if a call is
+        pending."""
         self._ending = True
         if self._pending:
             self._process.kill()
@@ -330,7 +330,8 @@ class LocalChild:
     async def supervise(
         self, stderr: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Hear what the child says, and how it ends: emitted as an event at once."""
+        """Read the child's frames and stderr until it ends; report an unexpected end as an
+        event."""
         with self._supervision:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -339,7 +340,7 @@ class LocalChild:
                 task_status.started()
                 await self._process.wait()
                 self._ended = True
-                with trio.move_on_after(process.GRACE_SECONDS):  # its own child may hold them
+                with trio.move_on_after(process.GRACE_SECONDS):  # its own child may hold them open
                     await self._frames_ended.wait()
                     await self._stderr_ended.wait()
                 nursery.cancel_scope.cancel()

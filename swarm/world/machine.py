@@ -1,4 +1,4 @@
-"""The real machine: trio's clock, the system's wall time, threads for blocking work."""
+"""The real machine: trio's clock, the system's wall time and randomness, its free memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Machine:
         return time.time() + self._correction_seconds
 
     def correct_clock(self, seconds: float) -> None:
-        """Add this to the system's wall time from now on (the clock is off; design §6)."""
+        """Add `seconds` to the system's wall time from now on: the system's clock is wrong."""
         self._correction_seconds += seconds
 
     def secret_bytes(self, count: int) -> bytes:
@@ -35,10 +35,10 @@ class Machine:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """What this process and its children may still use: of the machine, and of the containers
-    (control groups) around them. `root` holds `proc` and `sys`."""
+    """Memory that this process and its children may still use, within the machine and the
+    containers (control groups) around them. `root` contains `proc` and `sys`."""
     free = [sys.maxsize]
-    with suppress(OSError, ValueError, StopIteration):  # not Linux: nobody knows
+    with suppress(OSError, ValueError, StopIteration):  # not Linux: unknown
         lines = (root / "proc/meminfo").read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         free.append(int(available.split()[1]) * 1024)
@@ -53,6 +53,6 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _cached(group: Path) -> int:
-    """Files that the kernel keeps in memory for a control group until somebody needs the room."""
+    """Bytes of cached files in a control group's memory, which the kernel frees when needed."""
     fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int(fields["inactive_file"])

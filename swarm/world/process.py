@@ -1,7 +1,7 @@
-"""A child process as its owner holds it: by a pidfd, so that no other process is ever signalled.
+"""Handles of child processes: pidfds, so that no other process is ever signalled.
 
-It runs in a session of its own, so Ctrl-C in a terminal reaches its owner only, who ends it by
-closing the socket. The kernel kills it when its owner dies.
+A child runs in its own session, so Ctrl-C in a terminal reaches only its owner, which ends the
+child by closing the socket. The kernel kills the child when its owner dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import trio
 from swarm.world.child import ONE_THREAD
 
 GRACE_SECONDS = 2.0
-"""A child has this long to end by itself, or to stop a cancelled call, before it is killed."""
+"""Time for a child to end by itself, or to stop a cancelled call, before it is killed."""
 
 
 class Process(abc.ABC):
@@ -29,7 +29,7 @@ class Process(abc.ABC):
         self._pidfd = pidfd
 
     def pid(self) -> int:
-        """The process's number while it runs; below 1 afterwards."""
+        """The process id while the process runs; below 1 afterwards."""
         with open(f"/proc/self/fdinfo/{self._pidfd}", encoding="ascii") as file:  # noqa: PTH123
             return next(int(line[4:]) for line in file if line.startswith("Pid:"))
 
@@ -43,7 +43,7 @@ class Process(abc.ABC):
 
     @abc.abstractmethod
     async def how_it_ended(self) -> str:
-        """In words; once, after `wait`."""
+        """Describe how the process ended. Call it once, after `wait`."""
 
     def close(self) -> None:
         if self._pidfd >= 0:
@@ -55,8 +55,8 @@ class Spawned(Process):
     """A child of this process."""
 
     def __init__(self, connection: socket.socket, stderr: int, interpreter: str | None) -> None:
-        # Not trio's open_process: it starts children from a worker thread, and when that thread
-        # ends the kernel takes it for the parent's death (PR_SET_PDEATHSIG).
+        # Not trio's open_process: it starts children from a worker thread, and the kernel treats
+        # the end of that thread as the parent's death (PR_SET_PDEATHSIG).
         self._popen = subprocess.Popen(
             [
                 interpreter or sys.executable,

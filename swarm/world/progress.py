@@ -1,4 +1,4 @@
-"""How long work in a child process says that it advances, and learns that it was cancelled."""
+"""Progress reports and cancellation of long work in a child process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextvars import ContextVar
 import trio
 
 REPORT_SECONDS = 1.0
-"""Reports in between are not sent: every patience is many times as long."""
+"""Shortest time between two reports: the patience of every job is many times as long."""
 
 
 class Reporter:
-    """Passes on that one call advances."""
+    """Reports the progress of one call to the child's owner."""
 
     def __init__(self, send: Callable[[], None]) -> None:
         """`send` is called in trio's thread."""
@@ -35,11 +35,11 @@ class Reporter:
 
 
 current: ContextVar[Reporter | None] = ContextVar("current", default=None)
-"""Of the call under way; trio's worker threads inherit it."""
+"""The reporter of the running call; trio's worker threads inherit it."""
 
 
 def report() -> None:
-    """Report that the current job advances: its caller's patience begins anew.
+    """Report progress of the current job: its caller's patience starts again.
 
     Outside a child it does nothing.
     """
@@ -51,7 +51,7 @@ def report() -> None:
 def checkpoint() -> None:
     """Report, and raise `trio.Cancelled` if the caller has cancelled the job.
 
-    For work that leaves nothing half changed. Cheap enough for every decoding step.
+    For work that may be stopped at this point. Cheap enough for every decoding step.
     """
     reporter = current.get()
     if reporter is not None:

@@ -1,4 +1,4 @@
-"""Starting a compute child again after it died: soon, loudly, and a bounded number of times."""
+"""Restarting a compute child that died: soon, with an event, and a limited number of times."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from swarm.events import Events
 from swarm.world import ChildDied
 
 DEATHS_MAX = 5
-"""Deaths in a row after which a child is not started again: the peer stops and says why."""
+"""Deaths in a row after which a child is not started again: the peer stops and reports why."""
 
 PAUSE_SECONDS = 0.2
-"""Before a dead child is started again, four times as long after each death in a row: 0.2 to
+"""Pause before the first restart of a child, four times as long after each death in a row: 0.2 to
 12.8 s."""
 
 
 class Restarts:
-    """Deaths of one child in a row. Only a success in between forgives them, so that a child
-    that one and the same input kills does not live and die for ever."""
+    """Restarts one child and counts its deaths in a row. Only a success resets the count, so that
+    a child that the same input kills every time is not restarted for ever."""
 
     def __init__(self, events: Events, name: str) -> None:
-        """`name`: the child's, as given to `Compute.child`."""
+        """`name`: the child's name, as given to `Compute.child`."""
         self._events = events
         self._name = name
         self._deaths = 0
 
     def succeeded(self) -> None:
-        """Forgive the deaths so far: the child has done its work since, or was not to blame."""
+        """Reset the count of deaths: the child has done its work, or did not cause its death."""
         self._deaths = 0
 
     async def run(self, life: Callable[[], Awaitable[None]]) -> None:
-        """Await `life`, which starts the child and uses it, and again each time the child dies.
+        """Await `life`, which starts the child and uses it; await it again after each death.
 
         Raises `ChildDied` after `DEATHS_MAX` deaths in a row.
         """
