@@ -7,7 +7,7 @@ from simnet.large_pages import use_large_pages
 
 def main() -> None:
     use_large_pages()
-    from simnet.cli import command  # only now: what was loaded before would be loaded twice
+    from simnet.cli import command  # only after a restart for large pages
 
     command()
 

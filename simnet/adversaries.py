@@ -1,7 +1,7 @@
-"""Peers that lie, each a role like the honest ones, on the same seam.
+"""Adversaries: malicious peers, each a role like the honest roles, on the same seam.
 
-They know all that an admitted peer knows and use its own code to get that far; then each does one
-wrong thing. How each attack ends is said in its docstring and shown in tests/simnet.
+An adversary knows everything that an admitted peer knows, and runs the production code to get that
+far; then it makes one attack. Its docstring says how the attack ends, and tests/simnet show it.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ from swarm.transport import (
 )
 
 ATTACK_SECONDS = 5.0
-"""Between two attempts of those that try again and again."""
+"""Time between two attempts of a repeated attack."""
 
 FLOOD_FRAMES = 200
-"""Announcements of one burst of a flood."""
+"""Announcements in one burst of a flood."""
 
 CROWD = BUCKET_SIZE
-"""Identities that are enough to be all holders of a record."""
+"""Number of identities that can be all holders of a record."""
 
 GROUND = 1024
-"""Identities drawn to find those nearest to two keys: enough to be nearer than any of 50 peers."""
+"""Identities drawn to find the nearest to two keys: enough to be nearer than any of 50 peers."""
 
 LORIS_BYTES_PER_SECOND = 0.2
-"""Less than a byte between two moments at which the receiver would give up."""
+"""Less than one byte within the receiver's patience for a silent sender."""
 
 
 class Adversary:
-    """Joins like a relay, follows everything, and attacks every few seconds."""
+    """Joins like a relay, follows all announcements, and attacks every few seconds."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
 
@@ -94,25 +94,25 @@ class Adversary:
                 await self.attack()
 
     async def attack(self) -> None:
-        """Do wrong once; nothing, where answering wrong is the whole attack."""
+        """Attack once; does nothing where wrong answers are the whole attack."""
         await trio.lowlevel.checkpoint()
 
     def push(self, *envelopes: bytes) -> None:
-        """Hand envelopes to every neighbour, past this peer's own checks."""
+        """Send envelopes to every neighbour, bypassing this peer's own checks."""
         for neighbour in list(self._peer.gossip._slots.neighbours.values()):
             for raw in envelopes:
                 self._peer.gossip._post(neighbour, Push(raw))
 
     async def claim(self, sender: str, message: Message) -> bytes:
-        """An envelope that says it is of `sender`, signed with this peer's own key."""
+        """Make an envelope that names `sender` but is signed with this peer's own key."""
         mine = await self._peer.seal(message, STATE_LIFETIME_SECONDS)
         body = msgspec.structs.replace(mine.body, sender=sender)
         return mine.raw[:64] + msgspec.msgpack.encode(body)
 
 
 class Forger(Adversary):
-    """Announces weights of its own as the trainer's next policy, under the trainer's name, and
-    orders work with them. *Caught*: bad signatures; its neighbours ban it."""
+    """Announces its own weights as the trainer's next policy, in the trainer's name, and orders
+    work with them. *Caught*: bad signatures; its neighbours ban it."""
 
     async def attack(self) -> None:
         orders = [heard for heard in self._heard if isinstance(heard.message, StepOrder)]
@@ -132,7 +132,7 @@ class Forger(Adversary):
         self.push(await self.claim(trainer, forged))
 
     async def _make(self, order: StepOrder) -> Any:
-        """A checkpoint of rubbish that claims to be the next policy."""
+        """Make a checkpoint of garbage that claims to be the next policy."""
         disk = cast(SimulatedDisk, self._peer.node.disk)
         folder = f"forged/{order.policy + 1}"
         if not disk.exists(folder):
@@ -152,8 +152,8 @@ class Forger(Adversary):
 
 
 class Replayer(Adversary):
-    """Sends again what trusted peers said long ago, and own words from the future and of another
-    run. *Harmless*: old state, issued in the future, wrong run; nothing changes."""
+    """Replays old messages of trusted peers, and sends its own messages dated in the future or of
+    another run. *Harmless*: dropped as old state, issued in the future, or wrong run."""
 
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])
@@ -171,7 +171,7 @@ class Replayer(Adversary):
 
 class Flooder(Adversary):
     """Sends hundreds of valid announcements at once, and opens streams without end. *Harmless*:
-    rates of senders and bounds on streams; the run goes on."""
+    senders' rates and streams are limited, and the run continues."""
 
     async def attack(self) -> None:
         record = PeerRecord(roles=["relay"], addresses=[])
@@ -189,7 +189,7 @@ class Flooder(Adversary):
 
 
 def answer_dht(transport: Transport, answer: Callable[[wire.Message], wire.Message | None]) -> None:
-    """Have a peer answer so to every question of the DHT; None is silence."""
+    """Make a peer answer every DHT request with `answer`; None is silence."""
 
     async def serve(stream: Stream) -> None:
         while (raw := await stream.receive()) is not None:
@@ -202,9 +202,9 @@ def answer_dht(transport: Transport, answer: Callable[[wire.Message], wire.Messa
 
 
 class Poisoner(Adversary):
-    """Answers every question of the DHT with lies: itself as the closest and as a provider of
-    everything, and records that are not signed. *Harmless*: records are verified, lookups go
-    disjoint ways, and a provider that sends nothing is left."""
+    """Answers every DHT request with lies: itself as the closest peer and as a provider of
+    everything, and unsigned records. *Harmless*: records are verified, lookups take disjoint paths,
+    and peers drop a provider that sends nothing."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -224,7 +224,7 @@ class Poisoner(Adversary):
 
 class Silent(Adversary):
     """Keeps connections and streams open and never answers the DHT. *Harmless*: each request has
-    a deadline, and who misses it twice is no contact any more."""
+    a deadline, and a peer that misses it twice is dropped from the contacts."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -232,9 +232,9 @@ class Silent(Adversary):
 
 
 class Sybil(Adversary):
-    """One machine with a crowd of identities in one /24, that serve the DHT, take every record,
-    give none and name each other only. *Harmless*: a bucket, and the answer of a lookup, has room
-    for two of a /24."""
+    """One machine with many identities in one /24 that serve the DHT, accept every record, return
+    none and name only each other. *Harmless*: a bucket, and the answer of a lookup, has room for
+    two peers of a /24."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -247,7 +247,7 @@ class Sybil(Adversary):
                 nursery.start_soon(self._live, identity, host)
 
     def _identities(self) -> Iterator[tuple[Identity, str | None]]:
-        """Who is in the crowd, and at which host (None: in a /24 of its own)."""
+        """The crowd's identities, and the host of each (None: in a /24 of its own)."""
         network = cast(Any, self._peer.node.transport).host.rpartition(".")[0]
         for number in range(CROWD):
             yield Identity(self._peer.node.world.secret_bytes(32)), f"{network}.{number + 2}"
@@ -268,7 +268,7 @@ class Sybil(Adversary):
             dht = Kademlia(transport, node.world, checks, server=False)
             await nursery.start(dht.run)
             while True:
-                try:  # who asks is asked back, and becomes a contact
+                try:  # a peer that asks is asked back, and becomes a contact
                     await dht.bootstrap(node.settings.bootstrap)
                 except PeerError:
                     await trio.sleep(ATTACK_SECONDS)
@@ -286,8 +286,8 @@ class Sybil(Adversary):
 
 
 class Eclipser(Sybil):
-    """A crowd as `Sybil`'s, but in many networks and with identities ground until they are nearer
-    to the trainer's record, or to the run's, than honest peers are."""
+    """Like `Sybil`, but in many networks, and with identities ground until they are nearer to the
+    trainer's or the run's record than honest peers are."""
 
     def _identities(self) -> Iterator[tuple[Identity, str | None]]:
         run, secret = self._peer.run, self._peer.node.world.secret_bytes
@@ -299,8 +299,8 @@ class Eclipser(Sybil):
 
 
 class CorruptRelay(RelayRole):
-    """Fetches every checkpoint and spoils what it serves. *Caught*: every piece is hashed; it
-    loses its standing as a source, and each wrong piece costs one piece."""
+    """Fetches every checkpoint and serves corrupted pieces. *Caught*: every piece is hashed; each
+    attempt wastes one piece, and the relay loses its standing as a source."""
 
     async def run(self) -> None:
         disk = cast(SimulatedDisk, self._peer.node.disk)
@@ -316,8 +316,8 @@ class CorruptRelay(RelayRole):
 
 
 class EquivocatingRelay(RelayRole):
-    """Tells every neighbour that it has everything, and gives nobody anything. *Caught*: a source
-    that claims a piece and refuses it has failed, and is asked ever more rarely."""
+    """Claims to hold every piece, and serves none. *Caught*: a source that claims a piece and
+    refuses it has failed, and is asked ever more rarely."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -354,9 +354,9 @@ class EquivocatingRelay(RelayRole):
 
 
 class SlowLoris(RelayRole):
-    """Fetches and offers every checkpoint, takes every request, and sends a byte now and then.
-    *Harmless*: pieces that are late are asked of others as well, and a body that is slower than
-    the least rate is broken off."""
+    """Fetches and offers every checkpoint, accepts every request, and sends a byte now and then.
+    *Harmless*: late pieces are requested from other peers as well, and a transfer below the minimum
+    rate is cancelled."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -379,8 +379,8 @@ class Withholder(InferenceRole):
 
 
 class SubmissionFlooder(InferenceRole):
-    """Delivers every submission under numbers that nobody ordered as well. *Caught*: refused by
-    check `number`; its quota of unjudged files bounds what it costs."""
+    """Also delivers every submission under numbers that no order asked for. *Caught*: refused by
+    check `number`; its quota of unjudged files bounds the cost."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -398,9 +398,9 @@ class SubmissionFlooder(InferenceRole):
 
 
 class DoubleDeliverer(InferenceRole):
-    """Hands the last validator in rank a second file under every number: the same groups but one,
-    so that it hashes differently and passes every check. *Harmless*: a trainer takes one file of
-    each number, and only that one is credited."""
+    """Sends the last validator in rank a second file under every number. It differs in one group,
+    so that it hashes differently and passes every check. *Harmless*: a trainer takes one file per
+    number, and only that file is credited."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -408,7 +408,7 @@ class DoubleDeliverer(InferenceRole):
 
 
 class DoubleDeliveries(Deliveries):
-    """Those of a `DoubleDeliverer`."""
+    """The deliveries of a `DoubleDeliverer`."""
 
     async def see_through(
         self,
@@ -438,9 +438,9 @@ class DoubleDeliveries(Deliveries):
 
 
 class Copier(InferenceRole):
-    """Hands in another worker's files as its own, byte for byte, while that one delivers them:
-    they follow from the seed, so that any peer with the weights can make them. *Caught*: by
-    `header`, which names who made it, and evicted; the other one is credited."""
+    """Hands in another worker's files as its own, byte for byte, while that worker delivers them.
+    The files follow from the seed, so any peer with the weights can make them. *Caught*: by
+    `header`, which names the maker, and evicted; the other worker is credited."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
 
@@ -474,7 +474,7 @@ class _EngineOf:
 
 class Claimant(Copier):
     """Announces another worker's files as its own and delivers none. *Caught*: refused by check
-    `file`, and the other one's file is left alone."""
+    `file`; the other worker's file is not affected."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)
@@ -483,7 +483,7 @@ class Claimant(Copier):
 
 class Cheater(InferenceRole):
     """Generates with other weights (`fabricates="weights"`), delivers malformed files
-    (`"garbage"`), or other rollouts than its seed gives (`"prompts"`). *Caught*: by `proofs`,
+    (`"garbage"`), or rollouts that its seed does not give (`"prompts"`). *Caught*: by `proofs`,
     `schema` or `header`, and evicted."""
 
 
@@ -508,14 +508,14 @@ KINDS: dict[str, tuple[type[Any], list[str], str]] = {
     "malformed-files": (Cheater, ["inference"], "garbage"),
     "other-prompts": (Cheater, ["inference"], "prompts"),
 }
-"""By name: what it does, the roles it says it has, and what its engine makes up."""
+"""By name: (role class, the roles it claims, what its engine fabricates)."""
 
 SLOW_BYTES_PER_SECOND = 1000.0
 """The uplink of a slow source."""
 
 
 def disguise(plan: Plan, kind: str) -> Plan:
-    """A peer like this one that is an adversary."""
+    """Turn a peer's plan into an adversary's."""
     acts, roles, fabricates = KINDS[kind]
     line = plan.line
     if kind == "slow-source":

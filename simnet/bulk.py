@@ -1,8 +1,8 @@
 """The bulk plane of a simulated transport: blobs that flow from disk to disk.
 
-A task that fetches sleeps once: the round trips before the first byte are one entry of the
-timeline, where the server is asked and the transfer begins, and the transfer's end wakes the
-task. A broadcast of 62 GB to 1,000 peers has two million of these.
+A fetching task sleeps once. The round trips before the first byte are one entry of the timeline;
+at its time the server is asked and the transfer begins. The transfer's end wakes the task. A
+broadcast of 62 GB to 1,000 peers has two million of these transfers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from swarm.world.disk import INLINE_BYTES_MAX
 
 
 class Network(Protocol):
-    """The network, as far as the bulk plane uses it (`simnet.network.SimulatedNetwork`)."""
+    """The bulk plane's view of the network (`simnet.network.SimulatedNetwork`)."""
 
     flows: Flows
 
@@ -76,19 +76,19 @@ class BulkPlane(BaseTransport):
         self.host = host
         self.line = line
         self.gone = False
-        """Killed: what its tasks still do reaches nobody."""
+        """Whether its process was killed: its remaining tasks then reach no peer."""
         self.uplink = Link(line.uplink_bytes_per_second)
         self.downlink = Link(line.downlink_bytes_per_second)
         self._network = network
         self._bulk_name = f"bulk {self.peer_id}"
         self._transfers: dict[Flow, tuple[PeerId, PeerId]] = {}
         self._admissions: dict[tuple[PeerId | None, PeerId], tuple[bytes, bool]] = {}
-        """As a client: (who we said we are, server) → (credential shown, whether admitted)."""
+        """As a client: (identity shown, server) → (credential shown, whether admitted)."""
         self._round_trips: dict[PeerId, float] = {}
-        """To servers: the shortest so far, in seconds."""
+        """Shortest round trip so far to each server, in seconds."""
 
     def _forget_admission(self, server: PeerId) -> None:
-        """The next request to this server opens a connection."""
+        """Forget the admission at a server: the next request opens a new connection."""
         for key in [key for key in self._admissions if key[1] == server]:
             del self._admissions[key]
 
@@ -165,7 +165,7 @@ class BulkPlane(BaseTransport):
             raise
 
     async def _server(self, source: Source) -> BulkPlane:
-        """The peer behind a source; raises `FetchError` when nobody answers there."""
+        """The peer behind a source; raises `FetchError` when no peer answers there."""
         network = self._network
         server: BulkPlane | None = None
         for address in source.addresses:
@@ -173,7 +173,7 @@ class BulkPlane(BaseTransport):
             server = network.at_host(host)
             if server is not None and server.line.reachability == "public":
                 break
-            server = None  # behind a NAT: over a connection, if there is one
+            server = None  # behind a NAT: only over an existing connection
             if network.is_dark(host):
                 await trio.sleep(http_limits.CONNECT_SECONDS)
         if server is None and source.peer is not None:
@@ -193,7 +193,7 @@ class BulkPlane(BaseTransport):
         return server
 
     def _connected(self, server: BulkPlane, client: PeerId | None) -> BulkService:
-        """The service of a server that our request has reached; raises `FetchError`."""
+        """The service of a server that the request has reached; raises `FetchError`."""
         service = server._service
         if server.gone:
             raise FetchError(f"{server.peer_id} cannot be reached")
@@ -230,7 +230,7 @@ class _Transfer:
         self._task: trio.lowlevel.Task | None = None
 
     async def through(self) -> None:
-        """Ask, and wait until the blob has flowed; raises `FetchError`."""
+        """Ask, and wait for the end of the transfer; raises `FetchError`."""
         client, server = self._client, self._server
         network = client._network
         seconds = network.draw_latency(client, server) + network.draw_latency(server, client)
@@ -254,7 +254,7 @@ class _Transfer:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _begin(self) -> None:
-        """The server was asked."""
+        """Begin the transfer: the request has reached the server."""
         if self._task is None:
             return
         try:
@@ -270,7 +270,7 @@ class _Transfer:
         if network.is_silent(sender, receiver):
             network.stall(flow)
         least = http_limits.BYTES_PER_SECOND_MIN
-        if sender.uplink.bytes_per_second < least:  # others are that slow for moments only
+        if sender.uplink.bytes_per_second < least:  # other senders are only briefly that slow
             seconds = http_limits.STALL_SECONDS + blob.size_bytes / least
             too_slow = partial(network.flows.fail, flow, "was too slow")
             network.at(trio.current_time() + seconds, "stalls", too_slow)
@@ -292,12 +292,12 @@ class _Transfer:
 async def _copy(
     sender: BulkPlane, blob: OpenBlob, receiver: BulkPlane, sink: Sink, server: PeerId
 ) -> None:
-    """What has flowed lands in the sink: bytes, or a symbol where there are none."""
+    """Write the transferred content to the sink: bytes, or a symbol for content without bytes."""
     disk = sender._disk
     symbol = None
     if isinstance(disk, SimulatedDisk) and isinstance(sink, SimulatedSink):
         symbol = disk.symbol(blob.path, blob.offset, blob.size_bytes)
-        if symbol is not None:  # the disk was read while it flowed: no time on top
+        if symbol is not None:  # the transfer's time includes reading the disk
             sink.land(symbol)
     done = 0 if symbol is None else blob.size_bytes
     while done < blob.size_bytes:

@@ -1,6 +1,6 @@
-"""Many seeds of one scenario, and for one that fails: the fewest faults that still make it fail.
+"""Campaigns: many seeds of one scenario, and the fewest faults that still make one seed fail.
 
-Each seed runs in a process of its own pool; what a process dies of is a failure of its seed.
+Seeds run in a pool of processes. If a process dies, its seed has failed.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from swarm.app.figures import readable_seconds
 from swarm.errors import leaf_errors
 
 LINE_SECONDS = 10.0
-"""Between two lines of progress."""
+"""Time between two lines of progress."""
 SHORTEST_SECONDS = 1.0
-"""Durations are not shortened below this."""
+"""Shortest duration that a fault is shortened to."""
 
 TRIES_MAX = 60
-"""Simulations spent on making one schedule smaller."""
+"""Most simulations spent on shrinking one schedule."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one seed."""
+    """The result of one seed."""
 
     seed: int
     violations: list[str]
     trace_hash: str
     schedule: str
-    """TOML."""
+    """The fault schedule, in TOML."""
 
 
 @dataclass
 class Campaign:
-    """What became of all."""
+    """The results of all seeds."""
 
     scenario: str
     peers: int | None
@@ -66,11 +66,11 @@ class Campaign:
 def run_seed(
     scenario: str, peers: int | None, seed: int, plant: str | None, schedule: str | None = None
 ) -> tuple[Result, float]:
-    """One seed, and the virtual seconds it took. Any error counts as a violation."""
+    """Run one seed; return its result and its virtual seconds. Any error counts as a violation."""
     faults = None if schedule is None else parse(schedule, "the schedule")
     try:
         report = simulate(scenario, peers=peers, seed=seed, plant=plant, faults=faults)
-    except Exception as error:  # of a peer's task: as bad as a violation, and told like one
+    except Exception as error:  # an error of a peer's task is reported like a violation
         last = traceback.extract_tb(leaf_errors(error)[0].__traceback__)[-1]
         what = f"{type(leaf_errors(error)[0]).__name__}: {leaf_errors(error)[0]}"
         return Result(seed, [f"{what} ({last.filename}:{last.lineno})"], "", schedule or ""), 0.0
@@ -89,7 +89,7 @@ def run_campaign(
     jobs: int = 1,
     console: Console | None = None,
 ) -> Campaign:
-    """Run all seeds, `jobs` at a time, with a progress line; Ctrl-C ends it with what there is."""
+    """Run all seeds, `jobs` at a time, with a progress line; Ctrl-C returns the results so far."""
     console = console or Console(stderr=True)
     campaign = Campaign(scenario, peers, plant)
     started = shown = time.monotonic()
@@ -148,8 +148,8 @@ def run_campaign(
 def minimise(
     schedule: Schedule, fails: Callable[[Schedule], bool], *, tries_max: int = TRIES_MAX
 ) -> Schedule:
-    """The smallest schedule found that still `fails`: first fewer faults (delta debugging, Zeller
-    and Hildebrandt 2002), then shorter ones."""
+    """Find a small schedule that still `fails`: first fewer faults (delta debugging, Zeller and
+    Hildebrandt 2002), then faults with fewer peers or shorter ones."""
     tries = 0
 
     def still_fails(candidate: Schedule) -> bool:
@@ -179,14 +179,14 @@ def minimise(
 
 
 def _complements(schedule: Schedule, parts: int) -> Iterator[Schedule]:
-    """The schedule without each of its `parts` parts."""
+    """Yield, for each of `parts` parts of the schedule, the schedule without that part."""
     size = -(-len(schedule) // parts)
     for start in range(0, len(schedule), size):
         yield schedule[:start] + schedule[start + size :]
 
 
 def _smaller(fault: AnyFault) -> Schedule:
-    """The fault with half the duration, and without one of its peers."""
+    """Smaller variants of a fault: half as long, or without one of its peers."""
     found: Schedule = []
     if isinstance(fault, Lasting) and fault.seconds >= 2 * SHORTEST_SECONDS:
         found.append(msgspec.structs.replace(fault, seconds=round(fault.seconds / 2, 3)))
@@ -196,7 +196,7 @@ def _smaller(fault: AnyFault) -> Schedule:
 
 
 def minimise_seed(campaign: Campaign, result: Result) -> str:
-    """The smallest schedule, in TOML, with which a failing seed still breaks anything."""
+    """The smallest schedule found, in TOML, with which a failing seed still fails."""
 
     def fails(schedule: Schedule) -> bool:
         print(f"  with {len(schedule)} faults…", file=sys.stderr, flush=True)

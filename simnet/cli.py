@@ -1,4 +1,4 @@
-"""The commands of `python -m simnet`: run a scenario, list those there are.
+"""The commands of `python -m simnet`: run and list scenarios, plan a network, run many seeds.
 
 python -m simnet run join --peers 50 --seed 1 --json join.json
 """
@@ -211,7 +211,7 @@ def swarm_of_seeds(
 
 @contextmanager
 def _mistakes() -> Iterator[None]:
-    """A person's mistake is one sentence and exit status 2."""
+    """Turn a user's mistake into one sentence and exit status 2."""
     try:
         yield
     except UserError as error:
@@ -220,7 +220,7 @@ def _mistakes() -> Iterator[None]:
 
 
 def _console(json_path: Path | None) -> Console:
-    """Where text for a person goes: beside JSON on standard output, to standard error."""
+    """The console for text: standard error where JSON goes to standard output."""
     return Console(stderr=json_path == STANDARD_OUTPUT, highlight=False)
 
 

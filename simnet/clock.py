@@ -1,13 +1,13 @@
-"""Runs a trio program in virtual time, the same way every time for one seed.
+"""Virtual time: runs a trio program the same way every time for one seed.
 
 Whenever every task waits, trio asks the clock how long to sleep. `VirtualClock` never sleeps: it
-does what is due on the timeline (messages arriving, transfers ending), jumps to the next deadline,
-or says that nothing can ever happen. So a message costs no task of the simulator's own, and no
-turn of trio's loop unless it wakes somebody.
+runs the timeline's due actions (messages arriving, transfers ending), jumps to the next deadline,
+or reports a deadlock. So a message needs no task of the simulator's own, and no turn of trio's
+loop unless it wakes a task.
 
-trio shuffles the tasks of each scheduling step; with its deterministic scheduling on, the order is
-drawn from a generator that is seeded here, over tasks sorted by age. The names of trio used are
-private: trio is pinned, and `check_trio` says clearly when another version lacks them.
+trio shuffles the tasks of each scheduling step. Its deterministic scheduling sorts tasks by age and
+draws their order from a generator, which is seeded here. The names of trio used are private: trio
+is pinned, and `check_trio` reports the names that another version lacks.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from swarm.errors import SwarmError
 T = TypeVar("T")
 
 TASKS_NAMED_MAX = 20
-"""Waiting tasks named by `Deadlock`."""
+"""Most waiting tasks that `Deadlock` names."""
 
 GARBAGE_THRESHOLDS = (200_000, 20, 20)
-"""For Python's collector: a simulation makes millions of objects that live on, which the default
-(700, 10, 10) would look through again and again."""
+"""Thresholds of Python's garbage collector. A simulation keeps millions of objects alive; the
+default (700, 10, 10) would scan them again and again."""
 
 
 class Deadlock(SwarmError):
-    """Every task waits and no deadline is set, so nothing can ever happen again."""
+    """Every task waits and no deadline is set, so no task can ever run again."""
 
 
 class TrioChanged(SwarmError):
@@ -43,7 +43,7 @@ class TrioChanged(SwarmError):
 
 
 class Agenda(Protocol):
-    """What is to happen and when (`simnet.timeline.Timeline`)."""
+    """The clock's view of the timeline (`simnet.timeline.Timeline`)."""
 
     def next_time(self) -> float: ...
 
@@ -51,16 +51,16 @@ class Agenda(Protocol):
 
 
 class VirtualClock(trio.abc.Clock):
-    """Virtual seconds from 0, and the timeline whose actions happen between trio's turns."""
+    """Virtual seconds from 0, and the timeline, whose actions run between trio's turns."""
 
     def __init__(self, give_up: Callable[[], None]) -> None:
-        """`give_up` is called, once, when nothing can ever happen or an action failed."""
+        """`give_up` is called once, at a deadlock or when an action failed."""
         self.now = 0.0
         self.timeline: Agenda | None = None
         self.paused = False
-        """Whether time stands still: set by a signal handler that wants a turn first."""
+        """Whether time stands still; a signal handler sets it to get a turn first."""
         self.failure: BaseException | None = None
-        """What an action of the timeline raised."""
+        """The error that an action of the timeline raised."""
         self._give_up = give_up
         self._runner: Any = None
 
@@ -71,8 +71,10 @@ class VirtualClock(trio.abc.Clock):
         return self.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Called when no task can run: moves time on until one can, or to `deadline`. 0, unless
-        `wait_all_tasks_blocked` waits, for which time stands still."""
+        """Advance time until a task can run, or to `deadline`; trio calls it when no task can run.
+
+        Returns 0, except when `wait_all_tasks_blocked` waits: then time stands still.
+        """
         runner = self._runner
         while not self.paused:
             due = self.timeline.next_time() if self.timeline is not None else inf
@@ -98,7 +100,7 @@ class VirtualClock(trio.abc.Clock):
 
 
 def virtual_clock() -> VirtualClock:
-    """The clock of the simulation that is running; raises `RuntimeError` outside `run_virtual`."""
+    """The clock of the running simulation; raises `RuntimeError` outside `run_virtual`."""
     clock = trio.lowlevel.current_clock()
     if not isinstance(clock, VirtualClock):
         raise RuntimeError("this runs in virtual time only: use simnet.clock.run_virtual")
@@ -106,7 +108,7 @@ def virtual_clock() -> VirtualClock:
 
 
 def check_trio() -> None:
-    """Raise `TrioChanged` naming what this trio lacks. Called by every run."""
+    """Raise `TrioChanged` with the private names that this trio lacks. Every run calls it."""
     run = trio._core._run
     wanted: list[tuple[Any, str]] = [
         (run, "_ALLOW_DETERMINISTIC_SCHEDULING"),
@@ -128,9 +130,9 @@ def check_trio() -> None:
 def run_virtual(
     main: Callable[..., Awaitable[T]], *args: Any, seed: int, limit_seconds: float = inf
 ) -> T:
-    """`trio.run(main, *args)` in virtual time from 0, scheduled by `seed`.
+    """Run `trio.run(main, *args)` in virtual time from 0, scheduled by `seed`.
 
-    Raises `Deadlock` when nothing can ever happen, naming the tasks that wait, and
+    Raises `Deadlock`, which names the waiting tasks, when no task can ever run again, and
     `trio.TooSlowError` after `limit_seconds` of virtual time.
     """
     check_trio()
@@ -168,8 +170,8 @@ def run_virtual(
 
 
 def _waiting_tasks() -> list[str]:
-    """What the simulation waits for: its main task, then the names of the tasks without children,
-    sorted, each with where it waits."""
+    """The simulation's waiting tasks: the main task, then the tasks without children, sorted by
+    name, each with the line where it waits."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     main = next((task for task in _children(root) if "run_virtual" in task.name), None)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Machine(Protocol):
-    """What a database needs of the disk that it is on (`SimulatedDisk`)."""
+    """A database's view of its disk (`SimulatedDisk`)."""
 
     @property
     def sync_seconds(self) -> float: ...
@@ -23,8 +23,10 @@ class Machine(Protocol):
 
 
 class SimulatedDatabase:
-    """SQLite in memory, kept by the disk when it is closed. A transaction that returned is
-    durable; one that was under way when power was lost never was."""
+    """SQLite in memory, which the disk keeps after it is closed.
+
+    A transaction that returned is durable. A power cut undoes a transaction that had not returned.
+    """
 
     def __init__(self, disk: Machine, connection: sqlite3.Connection) -> None:
         self._disk = disk
@@ -43,8 +45,8 @@ class SimulatedDatabase:
 
     async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
         async with self._writing:
-            # Shielded as on the real disk; the wait comes first, so that an effect is never seen
-            # that a power cut could still take back.
+            # Shielded as on the real disk. The wait comes first, so that no reader sees an effect
+            # that a power cut could still undo.
             with trio.CancelScope(shield=True):
                 await self._disk.answering()
                 await trio.sleep(self._disk.sync_seconds)

@@ -1,13 +1,12 @@
-"""A peer's disk in memory: it can be slow, full, and lose power; and hold what has no bytes.
+"""A peer's disk in memory: it can be slow or full, lose power, and hold content without bytes.
 
-A file is a sequence of *extents*: real bytes, or a `Symbol`, a range of some content that exists
-in name only. The digest of a symbol follows from its name and range, so that the pieces of a
-simulated checkpoint of 62 GB are hashed, sent, checked and forged like any others and cost a few
-bytes of memory.
+A file is a sequence of *extents*: real bytes, or a `Symbol`, a range of content that exists in name
+only. A symbol's digest follows from its name and range. So the pieces of a simulated checkpoint of
+62 GB can be hashed, sent, checked and forged like real pieces, and cost a few bytes of memory.
 
-Losing power follows an ordered journal, as on ext4: what was synced is there; of the creations,
-renames and removals since the last sync of anything, a prefix survives; of the ranges written
-since a file's last sync, each survives or not, by seed.
+A power cut follows an ordered journal, as on ext4. Synced data survives. Of the creations, renames
+and removals since the last sync of any file, a prefix survives. Each range written since its file's
+last sync survives or vanishes by seed.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from swarm.world import Database, Sink
 CAPACITY_BYTES = 1 << 40
 
 READ_BYTES_MAX = 1 << 30
-"""Zeros of a sparse file that one read may make up: more would be a mistake of a scenario."""
+"""Most zeros of a sparse file in one read; more would be a scenario's mistake."""
 
 
 class PowerCut(OSError):
-    """The machine lost power: nothing it had under way goes on."""
+    """The machine lost power, which ends every operation in progress."""
 
 
 Names = list[str]
 
 
 class File:
-    """Content and size, and both as of the last sync."""
+    """A file's content and size, now and as of the last sync."""
 
     def __init__(self, size_bytes: int = 0) -> None:
         self.size_bytes = size_bytes
@@ -60,7 +59,7 @@ class File:
         self.written.clear()
 
     def crash(self, chance: Random) -> None:
-        """Go back to the last sync, but for ranges that had reached the disk by chance."""
+        """Go back to the last sync, except for ranges that `chance` lets survive."""
         now, self.extents = self.extents, self.synced
         for start, end in self.written:
             if chance.random() < 0.5:
@@ -72,8 +71,8 @@ class File:
 class SimulatedDisk:
     """Implements `swarm.world.Disk` in memory.
 
-    Reads and writes take their size over `bytes_per_second`; a sync or commit takes
-    `sync_seconds` on top. Databases do not count against `capacity_bytes`.
+    A read or write takes its size divided by `bytes_per_second`; a sync or commit takes
+    `sync_seconds` more. Databases do not count towards `capacity_bytes`.
     """
 
     def __init__(
@@ -90,9 +89,9 @@ class SimulatedDisk:
         self.sync_seconds = sync_seconds
         self._files: dict[str, File] = {}
         self._durable: dict[str, File] = {}
-        """Names as of the last sync."""
+        """Files by name, as of the last sync."""
         self._journal: list[dict[str, File | None]] = []
-        """Changes of names since: each one all or nothing."""
+        """Changes of names since then; each one is atomic."""
         self._used_bytes = 0
         self._databases: dict[str, sqlite3.Connection] = {}
         self._off = False
@@ -102,11 +101,11 @@ class SimulatedDisk:
     # --- power ---
 
     def lose_power(self) -> None:
-        """From now on every operation raises `PowerCut`, until `recover`."""
+        """Make every operation raise `PowerCut`, until `recover`."""
         self._off = True
 
     def recover(self, chance: Random) -> None:
-        """Power is back: keep what was synced, and by `chance` some of what was not."""
+        """Restore power: keep the synced data and, by `chance`, some of the unsynced data."""
         for change in self._journal[: chance.randint(0, len(self._journal))]:
             _apply(self._durable, change)
         self._journal.clear()
@@ -121,7 +120,7 @@ class SimulatedDisk:
             raise PowerCut("the machine has lost power")
 
     def come_back(self) -> None:
-        """Power is back and nothing was lost: only the process had died."""
+        """Undo `lose_power` without loss: only the process had died."""
         self._off = False
 
     # --- what a simulation does to a disk ---
@@ -142,12 +141,12 @@ class SimulatedDisk:
             await self._held.wait()
 
     def slow_down(self, factor: float) -> None:
-        """Take this many times as long for everything from now on."""
+        """Make every operation take `factor` times as long from now on."""
         self.bytes_per_second /= factor
         self.sync_seconds *= factor
 
     def fill(self) -> None:
-        """Take all the space that is free, as another program would."""
+        """Use up all free space, as another program would."""
         free = self.free_bytes()
         self._filled_bytes += free
         self.capacity_bytes -= free
@@ -158,7 +157,7 @@ class SimulatedDisk:
         self._filled_bytes = 0
 
     def put(self, path: str, offset: int, content: Content) -> None:
-        """Write at once, unsynced; makes the file, raises `DiskFullError`."""
+        """Write at once, unsynced; creates the file. Raises `DiskFullError`."""
         self._check(path)
         file = self._files.get(path)
         size = offset + size_of(content)
@@ -170,7 +169,7 @@ class SimulatedDisk:
         file.put(offset, content)
 
     def symbol(self, path: str, offset: int, size_bytes: int) -> Symbol | None:
-        """The symbol that fills a range whole, if one does."""
+        """The symbol that fills the whole range, if one does."""
         found = self._file(path).extents.get(offset, offset + size_bytes)
         if (
             len(found) == 1
@@ -181,7 +180,7 @@ class SimulatedDisk:
         return None
 
     def names_in(self, path: str) -> Names:
-        """Of a file without bytes: what its content is called, in order; "?" for gaps and bytes."""
+        """Names of the contents of a file without bytes, in order; "?" for gaps and bytes."""
         file = self._file(path)
         names, done = [], 0
         for offset, content in file.extents.get(0, file.size_bytes):
@@ -191,7 +190,7 @@ class SimulatedDisk:
         return names if done == file.size_bytes else [*names, "?"]
 
     def path_of(self, local: str) -> str:
-        """The path on this disk of what `local_path` gave to a child."""
+        """The path on this disk of a path that `local_path` gave to a child."""
         return str(PurePosixPath(local).relative_to(self._home))
 
     # --- files ---
@@ -218,7 +217,7 @@ class SimulatedDisk:
     async def write(self, path: str, data: bytes) -> None:
         self._check(path)
         held = self._files.get(path)
-        # Written aside first, so for a moment there are two.
+        # Written under another name first, so for a moment there are two copies.
         self._make_room(path, len(data))
         await self._take_seconds(len(data), syncs=True)
         file = File()
@@ -260,7 +259,7 @@ class SimulatedDisk:
         return self.digest_now(path, offset, size_bytes)
 
     def digest_now(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """`digest`, for onlookers: takes no time."""
+        """`digest` without taking virtual time, for observers."""
         symbol = self.symbol(path, offset, size_bytes)
         if symbol is not None:
             return symbol.digest()
@@ -270,7 +269,7 @@ class SimulatedDisk:
         return blake3(self._bytes(path, offset, end)).digest()
 
     async def sha256(self, path: str) -> bytes:
-        """SHA-256 of a file, or what stands for it."""
+        """SHA-256 of a file, or its stand-in for content without bytes."""
         size_bytes = self._file(path).size_bytes
         await self._take_seconds(size_bytes)
         if any(isinstance(part, Symbol) for _, part in self._file(path).extents.get(0, size_bytes)):
@@ -278,7 +277,7 @@ class SimulatedDisk:
         return hashlib.sha256(self._bytes(path, 0, size_bytes)).digest()
 
     def _mixed_digest(self, path: str, start: int, end: int) -> bytes:
-        """What stands for a hash over content that has bytes only in part, or none."""
+        """Stand-in for the hash of content that is not all bytes."""
         fields = []
         for offset, content in self._file(path).extents.get(start, end):
             fields += [
@@ -349,12 +348,12 @@ class SimulatedDisk:
         return SimulatedDatabase(self, self._databases[path])
 
     def local_path(self, path: str) -> Path:
-        """A path for simulated children only: there is nothing on this machine."""
+        """A path for simulated children only: no such file exists on this machine."""
         self._check(path)
         return self._home.joinpath(*path.split("/"))
 
     def close(self) -> None:
-        """Let go of the databases: the simulation is over."""
+        """Close the databases: the simulation is over."""
         for connection in self._databases.values():
             connection.close()
         self._databases.clear()

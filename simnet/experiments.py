@@ -1,7 +1,7 @@
-"""One protocol alone, with many peers: the DHT and gossip of production on the simulated network.
+"""Experiments with one protocol alone: production's DHT or gossip on the simulated network.
 
-Without roles, disks and ledgers a peer costs little, so a thousand of them can be asked hard
-questions in minutes. `benchmarks.simulator` prints the figures; the tests ask for fewer peers.
+Without roles, disks and ledgers a peer costs little, so that experiments with a thousand peers take
+minutes. `benchmarks.simulator` prints the figures; the tests use fewer peers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTLING_SECONDS = 60.0
 
 
 class _AnyValue:
-    """Takes every record, for a day: signatures are not what is measured."""
+    """Accepts every record, for a day: the experiment does not measure signatures."""
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
         return RecordInfo(version=1, expires_wall_ms=int((EPOCH + 86400) * 1000))
@@ -52,25 +52,25 @@ class _DhtPeer:
 
 
 class _Dht:
-    """Peers that only serve and ask the DHT."""
+    """Peers that only serve and query the DHT."""
 
     def __init__(self, seed: int, weather: Weather, nursery: trio.Nursery) -> None:
         self.network = SimulatedNetwork(seed, weather)
         self.peers: list[_DhtPeer] = []
         self.hops: list[int] = []
-        """Of the lookups of records."""
+        """Hops of each record lookup."""
         self.random = source(seed, "experiment")
         self._seed = seed
         self._nursery = nursery
         self._made = 0
 
     async def start(self) -> _DhtPeer:
-        """One more peer; it has joined when this returns."""
+        """Start one more peer; return once it has joined."""
         self._made += 1
         name = f"peer-{self._made}"
         peer: _DhtPeer = await self._nursery.start(self._live, name, name=name)
         if self.peers:
-            # The first peers are those that a newcomer is told of; they stay.
+            # Newcomers bootstrap from the first peers, which stay.
             await peer.dht.bootstrap([self.peers[0].address])
         self.peers.append(peer)
         return peer
@@ -96,14 +96,14 @@ class _Dht:
             self.hops.append(fields["hops"])
 
     def stop(self, peer: _DhtPeer, *, power: bool) -> None:
-        """It leaves without a word: the process dies, or the whole machine."""
+        """Stop a peer without notice: its process dies, or with `power` its machine."""
         self.peers.remove(peer)
         if power:
             self.network.cut_power(peer.id)
         peer.scope.cancel()
 
     async def found(self, keys: Sequence[bytes], lookups: int, seconds: float) -> float:
-        """Part of some lookups, spread over a time, that find a record: anybody's, anywhere."""
+        """Share of `lookups` that find a record, from random peers, spread over `seconds`."""
         successes = 0
 
         async def look_up() -> None:
@@ -113,7 +113,7 @@ class _Dht:
                 found = await asking.dht.get(self.random.choice(keys)) is not None
             except PeerError:
                 found = False
-            # One that leaves while it asks is no longer there to be disappointed.
+            # A lookup does not count as failed if its peer leaves meanwhile.
             successes += found or asking.scope.cancel_called
 
         async with trio.open_nursery() as nursery:
@@ -131,8 +131,11 @@ def measure_dht(
     lookups: int = 2000,
     churn_seconds: float = 600.0,
 ) -> dict[str, Any]:
-    """Lookup success without faults, with 20 % of the peers replaced per 10 minutes, and after
-    half of the rest left within one republish interval; hops of lookups without faults."""
+    """Measure the share of successful DHT lookups in three conditions, and hops without faults.
+
+    The conditions: no faults; 20 % of the peers replaced per 10 minutes; and after half of the
+    other peers have left within one republish interval.
+    """
 
     async def main() -> dict[str, Any]:
         async with trio.open_nursery() as nursery:
@@ -195,7 +198,7 @@ RUN_ID = "experiment"
 def measure_gossip(
     peers: int, seed: int = 1, *, announcements: int = 20, loss: float = 0.05
 ) -> dict[str, Any]:
-    """How many of the peers hear each announcement within 30 s, when, and at what cost."""
+    """Measure how many peers receive each announcement within 30 s, when, and at what cost."""
 
     async def main() -> dict[str, Any]:
         network = SimulatedNetwork(seed, Weather(loss=loss))
@@ -289,7 +292,7 @@ def measure_gossip(
 
 
 async def _connect(transport: SimulatedTransport, other: SimulatedTransport) -> None:
-    """Dial until it works: where packets are lost, some dials take too long."""
+    """Dial until it succeeds: with packet loss, some dials take too long."""
     for _ in range(10):
         try:
             await transport.connect(other.peer_id, other.addresses())

@@ -20,7 +20,7 @@ class Symbol:
         return Symbol(self.name, self.start + start, end - start)
 
     def digest(self) -> bytes:
-        """What stands for the BLAKE3-256 of these bytes."""
+        """Stand-in for the BLAKE3-256 of these bytes."""
         return digest_of(
             "simnet/1/symbol",
             self.name.encode(),
@@ -41,7 +41,7 @@ def part_of(content: Content, start: int, end: int) -> Content:
 
 
 class Extents:
-    """The content of a file by offset; what was never written reads as zeros."""
+    """The content of a file by offset; ranges never written read as zeros."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -53,7 +53,7 @@ class Extents:
         return other
 
     def put(self, start: int, content: Content) -> None:
-        """Write over whatever is at `start`."""
+        """Write `content` at `start`, over any older content."""
         end = start + size_of(content)
         if end == start:
             return
@@ -69,7 +69,7 @@ class Extents:
             rest = self._contents[last - 1]
             if right + size_of(rest) > end:
                 pieces.append((end, part_of(rest, end - right, size_of(rest))))
-        # Neighbouring ranges of one symbol become one: a whole checkpoint is a single extent.
+        # Adjacent ranges of one symbol are merged: a whole checkpoint is a single extent.
         if first > 0:
             first -= 1
             pieces.insert(0, (self._starts[first], self._contents[first]))
@@ -96,7 +96,7 @@ class Extents:
         self._contents[first:last] = [piece for _, piece in merged]
 
     def get(self, start: int, end: int) -> list[tuple[int, Content]]:
-        """(offset, content) of what was written in a range, cut to it."""
+        """(offset, content) of the written parts of a range, cut to the range."""
         found = []
         index = max(0, bisect.bisect_right(self._starts, start) - 1)
         while index < len(self._starts) and self._starts[index] < end:
@@ -108,7 +108,7 @@ class Extents:
         return found
 
     def cut(self, size_bytes: int) -> None:
-        """Forget what is beyond a size."""
+        """Truncate the content to a size."""
         kept = self.get(0, size_bytes)
         self._starts = [offset for offset, _ in kept]
         self._contents = [content for _, content in kept]

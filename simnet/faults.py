@@ -1,6 +1,6 @@
-"""What can go wrong with machines and lines, and when: schedules drawn from a seed, or by hand.
+"""Faults of machines and lines, in schedules drawn from a seed or written by hand.
 
-A schedule is a list of faults. Written by hand it is TOML, a table for each:
+A schedule is a list of faults. Written by hand it is TOML, one table per fault:
 
     [[fault]]
     kind = "crash"
@@ -8,7 +8,7 @@ A schedule is a list of faults. Written by hand it is TOML, a table for each:
     seconds = 20.0
     peers = ["validator-0"]
 
-Every fault that lasts heals by itself after `seconds`; then everything must be well again.
+Every lasting fault ends by itself after `seconds`; then the run must recover.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from swarm.errors import UserError
 from swarm.gossip.frames import PROTOCOL as GOSSIP_PROTOCOL
 
 AFTERMATH_SECONDS = 60.0
-"""So long after a fault a peer may still end because of it; it is started again."""
+"""Time after a fault during which a peer may still end because of it; it is started again."""
 
 
 FACTOR_MAX = 1e6
-"""A disk this much slower than a disk answers nothing any more."""
+"""Largest factor by which a disk is slowed down: a slower disk would never answer."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that goes wrong at `at` (virtual seconds) with each of `peers` (by name)."""
+    """A fault that hits each of `peers` (by name) at `at` (virtual seconds)."""
 
     at: float
     peers: list[str]
 
     async def happen(self, simulation: Simulation) -> None:
-        """Go wrong now, and be well again on return."""
+        """Cause the fault now; return once it is over."""
         raise NotImplementedError
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise `UserError` for what cannot be."""
+        """Raise `UserError` for impossible values."""
         kind = kind_of(self)
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
@@ -61,7 +61,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Lasting(Fault, frozen=True, kw_only=True):
-    """A fault that is over after a while."""
+    """A fault that ends after `seconds`."""
 
     seconds: float
 
@@ -87,7 +87,7 @@ class Lasting(Fault, frozen=True, kw_only=True):
 
 
 class Crash(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="crash"):
-    """Power is lost, and back after a while: the peer starts again from what its disk kept."""
+    """A peer loses power for a while, then starts again from the data that its disk kept."""
 
     async def begin(self, simulation: Simulation, peer: Peer) -> None:
         if peer.alive:
@@ -98,7 +98,7 @@ class Crash(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="crash"):
 
 
 class Kill(Crash, frozen=True, kw_only=True, tag_field="kind", tag="kill"):
-    """The process dies and is started again; the machine, and what was written, stay."""
+    """A peer's process dies and is started again; its machine and all written data survive."""
 
     async def begin(self, simulation: Simulation, peer: Peer) -> None:
         if peer.alive:
@@ -106,7 +106,7 @@ class Kill(Crash, frozen=True, kw_only=True, tag_field="kind", tag="kill"):
 
 
 class Replace(Fault, frozen=True, kw_only=True, tag_field="kind", tag="replace"):
-    """A peer leaves for good without a word, and somebody new of its kind joins: churn."""
+    """A peer leaves for good without notice, and a new peer of its kind joins: churn."""
 
     async def happen(self, simulation: Simulation) -> None:
         for name in self.peers:
@@ -118,7 +118,7 @@ class Replace(Fault, frozen=True, kw_only=True, tag_field="kind", tag="replace")
 
 
 class KillChild(Fault, frozen=True, kw_only=True, tag_field="kind", tag="kill-child"):
-    """One of a peer's compute children dies, whichever `lot` (0 to below 1) falls on."""
+    """One of a peer's compute children dies; `lot` (0 to below 1) selects it."""
 
     lot: float = 0.0
 
@@ -140,8 +140,8 @@ class KillChild(Fault, frozen=True, kw_only=True, tag_field="kind", tag="kill-ch
 
 
 class Freeze(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="freeze"):
-    """Nothing reaches a peer or leaves it, and its disk and children do not answer; its timers
-    run on, so that afterwards it finds its deadlines passed."""
+    """No message reaches a peer or leaves it, and its disk and children do not answer. Its timers
+    keep running, so that afterwards it finds its deadlines passed."""
 
     async def begin(self, simulation: Simulation, peer: Peer) -> None:
         simulation.network.freeze(peer.id)
@@ -153,7 +153,7 @@ class Freeze(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="freeze")
 
 
 class SlowDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="slow-disk"):
-    """Everything on the disk takes `factor` times as long."""
+    """Every operation on the disk takes `factor` times as long."""
 
     factor: float = 100.0
 
@@ -172,7 +172,7 @@ class SlowDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="slow-d
 
 
 class FullDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="full-disk"):
-    """No byte more fits."""
+    """The disk accepts no further byte."""
 
     async def begin(self, simulation: Simulation, peer: Peer) -> None:
         peer.disk.fill()
@@ -182,7 +182,7 @@ class FullDisk(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="full-d
 
 
 class Partition(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="partition"):
-    """Nothing passes between `peers` and all others; with `one_way`, nothing from them."""
+    """No message passes between `peers` and all others; with `one_way`, none from `peers`."""
 
     one_way: bool = False
 
@@ -198,7 +198,7 @@ class Partition(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="parti
 
 
 class Lossy(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="lossy"):
-    """This part of a peer's packets is lost besides, each way."""
+    """An additional share of a peer's packets is lost, in each direction."""
 
     loss: float = 0.2
 
@@ -215,8 +215,8 @@ class Lossy(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="lossy"):
 
 
 class Duplicate(Lasting, frozen=True, kw_only=True, tag_field="kind", tag="duplicate"):
-    """Every gossip frame to a peer arrives twice. TCP hides the duplicates of packets; what is
-    left above it are announcements that come again over another connection."""
+    """Every gossip frame to a peer arrives twice. TCP hides duplicated packets, but an announcement
+    can arrive again over another connection."""
 
     async def begin(self, simulation: Simulation, peer: Peer) -> None:
         simulation.network.duplicate(peer.id, GOSSIP_PROTOCOL, 1)
@@ -259,7 +259,7 @@ KINDS = tuple(
         ClockStep,
     )
 )  # fmt: skip
-"""Names of all faults."""
+"""Names of all kinds of faults."""
 
 
 def kind_of(fault: Fault) -> str:
@@ -275,7 +275,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def befall(simulation: Simulation, schedule: Sequence[AnyFault]) -> None:
-    """Let every fault happen at its time; returns when the last one is over."""
+    """Cause every fault at its time; return when the last one is over."""
 
     async def happen(fault: AnyFault) -> None:
         simulation.disturbed += 1
@@ -301,8 +301,8 @@ def draw(
     count: int,
     kinds: Sequence[str] = (),
 ) -> Schedule:
-    """`count` faults of these kinds (all, if none are given) that befall these peers between two
-    times. Raises `UserError` for an unknown kind."""
+    """Draw `count` faults of these kinds (all, if none are given) that hit these peers between
+    `start` and `end`. Raises `UserError` for an unknown kind."""
     for kind in kinds:
         if kind not in KINDS:
             raise UserError(f"{kind!r} is none of {', '.join(KINDS)}")
@@ -335,7 +335,7 @@ def draw(
 
 
 def to_toml(schedule: Sequence[AnyFault]) -> str:
-    """A schedule as a file that `read` takes."""
+    """Write a schedule as TOML that `read` accepts."""
     tables = []
     for fault in schedule:
         fields = msgspec.to_builtins(fault)
@@ -345,7 +345,7 @@ def to_toml(schedule: Sequence[AnyFault]) -> str:
 
 
 def parse(text: str, where: str) -> Schedule:
-    """A schedule out of TOML; raises `UserError` naming `where` and the key."""
+    """Parse a schedule from TOML; raises `UserError` with `where` and the key."""
     try:
         return msgspec.toml.decode(text.encode(), type=_File).fault
     except msgspec.MsgspecError as error:
@@ -353,7 +353,7 @@ def parse(text: str, where: str) -> Schedule:
 
 
 def read(path: Path) -> Schedule:
-    """A schedule out of a TOML file; raises `UserError`."""
+    """Read a schedule from a TOML file; raises `UserError`."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -361,6 +361,6 @@ def read(path: Path) -> Schedule:
 
 
 def check(schedule: Sequence[AnyFault], names: Sequence[str]) -> None:
-    """Raise `UserError` for a fault that cannot befall peers of these names."""
+    """Raise `UserError` for a fault that cannot hit peers of these names."""
     for fault in schedule:
         fault.check(names)

@@ -1,16 +1,17 @@
 """Bulk transfers as fluids: every transfer flows at its max-min fair rate.
 
-A transfer passes two links, the sender's uplink and the receiver's downlink. Rates are max-min
-fair when no transfer can have more without taking from one that has no more than it. They are
-found by filling: every link offers its unsettled transfers equal shares of what it has left; a
-link that offers no transfer more than that one's other link does is a bottleneck, its transfers
-are settled at that share, and the rest goes on without them (Bertsekas and Gallager, Data
-Networks, 6.5.2, with all bottlenecks of a round at once). A round is a few NumPy operations over
-all transfers, and few rounds are needed, so that ten thousand transfers cost less than a
-millisecond.
+A transfer uses two links, the sender's uplink and the receiver's downlink. Rates are max-min fair
+when no transfer can get more without taking from a transfer that has no more than itself.
 
-Changes are collected for `BATCH_SECONDS`; until then a new transfer flows at what both of its
-links have left, so that the successor of one that ended loses no time.
+They are found by filling. In each round every link offers its unsettled transfers equal shares of
+its remaining capacity. A link is a bottleneck if it offers none of its transfers more than the
+transfer's other link does. A bottleneck's transfers are settled at its share, and the next round
+continues without them (Bertsekas and Gallager, Data Networks, 6.5.2, with all bottlenecks of a
+round at once). A round is a few NumPy operations over all transfers, and few rounds are needed, so
+that ten thousand transfers cost less than a millisecond.
+
+Changes are collected for `BATCH_SECONDS`. Until then a new transfer flows at the rate that both of
+its links have left, so that the successor of an ended transfer loses no time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from simnet.timeline import Timeline
 
 BATCH_SECONDS = 0.05
 TOLERANCE = 1e-3
-"""A link counts as a bottleneck when it offers at most so much (relative) more than the others."""
+"""A link counts as a bottleneck when it offers at most this much (relative) more than others."""
 
 _Floats = npt.NDArray[np.float64]
 _Indices = npt.NDArray[np.intp]
@@ -42,7 +43,7 @@ class Link:
             raise ValueError(f"a link carries more than 0 bytes a second, not {bytes_per_second}")
         self.bytes_per_second = bytes_per_second
         self.number = -1
-        """Its index among the links of `Flows`."""
+        """Index among the links of its `Flows`."""
 
 
 class Flow:
@@ -57,13 +58,13 @@ class Flow:
         self.up = up
         self.down = down
         self.on_end: Callable[[Flow], None] | None = on_end
-        """Called once, when it is through or has failed; None afterwards."""
+        """Called once, when the transfer is complete or has failed; None afterwards."""
         self.failure: str | None = None
-        """Why it failed, if it did."""
+        """Why the transfer failed, if it did."""
         self.index = -1
-        """Where its numbers are while it flows."""
+        """Index of its numbers in the arrays of `Flows`, while it flows."""
         self.saved = float(size_bytes)
-        """Bytes left while it does not."""
+        """Bytes left, while it is paused."""
 
     @property
     def ended(self) -> bool:
@@ -82,9 +83,9 @@ class Flows:
         self._links: list[Link] = []
         self._capacity: _Floats = np.zeros(64)
         self._used: _Floats = np.zeros(64)
-        """Bytes a second of each link's transfers, as of now."""
+        """Bytes per second of each link's transfers, at present."""
         self._ends = 0
-        # Of the transfers that flow, densely: the last one takes the index of one that leaves.
+        # Dense arrays of the flowing transfers: the last one takes a removed transfer's index.
         self._flows: list[Flow] = []
         self._up: _Indices = np.zeros(64, dtype=np.intp)
         self._down: _Indices = np.zeros(64, dtype=np.intp)
@@ -92,7 +93,7 @@ class Flows:
         self._left: _Floats = np.zeros(64)
         self._since: _Floats = np.zeros(64)
         self.allocations = 0
-        """Transfers whose rate was set so far: what the fair sharing costs."""
+        """Number of rates set so far: the cost of fair sharing."""
 
     def start(
         self,
@@ -108,7 +109,7 @@ class Flows:
         return flow
 
     def left_bytes(self, flow: Flow) -> float:
-        """What has not arrived yet."""
+        """Bytes that have not arrived yet."""
         index = flow.index
         if index < 0:
             return flow.saved
@@ -116,15 +117,15 @@ class Flows:
         return max(0.0, float(self._left[index]) - float(self._rate[index]) * passed)
 
     def rate(self, flow: Flow) -> float:
-        """Bytes a second, as of now."""
+        """Bytes per second, at present."""
         return float(self._rate[flow.index]) if flow.index >= 0 else 0.0
 
     def total_rate(self) -> float:
-        """Bytes a second of all transfers together, as of now."""
+        """Bytes per second of all transfers together, at present."""
         return float(self._rate[: len(self._flows)].sum())
 
     def pause(self, flow: Flow) -> None:
-        """Nothing of it arrives, until `resume`."""
+        """Stop a transfer until `resume`."""
         if flow.index >= 0:
             flow.saved = self.left_bytes(flow)
             self._leave(flow)
@@ -160,7 +161,7 @@ class Flows:
             self._end_at(now + flow.saved / rate, flow)
 
     def fail(self, flow: Flow, reason: str) -> None:
-        """End a transfer early; silent when it has ended."""
+        """End a transfer early; does nothing if it has ended already."""
         if not flow.ended:
             self.pause(flow)
             flow.failure = reason
@@ -203,7 +204,7 @@ class Flows:
             self._timeline.at(self._batch_at, "flows", self._batches, self._share)
 
     def _share(self) -> None:
-        """Set all rates anew, and find which transfers end before that can happen again."""
+        """Recompute all rates, and find the transfers that end before the next recomputation."""
         now = trio.current_time()
         self._batch_at = inf
         self._last_batch = now
@@ -221,7 +222,7 @@ class Flows:
         self._used[:links] = np.bincount(up, rate, links) + np.bincount(down, rate, links)
         due = left / rate
         due += now
-        # Nothing changes before the next end; later ends are looked for then.
+        # No rate changes before the next end, which then looks for later ends.
         horizon = max(now + BATCH_SECONDS, float(due.min()))
         for index in np.flatnonzero(due <= horizon).tolist():
             self._end_at(float(due[index]), self._flows[index])
@@ -236,7 +237,7 @@ class Flows:
         left = self.left_bytes(flow)
         rate = self.rate(flow)
         if left > max(1e-3, rate * 1e-6):
-            return  # slowed down or paused since: there is or will be another end
+            return  # slowed down or paused since: it has or gets another end
         self._leave(flow)
         flow.saved = 0.0
         self._tell(flow)
@@ -254,7 +255,7 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
         at_up, at_down = share[up], share[down]
         by_up = at_up <= at_down * (1.0 + TOLERANCE)
         by_down = at_down <= at_up * (1.0 + TOLERANCE)
-        # Links whose transfers are not all held back by them are not settled yet.
+        # A link that does not limit all of its transfers is not settled yet.
         loose = np.zeros(links, dtype=bool)
         loose[up[~by_up]] = True
         loose[down[~by_down]] = True
@@ -262,7 +263,7 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
         rate = np.minimum(at_up, at_down)
         if settled.all():
             rates[indices] = rate
-            # Rounding must not let one stand still.
+            # Rounding must not stop a transfer.
             return np.maximum(rates, 1e-3)
         rates[indices[settled]] = rate[settled]
         left -= np.bincount(up[settled], rate[settled], links)
@@ -277,8 +278,11 @@ def _doubled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def exact_rates(pairs: list[tuple[Link, Link]]) -> list[float]:
-    """Max-min fair rates of transfers over (uplink, downlink), by progressive filling: all rates
-    rise together until a link is full, whose transfers are then settled. Slow; to compare with."""
+    """Max-min fair rates of transfers over (uplink, downlink), by progressive filling.
+
+    All rates rise together until a link is full; its transfers are then settled. It is slow, and
+    serves as a reference in tests.
+    """
     rates: list[float | None] = [None] * len(pairs)
     left: dict[Link, float] = {}
     for pair in pairs:

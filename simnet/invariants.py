@@ -1,8 +1,8 @@
-"""What must never happen (design §9), checked throughout every simulation.
+"""The invariants of docs/simulation.md, checked throughout every simulation.
 
-Peers are not believed: what was trained on, saved and loaded is told by the cost models of their
-children (`Simulation.tell`), who have it from the simulated disk. What is compared with it are
-verdicts and announcements, from events, and at the end the trusted peers' logs.
+The checks do not rely on the peers' claims. The cost models of their children report which data was
+trained on, saved and loaded (`Simulation.tell`), as read from the simulated disk. The checks
+compare it with verdicts and announcements from events, and at the end with the trusted peers' logs.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ LOG_ENTRIES_READ = 1000
 _TRUSTED = {"trainer", "validator"}
 
 AGREEMENT_SECONDS = 60.0
-"""Within which trusted peers that hear each other hold each other's logs."""
+"""Time within which connected trusted peers must hold each other's logs."""
 LOG_LAG_ENTRIES_MAX = 20
-"""By which a mirror may lag behind a log that still grows."""
+"""Entries by which a mirror may lag behind a log that still grows."""
 
 CHECKPOINTS_MAX = 2 * checkpoint_limits.CHECKPOINTS_KEPT + 2
-"""The last ones, those that are being fetched, and those in use."""
+"""Most checkpoints of a peer: the newest ones, those being fetched, and those in use."""
 
 INSPECT_SECONDS = 10.0
-"""Virtual time between two looks at some peers' state."""
+"""Virtual time between two inspections of some peers' state."""
 INSPECTED_AT_ONCE = 16
-"""Peers looked at each time, in turn, so that a thousand cost little."""
+"""Peers per inspection, in turn, so that a thousand peers cost little."""
 
 PIECES_HASHED = 64
-"""Pieces of a checkpoint that are hashed when it is complete, drawn by seed if there are more."""
+"""Most pieces hashed of a complete checkpoint; if it has more, they are drawn by seed."""
 
 COLLECTION_ENTRIES_MAX = 2000
 COLLECTION_ENTRIES_PER_PEER = 40
-"""Entries in a collection inside a peer: a fixed part, and one for each peer of the run."""
+"""Most entries in a collection inside a peer: a fixed part, and this many per peer of the run."""
 COLLECTIONS = {
     "CheckpointStore._places": 1_000_000,
     "Gate._seen": SEEN_ENVELOPES_MAX,
@@ -64,28 +64,29 @@ COLLECTIONS = {
     "Forecast._judged": 10_000,
     "Duplicates._first": DUPLICATE_GROUPS_MAX,
 }
-"""Those with a bound of their own: pieces held, and what remembers repetitions."""
+"""Collections with bounds of their own: pieces held, and records that detect repetitions."""
 
 SETTLED_SECONDS = 60.0
-"""Age, and time since the last fault, by which the trainer must have an accepted submission."""
+"""Age of an accepted submission, and time since the last fault, after which the trainer must have
+the submission."""
 
 
 class Invariants:
-    """Watches a simulation from its start; the first breach stops it (`Simulation.violate`)."""
+    """Watches a simulation from its start; the first violation stops it (`Simulation.violate`)."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._accepted: dict[bytes, tuple[float, str]] = {}
-        """When and of which worker a submission was accepted first."""
+        """(time of the first acceptance, worker) of each accepted submission."""
         self._others: dict[bytes, str] = {}
-        """Refused or quarantined by a validator: by which check."""
+        """Check by which a validator refused or quarantined a submission."""
         self._exported: dict[tuple[str, int], dict[str, None]] = {}
-        """Weights that each trainer's child has made of each policy."""
+        """Weights that each trainer's child has exported as each policy."""
         self._manifests: dict[tuple[int, int], str] = {}
         self._places: dict[str, tuple[str, int, int, int]] = {}
-        """(worker, lineage, step, number) of each submission that was ever trained on, by hex."""
+        """(worker, lineage, step, number) of each submission ever trained on, by hex digest."""
         self._evicted_at: dict[tuple[str, str], float] = {}
-        """When a peer heard last that another one is put out."""
+        """When a peer last learned of another peer's eviction."""
         self._random = source(simulation.seed, "invariants")
         self._turn = 0
         simulation.listeners.append(self._hear)
@@ -95,7 +96,7 @@ class Invariants:
 
     def _witness(self, peer: Peer, what: str, facts: Mapping[str, Any]) -> None:
         if peer.plan.acts is not None:
-            return  # what an adversary does to itself is its own affair
+            return  # an adversary may harm itself
         if what == "trained":
             for digest, rewards, rollouts in facts["rollouts"]:
                 self._trained(peer, digest, rewards, rollouts)
@@ -208,7 +209,7 @@ class Invariants:
             )
 
     def _check_pieces(self, peer: Peer, key: tuple[int, ...]) -> None:
-        """Hash some of the pieces that a peer says it holds of a checkpoint."""
+        """Hash some of the pieces that a peer claims to hold of a checkpoint."""
         part = peer.part
         held = part.store.held(key) if part is not None else None
         if held is None:
@@ -234,7 +235,7 @@ class Invariants:
     # --- from time to time ---
 
     async def watch(self) -> None:
-        """Look at a few peers' state now and then, in turn, until cancelled."""
+        """Inspect a few peers' state every `INSPECT_SECONDS`, in turn, until cancelled."""
         while True:
             await trio.sleep(INSPECT_SECONDS)
             peers = [
@@ -247,7 +248,7 @@ class Invariants:
                 self._inspect(peers[self._turn % len(peers)])
 
     def _inspect(self, peer: Peer) -> None:
-        """That nothing inside a peer grows without a bound."""
+        """Check that no collection inside a peer grows without a bound."""
         most = COLLECTION_ENTRIES_MAX + COLLECTION_ENTRIES_PER_PEER * len(self._simulation.peers)
         assert peer.node is not None
         for where, size in collections_in(peer.part, *peer.roles):
@@ -259,8 +260,10 @@ class Invariants:
 
     @contextmanager
     def hearing_errors(self) -> Iterator[None]:
-        """Inside this block, what a peer logs as its own error is a breach: a handler that failed
-        on what a stranger sent, above all."""
+        """Make every error that a peer logs inside this block a violation.
+
+        Above all this catches handlers that fail on another peer's message.
+        """
         handler, logger = _Errors(self), logging.getLogger("swarm")
         logger.addHandler(handler)
         try:
@@ -271,7 +274,7 @@ class Invariants:
     # --- at the end ---
 
     async def settle(self) -> None:
-        """Once faults are over: wait for trusted peers to agree, then check their books."""
+        """Wait, once faults are over, for trusted peers to agree, then check their books."""
         peers = [
             peer
             for peer in self._simulation.peers.values()
@@ -292,7 +295,7 @@ class Invariants:
         self._check_bounds()
 
     def _evicted(self, peer: Peer) -> list[str]:
-        """Names of the peers that this one knows as evicted."""
+        """Names of the peers that this peer knows as evicted."""
         part = peer.part
         return [
             other.name
@@ -310,7 +313,7 @@ class Invariants:
                 if other is owner:
                     continue
                 held = LogMirror(other.disk.database("ledger.sqlite"), owner.id).log.size()
-                # Heads are announced every few seconds: the newest entries are on their way.
+                # Heads are announced every few seconds, so the newest entries may be on their way.
                 if size - held > LOG_LAG_ENTRIES_MAX:
                     return f"{other.name} lacks {size - held} entries of {owner.name}'s log"
         evicted = {peer.name: self._evicted(peer) for peer in peers}
@@ -321,7 +324,7 @@ class Invariants:
         return None
 
     def _read_books(self, peers: list[Peer]) -> _Books:
-        """What the trusted peers' ledgers and the trainers' pools say."""
+        """Read the trusted peers' ledgers and the trainers' pools."""
         books = _Books()
         for peer in peers:
             database = peer.disk.database("ledger.sqlite")
@@ -341,7 +344,7 @@ class Invariants:
         return books
 
     def _lost(self, books: _Books) -> list[tuple[bytes, float]]:
-        """(submission, when) of what was accepted a while ago and is nowhere."""
+        """(submission, time of acceptance) of submissions accepted long ago and found nowhere."""
         now = self._simulation.now()
         return [
             (submission, when)
@@ -353,7 +356,7 @@ class Invariants:
         ]
 
     def _check_books(self, peers: list[Peer]) -> None:
-        """Every accepted submission is used, held or stale; each was used once."""
+        """Check that every accepted submission is used, held or stale, and used at most once."""
         books = self._read_books(peers)
         for submission, times in books.used.items():
             if times > 1:
@@ -381,7 +384,7 @@ class Invariants:
             )
 
     def _check_bounds(self) -> None:
-        """Nothing in a peer has grown beyond its bound."""
+        """Check that no count of a peer exceeds its bound."""
         for name, peer in self._simulation.peers.items():
             node = peer.node
             if node is None:
@@ -404,19 +407,19 @@ class Invariants:
 
 @dataclass
 class _Books:
-    """What is written of submissions, by digest."""
+    """Records of submissions, by digest."""
 
     used: Counter[bytes] = field(default_factory=Counter)
-    """How often each stands in the log as consumed, or stale."""
+    """How often the log lists each as consumed or stale."""
     held: dict[bytes, None] = field(default_factory=dict)
-    """Those in a trainer's pool."""
+    """Submissions in a trainer's pool."""
     judged: dict[bytes, None] = field(default_factory=dict)
-    """Those that a log says were accepted."""
+    """Submissions that a log lists as accepted."""
     trainers: int = 0
 
 
 class _Errors(logging.Handler):
-    """Makes a breach of every error that is logged."""
+    """Reports every logged error as a violation."""
 
     def __init__(self, invariants: Invariants) -> None:
         super().__init__(logging.ERROR)
@@ -430,8 +433,8 @@ class _Errors(logging.Handler):
 
 
 def collections_in(*roots: object) -> Iterator[tuple[str, int]]:
-    """(class and attribute, entries) of the collections in Swarm's objects reachable from these
-    by attributes."""
+    """Yield (class and attribute, entries) of the collections in Swarm's objects that are reachable
+    from `roots` by attributes."""
     seen: dict[int, object] = {}
     todo = list(roots)
     while todo:

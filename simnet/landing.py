@@ -12,7 +12,7 @@ from swarm.world import Piece
 
 
 class SimulatedPiece:
-    """Content that arrived."""
+    """A piece that arrived; only its size and digest are kept."""
 
     def __init__(self, size_bytes: int, digest: bytes) -> None:
         self.size_bytes = size_bytes
@@ -23,7 +23,7 @@ class SimulatedPiece:
 
 
 class SimulatedSink:
-    """A range of a file. What is written lands in place, as on the real disk."""
+    """A range of a file. Data is written in place, as on the real disk."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SimulatedSink:
         self._land(bytes(data))
 
     def land(self, symbol: Symbol) -> None:
-        """Take the whole of a piece that has no bytes."""
+        """Write a whole piece that has no bytes."""
         self._land(symbol)
         self._symbol = symbol
 
@@ -69,4 +69,4 @@ class SimulatedSink:
         await trio.lowlevel.checkpoint_if_cancelled()
 
     def abandon(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the sink holds no resources."""

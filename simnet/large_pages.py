@@ -1,9 +1,9 @@
 """Large pages for the memory of a simulation.
 
-A thousand peers are some ten million small objects, all over two gigabytes. With pages of 4 KiB the
-processor spends a tenth of its time on finding out where they are. glibc's allocator asks the
-kernel for pages of 2 MiB if it is told so before a process starts (GNU C Library manual, "Memory
-Allocation Tunables"); Python's own allocator cannot be told.
+A thousand peers are some ten million small objects, spread over two gigabytes. With pages of 4 KiB
+the processor spends a tenth of its time on address translation. glibc's allocator asks the kernel
+for pages of 2 MiB if a tunable is set before the process starts (GNU C Library manual, "Memory
+Allocation Tunables"); Python's own allocator has no such setting.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 
 _ENVIRONMENT = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _GLIBC = (2, 35)
-"""The first that knows the tunable."""
+"""First version that has the tunable."""
 
 
 def use_large_pages() -> None:
-    """Start this program again with large pages, if this machine has them and nobody has chosen
-    otherwise. To be called first of all: nothing that was done before remains."""
+    """Start this program again with large pages, if this machine has them and the environment does
+    not say otherwise. Call it first: the restart discards everything done before."""
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split(".")[:2])) < _GLIBC:
         return

@@ -1,4 +1,4 @@
-"""How peers are connected to the simulated network, and how far apart they are."""
+"""Peers' lines to the simulated network, and the properties that all links share."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Line:
 
 
 REACHABILITIES = ("public", "cone", "symmetric", "relay-only")
-"""Who can be reached, and how. Anybody can dial the public. The others are behind a NAT and are
-reached over a relay, after which a direct way is tried: it is found between a peer behind a cone
-NAT and any but the relay-only, and between one behind a symmetric NAT and the public; a
-relay-only peer's connections stay with their relay."""
+"""Kinds of reachability. Any peer can dial a public peer. The others are behind a NAT: they are
+reached over a relay, and then a direct connection is tried. It succeeds between a peer behind a
+cone NAT and any peer except relay-only ones, and between a peer behind a symmetric NAT and a public
+peer. A relay-only peer's connections always stay on their relay."""
 
 
 @dataclass(frozen=True)
 class Weather:
-    """What all links have in common."""
+    """Properties that all links share."""
 
     jitter: float = 0.1
-    """Latency is up to this part longer, evenly distributed."""
+    """Latency is longer by up to this share, evenly distributed."""
     loss: float = 0.001
-    """Part of the packets that is lost."""
+    """Share of the packets lost."""
     local_seconds: float = 0.002
     """One-way latency within a region."""
 
@@ -42,6 +42,6 @@ LATENCY_SECONDS_RANGE = (0.02, 0.15)
 
 
 def can_punch(a: Line, b: Line) -> bool:
-    """Whether a direct way is found between two peers behind NATs."""
+    """Whether hole punching between two peers behind NATs succeeds."""
     kinds = {a.reachability, b.reachability}
     return "relay-only" not in kinds and ("cone" in kinds or "public" in kinds)

@@ -1,13 +1,12 @@
 """Connections of the simulated network and the streams on them.
 
-A message is one entry of the timeline: it waits for its sender's line to that peer, takes its size
-over the uplink, then the latency of the two regions with jitter; a lost packet costs a
-retransmission's delay; messages of one direction stay in order, as over TCP. Frames travel whole,
-with the sizes they have on the wire, and what arrives wakes the task that waits for it: nothing
-runs in between.
+A message is one entry of the timeline. It waits for its sender's line to that peer, takes the time
+of its size over the uplink, then the latency between the two regions with jitter. A lost packet
+costs a retransmission's delay. Messages in one direction stay in order, as over TCP. Frames travel
+whole, with their sizes on the wire, and an arriving frame wakes the waiting task directly.
 
-Each direction of a connection draws from a source of its own, by counter: the n-th message's fate
-is a hash of (seed, link, time of connecting, n), so a thousand peers' links cost no memory.
+Each direction of a connection has a random source of its own, by counter: a hash of (seed, link,
+time of connecting, n) decides the n-th message's delay, so a thousand peers' links cost no memory.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from swarm.transport.room import Origin, origin_of
 from swarm.world import Disk, World
 
 RETRANSMISSION_SECONDS = 0.2
-"""Least delay of a lost packet: Linux's smallest retransmission timeout."""
+"""Shortest delay of a lost packet: Linux's smallest retransmission timeout."""
 
 SILENCE_SECONDS = limits.CONNECTION_PING_SECONDS + limits.CONNECTION_PONG_SECONDS
-"""A connection on which nothing arrives ends after this."""
+"""Time without an arrival after which a connection ends."""
 
 _MASK = (1 << 64) - 1
 _HEAD_BYTES = 3
-"""Type and length before most frames."""
+"""Size of the type and length before most frames."""
 
 
 def mix(number: int) -> int:
-    """64 bits that look random: the finalizer of SplitMix64 (Steele et al. 2014)."""
+    """Hash a number to 64 bits with the finalizer of SplitMix64 (Steele et al. 2014)."""
     number = (number + 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -48,8 +47,8 @@ def mix(number: int) -> int:
 
 
 def travel_seconds(base: float, jitter: float, loss: float, draw: int) -> float:
-    """One message's latency: `base` seconds, up to `jitter` of it more, and retransmissions with
-    probability `loss` each; `draw` is 64 random bits."""
+    """One message's latency: `base` seconds, a random share up to `jitter` more, and
+    retransmissions with probability `loss` each. `draw`: 64 random bits."""
     seconds = base * (1.0 + jitter * (draw >> 32) * 2.0**-32)
     if loss and (draw & 0xFFFFFFFF) * 2.0**-32 < loss:
         wait = RETRANSMISSION_SECONDS + 2 * base
@@ -61,7 +60,7 @@ def travel_seconds(base: float, jitter: float, loss: float, draw: int) -> float:
 
 
 class Network(bulk.Network, Protocol):
-    """The network, as far as connections use it (`simnet.network.SimulatedNetwork`)."""
+    """The connections' view of the network (`simnet.network.SimulatedNetwork`)."""
 
     link_seed: int
     weather: Weather
@@ -100,9 +99,9 @@ class Endpoint(BulkPlane):
         super().__init__(network, identity, host, line, world=world, disk=disk, nursery=nursery)
         self.relay = relay
         self.carried: dict[Connection, None] = {}
-        """As a relay: connections of others, each by the end that dialled."""
+        """As a relay: connections of other peers, each by the end that dialled."""
         self.reserved_by: dict[PeerId, None] = {}
-        """As a relay: peers that may be reached through this one."""
+        """As a relay: peers that hold a reservation here."""
         self.connections: dict[PeerId, Connection] = {}
         self._connected_sorted: list[PeerId] | None = None
 
@@ -112,12 +111,12 @@ class Endpoint(BulkPlane):
         return self._connected_sorted
 
     def remember(self, connection: Connection) -> None:
-        """A connection of this peer's has begun."""
+        """Add a connection of this peer that has begun."""
         self.connections[connection.peer.peer_id] = connection
         self._connected_sorted = None
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         del self.connections[connection.peer.peer_id]
         self._connected_sorted = None
         self.reserved_by.pop(connection.peer.peer_id, None)
@@ -129,7 +128,7 @@ class Endpoint(BulkPlane):
         return held.origin.public_range if held is not None and held.via is None else ""
 
     async def serve_stream(self, stream: SimulatedStream, handler: Handler) -> None:
-        """Run a handler admitted by `_admit_stream` to its end. Raises nothing but cancellation."""
+        """Run a handler admitted by `_admit_stream` to its end; raises only cancellation."""
         try:
             await self._handle_stream(stream, handler)
         finally:
@@ -137,7 +136,7 @@ class Endpoint(BulkPlane):
 
 
 class Connection:
-    """What one side knows of a connection, and its way to the other; `twin` is the other side."""
+    """One side of a connection, which sends to the other side, `twin`."""
 
     __slots__ = (
         "_arrived_at",
@@ -169,13 +168,13 @@ class Connection:
         self.owner = owner
         self.peer = peer
         self.via = via
-        """The relay that carries it; None when it is direct."""
+        """The relay that carries the connection; None when it is direct."""
         self.twin: Connection
         self.streams: dict[SimulatedStream, None] = {}
         self.asking: dict[trio.Event, None] = {}
-        """Set when the connection ends."""
+        """Events of waiting round trips, set when the connection ends."""
         self.closed = False
-        """Nothing goes this way any more."""
+        """Whether this side sends nothing any more."""
         self.opened_at = trio.current_time()
         self.link = network.link(owner, peer)
         self._network = network
@@ -185,7 +184,8 @@ class Connection:
         self._line_free_at = 0.0
         self._arrived_at = 0.0
         self._is_stuck = False
-        """A packet was lost so often that its next attempt is far away; all else waits for it."""
+        """Whether a packet was lost so often that its next attempt is far away; all messages wait
+        for it."""
         self._held: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = []
 
     # --- how useful it is to its owner ---
@@ -207,7 +207,7 @@ class Connection:
     # --- messages ---
 
     def send(self, size_bytes: int, action: Callable[..., object], *args: Any) -> None:
-        """Have `action(*args)` done when this message has arrived."""
+        """Send a message; call `action(*args)` when it arrives."""
         if self.closed:
             return
         network = self._network
@@ -240,12 +240,12 @@ class Connection:
         return network.is_cut(self.owner, via) or network.is_cut(via, self.peer)
 
     def make_direct(self) -> None:
-        """A hole was punched: from now on no relay carries it."""
+        """Make the connection direct after hole punching: no relay carries it any more."""
         self.via = None
         self._latency = self._network.path_latency(self.owner, None, self.peer)
 
     def duplicates(self, protocol: str) -> int:
-        """How often a frame on this way comes again."""
+        """Number of extra arrivals of each frame in this direction."""
         return self._network.duplicates(self.peer.peer_id, protocol)
 
     def _arrive(self, action: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -257,13 +257,13 @@ class Connection:
             action(*args)
 
     def flow_again(self) -> None:
-        """After a cut: what TCP has kept is sent again."""
+        """Send again, after a cut, the data that TCP has kept."""
         held, self._held = self._held, []
         for size_bytes, action, args in held:
             self.send(size_bytes, action, *args)
 
     async def round_trip(self) -> None:
-        """Ask and be answered, in order with what is under way; or the connection ends."""
+        """Wait for a round trip, in order with the messages under way, or for the end."""
         answered = trio.Event()
         self.asking[answered] = None
         self.send(32, self.twin.send, 32, answered.set)
@@ -275,7 +275,7 @@ class Connection:
     # --- the end of it ---
 
     def close(self, reason: str, tell: bool = True) -> None:
-        """End it on this side, and tell the other one if that can be done."""
+        """End the connection on this side, and notify the other side if possible."""
         if self.owner.connections.get(self.peer.peer_id) is not self:
             return
         self.owner.forget(self)
@@ -288,14 +288,14 @@ class Connection:
             self.send(1, self.twin.close, reason, False)
 
     def lose(self) -> None:
-        """Nothing was heard for too long."""
+        """End the connection after too long a silence."""
         self.close("the connection was lost", tell=False)
         self.closed = True
 
 
 class SimulatedStream:
     """One end of a stream: `swarm.transport.Stream`, with the credit, bounds and failures of
-    `swarm.transport.framing` and none of its bytes."""
+    `swarm.transport.framing`, but without encoding frames to bytes."""
 
     __slots__ = (
         "_changed",
@@ -327,9 +327,9 @@ class SimulatedStream:
         self._queue: list[bytes] = []
         self._changed: trio.Event | None = None
         self._turn: trio.Lock | None = None  # one sender at a time waits for credit
-        self._credit = limits.STREAM_CREDIT_BYTES  # what we may still send
-        self._granted = limits.STREAM_CREDIT_BYTES  # what the other side may still send
-        self._consumed = 0  # taken by `receive`, not yet granted again
+        self._credit = limits.STREAM_CREDIT_BYTES  # bytes that this side may still send
+        self._granted = limits.STREAM_CREDIT_BYTES  # the other side may still send these
+        self._consumed = 0  # received, not yet granted again
         self._local_ended = False
         self._remote_ended = False
         self._failure: str | None = None
@@ -374,7 +374,7 @@ class SimulatedStream:
         self.reset_now()
 
     def reset_now(self) -> None:
-        """`reset`, which waits for nothing here."""
+        """`reset` without waiting."""
         if self._failure is None and not self._over:
             self._queue.clear()
             self._fail("reset by this side")
@@ -387,7 +387,7 @@ class SimulatedStream:
             await self._change()
 
     def break_(self, reason: str) -> None:
-        """The other side reset it, or the connection is gone."""
+        """Fail the stream: the other side reset it, or the connection ended."""
         if self._failure is None and not self._over:
             self._failure = reason
             self._wake()
@@ -425,7 +425,7 @@ class SimulatedStream:
             self._wake()
 
     def _grant(self) -> None:
-        """Give back credit for what was consumed, half a window at a time."""
+        """Grant new credit for consumed bytes, half a window at a time."""
         consumed, self._consumed = self._consumed, 0
         self._granted += consumed
         if self._framing is Framing.SWARM and not self._remote_ended and self._failure is None:
@@ -477,7 +477,7 @@ class SimulatedStream:
             raise ValueError("this side has said END already")
 
     def _fail(self, reason: str) -> None:
-        """Tear it down from this side."""
+        """Reset the stream from this side."""
         self._failure = reason
         self._wake()
         self._connection.streams.pop(self, None)

@@ -1,11 +1,11 @@
-"""A network in virtual time: regions, latency, loss, narrow lines, cuts, sudden death.
+"""A network in virtual time: regions, latency, loss, slow lines, cuts and sudden deaths.
 
-Control messages travel one by one (`simnet.links`), bulk pieces are fluid transfers
+Control messages travel one by one (`simnet.links`); bulk pieces are fluid transfers
 (`simnet.flows`). All randomness of a link comes from its own source.
 
-What connections cost and when they end follows libp2p: connecting takes 250 ms and five round
-trips; a peer whose process dies is missed at once, one that loses power or is cut off when a ping
-goes unanswered (25 s).
+Connections begin and end as in libp2p. Connecting takes 250 ms and five round trips. Other peers
+notice at once when a peer's process dies; if it loses power or is cut off, they notice when a ping
+stays unanswered (25 s).
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ _Action = Callable[[], None]
 
 
 class SimulatedNetwork:
-    """Who is there, what lies between them, and what is broken. `async with network.running():`
-    must be open while it is used."""
+    """The peers, the links between them, and their faults.
+
+    Use it inside `async with network.running():`.
+    """
 
     def __init__(self, seed: int = 0, weather: Weather | None = None) -> None:
         self.seed = seed
@@ -56,16 +58,16 @@ class SimulatedNetwork:
         self.messages = 0
         """Control messages sent so far."""
         self.bytes_sent = 0
-        """In messages on connections."""
+        """Bytes of messages on connections so far."""
         self.messages_by_sender: Counter[PeerId] = Counter()
         self.link_seed = link_seed(seed)
         self._numbers: dict[str, int] = {}
         self._hosts: dict[PeerId, int] = {}
-        """A peer keeps its address when it comes back."""
+        """Host numbers by peer: a peer keeps its address when it comes back."""
         self._here: dict[PeerId, SimulatedTransport] = {}
         self._by_host: dict[str, SimulatedTransport] = {}
         self._gone_dark: dict[str, None] = {}
-        """Hosts that lost power: nobody there refuses a connection."""
+        """Hosts that lost power: no machine there refuses a connection."""
         self._latencies: dict[tuple[str, str], float] = {}
         self._cuts: dict[tuple[PeerId, PeerId], int] = {}
         self._frozen: dict[PeerId, int] = {}
@@ -90,8 +92,10 @@ class SimulatedNetwork:
         relay: bool = False,
         host: str | None = None,
     ) -> AsyncIterator[SimulatedTransport]:
-        """A peer's end; leaving the block is the death of its process. `relay`: it carries
-        connections of peers behind NAT. `host`: an IPv4 address that nobody else has."""
+        """Open a peer's transport; leaving the block is the death of its process.
+
+        `relay`: whether it carries connections of peers behind NAT. `host`: a unique IPv4 address.
+        """
         if identity.peer_id in self._here:
             raise ValueError(f"{identity.peer_id} is on this network already")
         number = self._hosts.setdefault(identity.peer_id, len(self._hosts))
@@ -121,8 +125,10 @@ class SimulatedNetwork:
     # --- faults ---
 
     def cut(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
-        """Let nothing pass from `a` to `b` (nor back, unless `one_way`). Neither hears of it: pings
-        go unanswered, and pieces stall."""
+        """Let nothing pass from `a` to `b` (nor back, unless `one_way`).
+
+        Neither peer is notified: pings stay unanswered, and pieces stall.
+        """
         for pair in [(a, b)] if one_way else [(a, b), (b, a)]:
             self._cuts[pair] = self._cuts.get(pair, 0) + 1
         self._fall_silent(a, b)
@@ -136,7 +142,7 @@ class SimulatedNetwork:
         self._speak_again(a, b)
 
     def freeze(self, peer: PeerId) -> None:
-        """Let nothing pass to or from a peer, whichever peers come and go meanwhile."""
+        """Let nothing pass to or from a peer, also for peers that join meanwhile."""
         self._frozen[peer] = self._frozen.get(peer, 0) + 1
         for other in self._neighbours_of(peer):
             self._fall_silent(peer, other)
@@ -151,26 +157,28 @@ class SimulatedNetwork:
             self._speak_again(peer, other)
 
     def lose(self, peer: PeerId, share: float) -> None:
-        """Lose this share more of a peer's packets, each way; a negative one undoes it."""
+        """Lose an additional share of a peer's packets, in each direction; a negative share undoes
+        it."""
         left = self._losses.pop(peer, 0.0) + share
         if left > 1e-9:
             self._losses[peer] = left
 
     def loss(self, sender: PeerId, receiver: PeerId) -> float:
-        """Share of the packets from one to the other that is lost."""
+        """Share of packets lost from sender to receiver."""
         if not self._losses:
             return self.weather.loss
         more = self._losses.get(sender, 0.0) + self._losses.get(receiver, 0.0)
         return min(0.95, self.weather.loss + more)
 
     def duplicate(self, peer: PeerId, protocol: str, times: int) -> None:
-        """Have every frame of a protocol reach a peer `times` times more; negative undoes it."""
+        """Make every frame of a protocol reach a peer `times` more times; a negative number undoes
+        it."""
         left = self._duplicated.pop((peer, protocol), 0) + times
         if left > 0:
             self._duplicated[(peer, protocol)] = left
 
     def duplicates(self, peer: PeerId, protocol: str) -> int:
-        """How often a frame to a peer comes again."""
+        """Number of extra arrivals of each frame of a protocol to a peer."""
         return self._duplicated.get((peer, protocol), 0) if self._duplicated else 0
 
     def _neighbours_of(self, peer: PeerId) -> list[PeerId]:
@@ -208,7 +216,7 @@ class SimulatedNetwork:
                 self.heal(a, b)
 
     def kill(self, peer: PeerId) -> None:
-        """A process dies: its machine closes its connections. Silent when it is not here."""
+        """Kill a process: its machine closes its connections. Does nothing if it does not run."""
         transport = self._here.get(peer)
         if transport is None:
             return
@@ -217,7 +225,7 @@ class SimulatedNetwork:
         self._remove(transport)
 
     def cut_power(self, peer: PeerId) -> None:
-        """A machine is gone without a word. Its transport moves nothing from now on."""
+        """Cut a machine's power, without notice. Its transport moves nothing from now on."""
         transport = self._here.get(peer)
         if transport is None:
             return
@@ -225,7 +233,7 @@ class SimulatedNetwork:
         self._remove(transport)
         for connection in list(transport.connections.values()):
             connection.closed = True
-            # Its own side ends now; the other one notices when a ping is not answered.
+            # Its own side ends now; the other side notices when a ping stays unanswered.
             connection.close("the machine has lost power", tell=False)
             connection.twin.closed = True
             self.at(
@@ -249,7 +257,7 @@ class SimulatedNetwork:
                 self.flows.fail(flow, "broke off")
 
     def _lose_later(self, a: PeerId, b: PeerId) -> None:
-        """Pings need both directions."""
+        """End connections of two peers after a while of cut pings, which need both directions."""
         for sender, receiver in ((a, b), (b, a)):
             connection = self._connection(sender, receiver)
             if connection is not None:
@@ -274,7 +282,7 @@ class SimulatedNetwork:
         return [flow for flow, ends in transport._transfers.items() if b in ends]
 
     def stall(self, flow: Flow) -> None:
-        """Nothing of a transfer arrives; its receiver gives up if that lasts."""
+        """Stall a transfer; its receiver gives up if that lasts."""
         self.flows.pause(flow)
         left = self.flows.left_bytes(flow)
 
@@ -288,7 +296,7 @@ class SimulatedNetwork:
     # --- what transports ask ---
 
     def at(self, time: float, name: str, action: _Action) -> None:
-        """Do something later; `name` says which link it belongs to, for ties."""
+        """Run an action later; `name` is its link or purpose, which orders ties."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         self.timeline.at(time, name, number, action)
 
@@ -296,12 +304,12 @@ class SimulatedNetwork:
         return self._here.get(peer)
 
     def neighbour(self, owner: PeerId, peer: PeerId) -> tuple[Endpoint, Endpoint | None] | None:
-        """The other end of a connection, as far as its owner knows, and the relay in between."""
+        """The other end of a connection and the relay in between, as far as its owner knows."""
         connection = self._connection(owner, peer)
         return (connection.peer, connection.via) if connection is not None else None
 
     def path_latency(self, a: BulkPlane, via: BulkPlane | None, b: BulkPlane) -> float:
-        """One-way seconds, without jitter, over a relay or none."""
+        """One-way latency in seconds, without jitter, directly or over a relay."""
         if via is None:
             return self.latency(a.line.region, b.line.region)
         return self.latency(a.line.region, via.line.region) + self.latency(
@@ -315,7 +323,7 @@ class SimulatedNetwork:
         return host in self._gone_dark
 
     def is_cut(self, sender: BulkPlane, receiver: BulkPlane) -> bool:
-        """Whether nothing passes from one to the other."""
+        """Whether nothing passes from sender to receiver."""
         if not self._cuts and not self._gone_dark and not self._frozen:
             return False
         return (
@@ -327,11 +335,11 @@ class SimulatedNetwork:
         )
 
     def is_silent(self, a: BulkPlane, b: BulkPlane) -> bool:
-        """Whether a question of one to the other stays without an answer."""
+        """Whether a request of one to the other stays unanswered."""
         return self.is_cut(a, b) or self.is_cut(b, a)
 
     def latency(self, a: str, b: str) -> float:
-        """One-way seconds between two regions, without jitter; drawn once by seed."""
+        """One-way latency in seconds between two regions, without jitter; drawn once by seed."""
         if a == b:
             return self.weather.local_seconds
         pair = (min(a, b), max(a, b))
@@ -342,12 +350,14 @@ class SimulatedNetwork:
         return self._latencies[pair]
 
     def link(self, sender: BulkPlane, receiver: BulkPlane) -> int:
-        """The number of the link from one to the other."""
+        """The number of the link from sender to receiver."""
         return self._hosts[sender.peer_id] << 32 | self._hosts[receiver.peer_id]
 
     def draw_latency(self, sender: BulkPlane, receiver: BulkPlane) -> float:
-        """What one message outside connections takes from one to the other, retransmissions
-        included. Its fate is a hash of link and time."""
+        """Latency of one message outside connections, retransmissions included.
+
+        It is drawn from a hash of link and time.
+        """
         self.count_message(sender.peer_id)
         base = self.latency(sender.line.region, receiver.line.region)
         draw = mix(self.link_seed ^ mix(~self.link(sender, receiver)) ^ hash(trio.current_time()))
@@ -359,7 +369,7 @@ class SimulatedNetwork:
         self.messages_by_sender[sender] += 1
 
     def join(self, a: Endpoint, b: Endpoint, via: Endpoint | None = None) -> None:
-        """A new connection of two peers, direct or carried by a relay."""
+        """Connect two peers, directly or over a relay."""
         near, far = Connection(self, a, b, via), Connection(self, b, a, via)
         near.twin, far.twin = far, near
         for connection in (near, far):
@@ -377,7 +387,7 @@ class SimulatedNetwork:
             )
 
     def _punch(self, connection: Connection) -> None:
-        """Make a relayed connection direct, where the NATs on its way allow it."""
+        """Make a relayed connection direct, where the peers' NATs allow it."""
         owner, peer, via = connection.owner, connection.peer, connection.via
         if via is None or owner.connections.get(peer.peer_id) is not connection:
             return

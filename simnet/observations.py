@@ -1,8 +1,8 @@
-"""What a simulation shows of itself: collected from events as they happen, in bounded memory.
+"""Observations of a simulation: collected from events as they happen, in bounded memory.
 
-The report and the plot read it. Broadcast progress is kept as the times at which each peer had
-another 1/64 of a checkpoint; what was sent over time in at most 256 buckets, whose width doubles
-when they are full; everything else is counters by peer or role.
+The report and the plot read them. Broadcast progress is kept as the times at which each peer had
+another 1/64 of a checkpoint. Bytes sent over time are kept in at most 256 buckets, whose width
+doubles when they are full. All other observations are counters by peer or role.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROGRESS_PARTS = 64
 """Points of one peer's progress through one checkpoint."""
 
 BROADCASTS_KEPT = 8
-"""Checkpoints whose broadcast is remembered: the first ones."""
+"""Number of checkpoints, from the first, whose broadcasts are kept."""
 
 FEEDERS_KEPT = 4
 
@@ -30,7 +30,7 @@ BUCKETS_MAX = 256
 ROLE_ORDER = ("trainer", "validator", "relay", "inference", "bootstrap", "observer")
 
 BUSY = {"generating", "training", "judging", "relaying"}
-"""First word of what a peer says it does, when that is its work."""
+"""First words of a peer's status that mean work."""
 
 CAUSES = {
     "waiting": "waiting for work",
@@ -42,11 +42,11 @@ CAUSES = {
     "preparing": "starting",
     "run": "run over",
 }
-"""What a peer that is not busy spends its time on, by the same word."""
+"""Cause of an idle peer's time, by the first word of its status."""
 
 
 class Buckets:
-    """Amounts by name over time, in buckets that all double their width when there are too many."""
+    """Amounts by name over time, in buckets whose width doubles when there are too many."""
 
     def __init__(self, width_seconds: float = 0.125) -> None:
         self.width_seconds = width_seconds
@@ -77,37 +77,37 @@ class Buckets:
 
 @dataclass
 class Broadcast:
-    """One checkpoint on its way to everybody."""
+    """The broadcast of one checkpoint to all peers."""
 
     total_bytes: int
     published: float
     publisher: str
     received: dict[str, int] = field(default_factory=dict)
-    """Bytes by peer."""
+    """Bytes received, by peer."""
     progress: dict[str, array[float]] = field(default_factory=dict)
-    """By peer: when it had 1/64 of it, 2/64, ..."""
+    """Times at which each peer had 1/64, 2/64, ... of the checkpoint."""
     complete: dict[str, float] = field(default_factory=dict)
-    """When each peer had all of it."""
+    """Time at which each peer had the whole checkpoint."""
     fed_by: dict[str, list[str]] = field(default_factory=dict)
-    """Who gave each peer the most bytes, at most `FEEDERS_KEPT`, the first one first."""
+    """Peers that sent each peer the most bytes, at most `FEEDERS_KEPT`, largest first."""
 
 
 class Observations:
-    """Listens to a simulation from now on."""
+    """Collects observations of a simulation, from construction on."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.broadcasts: dict[tuple[int, int], Broadcast] = {}
-        """By (lineage, step)."""
+        """Broadcasts by (lineage, step)."""
         self.sent_bytes = Buckets()
-        """Bytes of pieces by role of the sender, over time."""
+        """Bytes of pieces over time, by the sender's role."""
         self.pieces_sent_bytes: Counter[str] = Counter()
-        """By peer."""
+        """Bytes of pieces sent, by peer."""
         self.pieces_received_bytes: Counter[str] = Counter()
         self.lookup_hops: Counter[int] = Counter()
         self.lookups_timed_out = 0
         self.spent_seconds: dict[str, dict[str, float]] = {}
-        """By peer: seconds at its work ("busy"), and otherwise by cause."""
+        """Seconds of each peer at work ("busy"), and idle seconds by cause."""
         self._doing: dict[str, tuple[float, str]] = {}
         self._names: dict[PeerId, str] = {}
         self._handlers: dict[str, Callable[[float, Peer, Mapping[str, Any]], None]] = {
@@ -125,7 +125,7 @@ class Observations:
             handler(now, peer, event.fields)
 
     def name_of(self, peer: PeerId) -> str:
-        """The name of a peer in this simulation, for the id that others know."""
+        """The name in this simulation of the peer with this id."""
         if peer not in self._names:
             self._names = {each.id: each.name for each in self.simulation.peers.values()}
         return self._names.get(peer, peer)
@@ -182,7 +182,7 @@ class Observations:
     # --- summaries ---
 
     def main_broadcast(self) -> tuple[tuple[int, int], Broadcast] | None:
-        """The one that most peers completed or began; the first one of several."""
+        """The broadcast that most peers completed or began; the first of several."""
         if not self.broadcasts:
             return None
         return max(
@@ -196,7 +196,7 @@ class Observations:
         return {peer.name: sent.get(peer.id, 0) for peer in self.simulation.peers.values()}
 
     def shares(self, names: list[str]) -> dict[str, float]:
-        """Parts of the time of some peers together, spent busy and by cause; they add up to 1."""
+        """Shares of some peers' total time, busy and idle by cause; they add up to 1."""
         spent: dict[str, float] = {}
         for name in names:
             for cause, seconds in self.spent_seconds.get(name, {}).items():
@@ -207,7 +207,7 @@ class Observations:
         return {cause: seconds / whole for cause, seconds in sorted(spent.items())}
 
     def names_by_role(self) -> dict[str, list[str]]:
-        """Peers by their first role, in the order in which roles are read about."""
+        """Peers by their first role, in the report's order of roles."""
         found: dict[str, list[str]] = {}
         for name in self.simulation.peers:
             found.setdefault(self.role_of(name), []).append(name)
@@ -215,7 +215,7 @@ class Observations:
         return {role: found[role] for role in [*known, *sorted(set(found) - set(known))]}
 
     def summary(self) -> dict[str, Any]:
-        """Messages, traffic, lookups and shares of time, by role, as plain data."""
+        """Summarise messages, traffic, lookups and shares of time by role, as plain data."""
         messages = self.messages_by_peer()
         roles: dict[str, Any] = {}
         for role, names in self.names_by_role().items():

@@ -1,11 +1,11 @@
-"""`python -m simnet plan`: how long a broadcast takes, how many relays it needs, what is idle.
+"""`python -m simnet plan`: estimates broadcast time, relays needed and the trainer's idle share.
 
-The bound is what no broadcast of F bytes to N receivers can beat (docs/simulation.md): the
-source's uplink for one copy, the slowest downlink, and all copies over all uplinks together. In
-relay-only mode workers pass nothing on, so all copies leave the relays. The estimate multiplies
-the bound by what a simulated broadcast of production peers to few receivers on such lines needed
-beyond its own bound; the trainer's idle share follows from the slowest of the three overlapping
-stages.
+The bound is the least time of any broadcast of F bytes to N receivers (docs/simulation.md): one
+copy over the source's uplink, one over the slowest downlink, and all copies over all uplinks
+together. In relay-only mode workers forward nothing, so all copies leave the relays. The estimate
+is the bound times a factor: the ratio of time to bound in a simulated broadcast of production peers
+to few receivers on such lines. The trainer's idle share follows from the slowest of the three
+overlapping stages.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from swarm.shardcast.limits import PIECE_BYTES_MAX, PIECES_WANTED
 MEGABIT = 1e6 / 8
 
 SIMULATED_RECEIVERS_MAX = 10
-"""Receivers in the simulations: relays and workers in their proportion, at least one each."""
+"""Most receivers in the simulations: relays and workers in proportion, at least one of each."""
 
 SIMULATED_BYTES_MAX = PIECES_WANTED * PIECE_BYTES_MAX
 """A larger checkpoint has more pieces, takes longer to simulate, and comes nearer to its bound."""
 
 SIMULATED_SECONDS_MAX = 5 * 3600.0
-"""Of a bound: what takes more than some hours is not simulated."""
+"""Longest bound that is simulated: a broadcast of more hours would take too long."""
 
 SIMULATED_UPLINK_MBPS_MIN = 1.0
-"""Nor are slower lines, whose pieces would be broken off as too slow."""
+"""Slowest uplink that is simulated: pieces on slower lines would be cancelled as too slow."""
 
 SLACK = 1.10
-"""Relays are enough when the bound is within this of what the other lines allow."""
+"""Relays are enough when the bound is at most this times the bound of the other lines."""
 
 RELAYS_MAX = 1000
 
 
 @dataclass(frozen=True)
 class Network:
-    """What somebody has, or means to rent. Rates in Mb/s."""
+    """The network to plan. Rates in Mb/s."""
 
     model_gb: float
     inference: int
     relays: int
     uplink_mbps: float
-    """Of an inference peer; likewise the next."""
+    """Uplink of an inference peer; the next field is its downlink."""
     downlink_mbps: float
     relay_uplink_mbps: float
     trainer_uplink_mbps: float
@@ -69,14 +69,14 @@ class Network:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a simulated broadcast took."""
+    """The time of a simulated broadcast, and its bound."""
 
     receivers: int
     times_the_bound: float
 
 
 def check(network: Network, **others: float | None) -> None:
-    """Raise `UserError` naming the first figure that makes no sense."""
+    """Raise `UserError` with the first figure that makes no sense."""
     for each in fields(network):
         value = getattr(network, each.name)
         option = "--" + each.name.replace("_", "-")
@@ -90,7 +90,7 @@ def check(network: Network, **others: float | None) -> None:
 
 
 def bounds(network: Network) -> dict[str, float]:
-    """Seconds of each term; the largest binds."""
+    """Seconds of each term of the bound; the largest term binds."""
     size, trainer = network.size_bytes, network.trainer_uplink_mbps * MEGABIT
     uplinks = trainer + MEGABIT * (
         network.relays * network.relay_uplink_mbps + network.inference * network.uplink_mbps
@@ -103,8 +103,10 @@ def bounds(network: Network) -> dict[str, float]:
 
 
 def relay_only_bounds(network: Network) -> dict[str, float]:
-    """The same where inference peers pass nothing on; infinite without relays. Relays get their
-    own copies from the trainer and from each other."""
+    """`bounds` where inference peers forward nothing; infinite without relays.
+
+    Relays get their own copies from the trainer and from each other.
+    """
     relays = network.relays * network.relay_uplink_mbps * MEGABIT
     found = bounds(network)
     alone = math.inf
@@ -138,11 +140,11 @@ def relays_needed(network: Network, terms: Callable[[Network], dict[str, float]]
 def idle_share(
     step_seconds: float, batch_seconds: float | None, broadcast_seconds: float, asynchrony: int
 ) -> dict[str, Any]:
-    """What the trainer waits, as a share of its time, and for what.
+    """The trainer's idle time as a share of its time, and its cause.
 
     Training, broadcast and generation overlap: each step takes as long as the slowest of them. A
-    policy is used `asynchrony` steps later, so it has that many steps' time to be trained on
-    (one), to arrive, and to be generated with: step + broadcast + batch <= (asynchrony + 1)
+    policy is used `asynchrony` steps later. Training it, broadcasting it and generating a batch
+    with it must fit into that time and the step's own: step + broadcast + batch <= (asynchrony + 1)
     periods.
     """
     batch = batch_seconds or 0.0
@@ -161,8 +163,8 @@ def idle_share(
 
 
 def simulate(network: Network, *, relay_only: bool, seed: int = 1) -> Estimate | None:
-    """A broadcast of shardcast's own code to few receivers, on lines of this network; None where
-    that would take too long."""
+    """Simulate a broadcast by shardcast to few receivers on this network's lines; None where that
+    would take too long."""
     case = _small(network, relay_only, seed)
     bound_seconds = max(bound(case).values())
     slowest = min(line.uplink_bytes_per_second for line in case.relays or case.receivers)
@@ -176,7 +178,7 @@ def _small(network: Network, relay_only: bool, seed: int) -> Case:
     receivers = min(network.receivers, SIMULATED_RECEIVERS_MAX)
     relays = min(network.relays, max(1, round(receivers * network.relays / network.receivers)))
     workers = max(1, receivers - relays)
-    # As many relays for a worker as there, or as much of one.
+    # The same ratio of relays to workers as in the network.
     share = (network.relays / network.inference) * (workers / relays) if relays else 1.0
     relay_uplink = network.relay_uplink_mbps * share
     wide = max(relay_uplink, network.downlink_mbps)
@@ -201,7 +203,7 @@ def make_plan(
     asynchrony: int = 2,
     simulated: bool = True,
 ) -> dict[str, Any]:
-    """All answers as plain data."""
+    """Make the whole plan, as plain data."""
     swarm_terms, relay_terms = bounds(network), relay_only_bounds(network)
     by, seconds = binding(swarm_terms)
     relay_by, relay_seconds = binding(relay_terms)

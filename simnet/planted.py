@@ -1,6 +1,6 @@
-"""Bugs planted on purpose: whether the invariants find them is tested.
+"""Bugs planted on purpose, to test that the invariants find them.
 
-Each breaks production code in one place while a simulation runs (`--plant NAME`).
+Each breaks production code in one spot while a simulation runs (`--plant NAME`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from swarm.messages import Verdict
 from swarm.run.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 
 LATE_SECONDS = 5.0
-"""By which a forgetful validator's verdicts become durable too late."""
+"""Delay with which a forgetful validator makes its verdicts durable."""
 
 _Patch = tuple[Any, str, Any]
 
 
 def _skip_signature_check() -> _Patch:
-    """Envelopes are believed whatever their signature."""
+    """Accept envelopes with any signature."""
     return swarm.envelope, "verify", lambda *_: True
 
 
 def _forget_verdict() -> _Patch:
-    """A validator announces its verdicts before they are durable."""
+    """Make validators announce verdicts before they are durable."""
     right = TrustedPart.append_verdict
 
     async def append_verdict(self: TrustedPart, verdict_at: Callable[[int], Verdict]) -> Envelope:
@@ -48,7 +48,7 @@ def _forget_verdict() -> _Patch:
 
 
 def _train_twice() -> _Patch:
-    """A trainer that resumes forgets what its state has consumed."""
+    """Make a resumed trainer forget the submissions that its state has consumed."""
     return AcceptedSubmissions, "remember_consumed", lambda *_: 0
 
 
@@ -67,7 +67,7 @@ def check_plant(name: str | None) -> None:
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """Have this bug inside the block; none with None."""
+    """Plant this bug inside the block; None plants nothing."""
     check_plant(name)
     if name is None:
         yield

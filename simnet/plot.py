@@ -1,7 +1,7 @@
 """One picture of a simulation: `draw(observations, report, path)`.
 
-A panel for each thing there is data of: broadcast progress per peer, uplink use, the tree of who
-fed whom, how peers spent their time, messages per peer, DHT hops.
+It has a panel for each kind of data observed: broadcast progress per peer, uplink use, the tree of
+which peer fed which, how peers spent their time, messages per peer, DHT hops.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ CAUSE_COLOURS = {
 INK, FAINT = "#2f3b45", "#d5dadd"
 
 LINES_MAX = 200
-"""Peers whose progress is drawn one by one; of more, percentiles."""
+"""Most peers whose progress is drawn one by one; with more, percentiles are drawn."""
 
 TREE_PEERS_MAX = 100
-"""Peers drawn as a tree; more are counted by how many hands away the trainer is."""
+"""Most peers drawn as a tree; with more, peers are counted by their hops from the trainer."""
 
 BARS_MAX = 24
-"""Workers whose time is drawn one by one; of more, groups of like ones."""
+"""Most workers whose time is drawn one by one; with more, groups of similar workers are drawn."""
 
 BAR_GROUPS = 12
 
@@ -57,7 +57,7 @@ _Panel = Callable[["Axes"], None]
 
 
 def draw(observations: Observations, report: dict[str, Any], path: Path) -> None:
-    """Write the picture; raises `UserError` if that cannot be done."""
+    """Write the picture; raises `UserError` if that fails."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -122,7 +122,7 @@ def colour(role: str) -> str:
 
 
 def _scale(seconds: float) -> tuple[float, str]:
-    """(seconds in one unit, its name) for an axis that ends there."""
+    """(seconds in one unit, the unit's name) for an axis that ends at `seconds`."""
     if seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
@@ -155,7 +155,7 @@ def _progress(
     if len(curves) <= LINES_MAX:
         shown: set[str] = set()
         width = 1.4 if len(curves) <= 30 else 0.7
-        # Workers first, so that the few others lie on top.
+        # Workers first, so that the few other peers are drawn on top.
         for role, names in reversed(observations.names_by_role().items()):
             for name in names:
                 if name in curves:
@@ -240,8 +240,8 @@ def _uplinks(axes: Axes, observations: Observations) -> None:
 
 
 def feeding_tree(broadcast: Broadcast) -> dict[str, str]:
-    """Each receiver's feeder: who gave it the most, of those that do not hang below it; the
-    publisher is the root."""
+    """Each receiver's feeder: the peer that sent it the most bytes, of the peers not below it in
+    the tree. The publisher is the root."""
     parents: dict[str, str] = {}
     for name in sorted(broadcast.complete, key=lambda name: (broadcast.complete[name], name)):
         for feeder in [*broadcast.fed_by.get(name, []), broadcast.publisher]:
@@ -255,7 +255,7 @@ def feeding_tree(broadcast: Broadcast) -> dict[str, str]:
 
 
 def depths(parents: dict[str, str]) -> dict[str, int]:
-    """How many hands a checkpoint passed through on its way to each peer; 0 for a root."""
+    """Number of hops of a checkpoint from the root to each peer; 0 for a root."""
     found: dict[str, int] = {}
     for name in parents:
         path = [name]
@@ -269,7 +269,8 @@ def depths(parents: dict[str, str]) -> dict[str, int]:
 
 
 def _tree(axes: Axes, observations: Observations, step: int, broadcast: Broadcast) -> None:
-    """Roots at the left; leaves one below the other; a feeder in the middle of those it fed."""
+    """Draw the tree: roots at the left, leaves below each other, each feeder centred on the peers
+    it fed."""
     parents = feeding_tree(broadcast)
     children: dict[str, list[str]] = {}
     for name, parent in parents.items():
@@ -321,7 +322,7 @@ def _tree(axes: Axes, observations: Observations, step: int, broadcast: Broadcas
 
 
 def _short(name: str) -> str:
-    """`w-12` for `worker-12`: labels are many."""
+    """Shorten a label, `worker-12` to `w-12`, since there are many."""
     word, dash, number = name.rpartition("-")
     return f"{word[0]}{number}" if dash and number.isdigit() and word else name
 

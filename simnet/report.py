@@ -1,4 +1,4 @@
-"""The report of a simulation: what came of it, for a person at a terminal."""
+"""The report of a simulation's results on a terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DIM = "bright_black"
 BROADCASTS_SHOWN = 6
 EVENT_LETTERS_MAX = 200
 EVENTS_SHOWN = 20
-"""Of those that led to a violation."""
+"""Number of last events shown before a violation."""
 UNITS = ("_bytes", "_seconds", "_minutes", "_share", "_mbps")
-"""Ends of names that say a figure's unit."""
+"""Suffixes of names that give a figure's unit."""
 
 
 def print_report(report: dict[str, Any], replay: str, console: Console | None = None) -> None:
-    """Print what `simulate` returned; `replay` is the command that does it again."""
+    """Print the report of `simulate`; `replay` is the command that repeats the run."""
     console = console or Console(highlight=False)
     for part in (
         _head(report),
@@ -46,7 +46,7 @@ def print_report(report: dict[str, Any], replay: str, console: Console | None = 
 
 
 def readable_event(entry: tuple[float, str, str, dict[str, Any]]) -> str:
-    """One event of a trace on a line."""
+    """Format one event of a trace as a line."""
     time, name, peer, fields = entry
     shown = " ".join(
         f"{key}={value.hex()[:12] if isinstance(value, bytes) else value}"
@@ -76,7 +76,7 @@ def _head(report: dict[str, Any]) -> RenderableType:
 
 
 def new_table(title: str) -> Table:
-    """The look of every table here."""
+    """Make a table in the style of the report."""
     return Table(
         title=title, title_style="bold", title_justify="left", header_style=DIM,
         box=box.SIMPLE_HEAD, border_style=DIM, pad_edge=False, show_edge=False,
@@ -84,7 +84,7 @@ def new_table(title: str) -> Table:
 
 
 def _figures(figures: dict[str, Any]) -> list[RenderableType]:
-    """One table of single figures, one of those with parts, one for each list of rows."""
+    """Make a table of single figures, a table of figures with parts, and one per list of rows."""
     single = {name: value for name, value in figures.items() if not isinstance(value, (dict, list))}
     parts = {name: value for name, value in figures.items() if isinstance(value, dict) and value}
     shown: list[RenderableType] = []
@@ -116,7 +116,7 @@ def _figures(figures: dict[str, Any]) -> list[RenderableType]:
 
 
 def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
-    """A list of like rows; the first column names them and says their unit."""
+    """Make a table of a list of similar rows; the first column gives their names and units."""
     table = new_table(words(title))
     columns = list(rows[0])
     for index, column in enumerate(columns):
@@ -182,7 +182,7 @@ def _roles(network: dict[str, Any]) -> Table:
 
 
 def _time(network: dict[str, Any]) -> Table | None:
-    """What the peers that compute spent their time on."""
+    """Make a table of how the computing peers spent their time."""
     rows = {
         role: entry["time_shares"]
         for role, entry in network["roles"].items()
@@ -216,14 +216,14 @@ def _unit_of(name: str) -> str | None:
 
 
 def words(name: str) -> str:
-    """A name of the report as a person says it: without underscores and unit."""
+    """A name of the report in words, without underscores and unit."""
     for unit in ("_bytes", "_seconds"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
 def figure(name: str, value: Any) -> str:
-    """A figure with the unit that its name says."""
+    """Format a figure with the unit in its name."""
     if value is None:
         return "–"
     if isinstance(value, str):

@@ -1,5 +1,5 @@
-"""Random sources derived from one seed: one for each peer, link and purpose, so that what one
-draws never changes what another gets."""
+"""Random sources derived from one seed, one per peer, link and purpose: draws from one source never
+change another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swarm.rollouts.seeds import digest
 
 
 def derive(seed: int, *names: str) -> bytes:
-    """32 bytes that follow from the seed and the names of a purpose."""
+    """Derive 32 bytes from the seed and the names of a purpose."""
     return digest("simnet/1", str(seed).encode(), *(name.encode() for name in names))
 
 

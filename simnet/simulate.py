@@ -32,8 +32,10 @@ def simulate(
     watch: Watch | None = None,
     plot_path: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a scenario to its end, or until `watch` was interrupted; the report that `--json`
-    writes. Raises `UserError`; `Deadlock` names seed and replay."""
+    """Run a scenario to its end, or until `watch` is interrupted; return the report for `--json`.
+
+    Raises `UserError`; a `Deadlock` names the seed and the command that replays it.
+    """
     scenario = scenarios.load(name)
     peers = scenario.peers if peers is None else peers
     if peers < scenario.peers_min:
@@ -65,7 +67,7 @@ def simulate(
         try:
             run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
         except BaseExceptionGroup as group:
-            mistake = user_error_in(group)  # in a schedule that does not fit the scenario
+            mistake = user_error_in(group)  # a schedule may not fit the scenario
             if mistake is None:
                 raise
             raise mistake from None

@@ -1,8 +1,8 @@
-"""Production peers on the simulated seam: started, crashed, brought back, and listened to.
+"""Simulations of production peers on the simulated seam: start, crash, restart and observe them.
 
-Each peer is what `python -m swarm.peer` makes of the same settings (`swarm.node.assemble.assemble`,
-`swarm.roles.take_part`, the roles behind the entry points), with the simulated world, disk,
-compute and transport in place of the machine's.
+A peer is assembled as by `python -m swarm.peer` from the same settings
+(`swarm.node.assemble.assemble`, `swarm.roles.take_part`, the roles behind the entry points), with
+the simulated world, disk, compute and transport in place of the machine's.
 """
 
 from __future__ import annotations
@@ -49,28 +49,29 @@ from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, run_id
 from swarm.settings import PeerSettings
 
 ENVELOPES_REMEMBERED = 16_384
-"""Signatures that the peers of a simulation check once, all together: by the envelope's bytes, so
-that a forged one is refused as ever."""
+"""Envelopes whose signature check all peers of a simulation share. The key is the envelope's bytes,
+so that a forged envelope is still refused."""
 
 
 SUPERVISOR_SECONDS = 5.0
-"""After which a peer that ended by itself is started again."""
+"""Time after which a peer that ended by itself is started again."""
 
 STATUS_SECONDS = 30.0
-"""Between `peer.status` events while nothing changes: nobody looks on, and a thousand peers."""
+"""Time between `peer.status` events while nothing changes; long, since no person reads them and
+there may be a thousand peers."""
 
 SIMULATED = EnvironmentReference(name="simulated", version="1", probe_hash=PROBE_HASH)
 
 LAST_EVENTS = 50
-"""Events of each peer kept to show what led to a violation."""
+"""Number of each peer's last events kept, to show the causes of a violation."""
 
 REPETITIVE = ("peer.status", "shardcast.piece_received", "dht.lookup_finished", "dht.contact_")
-"""Beginnings of names of events that are not among them."""
+"""Prefixes of event names that are not kept."""
 
 
 @dataclass
 class Plan:
-    """What a peer is made of."""
+    """The description of a peer: its name, roles, line and machine."""
 
     name: str
     roles: list[str]
@@ -82,13 +83,13 @@ class Plan:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     manifests: list[Envelope] = field(default_factory=list)
     acts: type[Role] | None = None
-    """What it does in truth, if it is an adversary."""
+    """The role class that an adversary really runs."""
     fabricates: str = ""
-    """What its engine makes up: `simnet.compute.Setting.fabricates`."""
+    """What an adversary's engine fabricates: `simnet.compute.Setting.fabricates`."""
 
 
 class Trace:
-    """All events of a simulation, as a hash: two runs with one hash did the same."""
+    """A hash of all events of a simulation: two runs with equal hashes did the same."""
 
     def __init__(self) -> None:
         self._hasher = blake3()
@@ -118,7 +119,7 @@ class Trace:
 
 
 class Expectation:
-    """Something that each of some peers is to say; when each first did, in virtual seconds."""
+    """An event expected of each of some peers, and when each first emitted it (virtual seconds)."""
 
     def __init__(self, what: str, peers: Iterable[str], matches: Callable[[Event], bool]) -> None:
         self.what = what
@@ -144,7 +145,7 @@ class Expectation:
 
 
 class Peer:
-    """A production peer in the simulation, through all its lives."""
+    """A production peer in the simulation, across all its processes."""
 
     def __init__(self, simulation: Simulation, plan: Plan) -> None:
         self.plan = plan
@@ -152,20 +153,20 @@ class Peer:
         self.identity = Identity(derive(simulation.seed, "key", plan.name))
         self.disk = SimulatedDisk(plan.name, capacity_bytes=plan.disk_bytes)
         self.node: Node | None = None
-        """While it lives."""
+        """The running node; None while the peer is down."""
         self.ended: str | None = None
-        """Why its last life ended by itself."""
+        """Why its last process ended by itself."""
         self.roles: list[Role] = []
-        """The roles of this life, once they work."""
+        """The roles of its process, once they run."""
         self.left = False
-        """Gone for good."""
+        """Whether the peer has left for good."""
         self._simulation = simulation
         self._lives = 0
         self._scope: trio.CancelScope | None = None
         self._world: SimulatedWorld | None = None
         self._over = trio.Event()
         self._struck = False
-        """Whether a fault ended its present life, which may not have begun to listen yet."""
+        """Whether a fault ended its present process, possibly before it began to listen."""
 
     @property
     def id(self) -> PeerId:
@@ -173,7 +174,7 @@ class Peer:
 
     @property
     def part(self) -> RunNode | None:
-        """Its part in the run, while it lives and once it has one."""
+        """Its part in the run; None while the peer is down or has not joined."""
         part = self.node.part if self.node is not None else None
         assert part is None or isinstance(part, RunNode)
         return part
@@ -183,7 +184,7 @@ class Peer:
         return self._scope is not None
 
     async def start(self, *, resume: bool = False) -> Node:
-        """Begin a life; returns once the peer listens."""
+        """Start a process; return once the peer listens."""
         if self.alive:
             raise ValueError(f"{self.name} is alive already")
         self._over = trio.Event()
@@ -194,7 +195,7 @@ class Peer:
         return node
 
     async def start_again(self) -> None:
-        """Begin another life, if it has none and should have one; it may end at once."""
+        """Start a new process if the peer is down and has not left; it may end at once."""
         if not self.alive and not self.left:
             try:
                 await self.start(resume=True)
@@ -203,12 +204,12 @@ class Peer:
                     raise
 
     def successor(self) -> Plan:
-        """What somebody new of its kind is made of."""
+        """The plan of a new peer of the same kind."""
         name, _, generation = self.name.partition("~")
         return dataclasses.replace(self.plan, name=f"{name}~{int(generation or 1) + 1}")
 
     def step_clock(self, ahead_seconds: float) -> None:
-        """Put its wall clock forward, for this life and all others."""
+        """Move its wall clock forward, for this process and all later ones."""
         self.plan = dataclasses.replace(
             self.plan, skew_seconds=self.plan.skew_seconds + ahead_seconds
         )
@@ -216,8 +217,10 @@ class Peer:
             self._world.correct_clock(ahead_seconds)
 
     async def crash(self) -> None:
-        """Lose power. Cut off from network and disk first, so that nothing is cleaned up that a
-        power cut would not; returns when its tasks are gone."""
+        """Lose power; return when its tasks have ended.
+
+        Network and disk are cut off first, so that no clean-up runs: a power cut allows none.
+        """
         simulation = self._simulation
         self.disk.lose_power()
         simulation.network.cut_power(self.id)
@@ -225,15 +228,15 @@ class Peer:
         self.disk.recover(source(simulation.seed, "power cut", self.name, str(self._lives)))
 
     async def kill(self) -> None:
-        """The process dies, the machine does not: what was written is there."""
-        self.disk.lose_power()  # no clean-up runs that a SIGKILL would not
+        """Kill the process but not the machine: all written data survives."""
+        self.disk.lose_power()  # no clean-up runs, as after SIGKILL
         self._simulation.network.kill(self.id)
         await self._end()
         self.disk.come_back()
 
     async def _end(self) -> None:
         assert self._scope is not None
-        scope, self._scope = self._scope, None  # from now on nobody hears it
+        scope, self._scope = self._scope, None  # from now on its events are ignored
         self._struck = True
         scope.cancel()
         await self._over.wait()
@@ -304,7 +307,7 @@ class Peer:
 
 
 class Simulation:
-    """Peers, their network, and what they say. `async with simulation.running():` to use it."""
+    """Peers, their network and their events. Use it inside `async with simulation.running():`."""
 
     def __init__(
         self, seed: int, *, weather: Weather | None = None, workload: Workload | None = None
@@ -319,18 +322,19 @@ class Simulation:
         self.trace = Trace()
         self.violations: list[str] = []
         self.led_there: list[tuple[float, str, str, dict[str, Any]]] = []
-        """The last events of the peers that the first violation names, or of all if it names
-        none: (time, event, peer, fields)."""
+        """The last events, (time, event, peer, fields), of the peers that the first violation
+        names, or of all peers if it names none."""
         self.faults: list[Any] | None = None
-        """What is to go wrong, where the scenario does not draw it."""
+        """The fault schedule, where the scenario does not draw one."""
         self.disturbed = 0
-        """Faults that last now."""
+        """Number of faults in progress."""
         self.witnesses: list[Callable[[Peer, str, dict[str, Any]], None]] = []
-        """Called with what truly happens in a peer's children."""
+        """Called with the true actions of a peer's children."""
         self.listeners: list[Callable[[float, Peer, Event], None]] = []
-        """Called with the virtual time, the peer and each event of it. They must change nothing."""
+        """Called with the virtual time, the peer and each of its events. They must not change
+        anything."""
         self.ends_at: float | None = None
-        """Virtual second at which the scenario expects to end, about, for observers."""
+        """Approximate virtual second at which the scenario expects to end, for observers."""
         self.nursery: trio.Nursery
         self._expectations: list[Expectation] = []
         self._roles: dict[str, type[Role]] = {}
@@ -353,14 +357,14 @@ class Simulation:
         return trio.current_time()
 
     def add(self, plan: Plan) -> Peer:
-        """A peer, not started yet."""
+        """Add a peer, without starting it."""
         if plan.name in self.peers:
             raise ValueError(f"there is a peer named {plan.name} already")
         peer = self.peers[plan.name] = Peer(self, plan)
         return peer
 
     def identity(self, name: str) -> Identity:
-        """The key of the peer of this name, be it there already or not."""
+        """The key of the peer of this name, whether it exists yet or not."""
         return Identity(derive(self.seed, "key", name))
 
     def manifest(
@@ -418,7 +422,7 @@ class Simulation:
         return self._roles[name]
 
     def evictions(self) -> int:
-        """How many peers were put out of the run, as its trusted peers know."""
+        """Number of peers evicted from the run, as its trusted peers know."""
         known: dict[str, None] = {}
         for peer in self.peers.values():
             part = peer.part
@@ -431,10 +435,12 @@ class Simulation:
         return len(known)
 
     async def on_end(self, peer: Peer) -> None:
-        """A peer's process has ended with an error. While there are faults that may be right; as
-        a supervisor would, start it again."""
+        """Handle a peer's process that ended with an error.
+
+        During faults that is allowed, and the process is started again, as by a supervisor.
+        """
         if peer.plan.acts is not None:
-            return  # found out, most likely
+            return  # most likely it was caught
         if not self.disturbed:
             self.violate(f"{peer.name} ended: {peer.ended}")
             return
@@ -444,13 +450,13 @@ class Simulation:
     # --- what peers say ---
 
     def tell(self, peer: Peer, life: trio.CancelScope, what: str, **facts: Any) -> None:
-        """Take what truly happened in a peer's child; a crashed peer does nothing more."""
+        """Record a true action of a peer's child; a crashed peer's are ignored."""
         if peer._scope is life:
             for witness in self.witnesses:
                 witness(peer, what, facts)
 
     def hear(self, peer: Peer, life: trio.CancelScope, event: Event) -> None:
-        """Take an event into the trace; a crashed peer says nothing more."""
+        """Add an event to the trace; a crashed peer's events are ignored."""
         if peer._scope is not life:
             return
         now = trio.current_time()
@@ -488,7 +494,7 @@ class Simulation:
         return not missing
 
     def violate(self, what: str) -> None:
-        """Note that something happened that must not, and stop: what follows proves nothing."""
+        """Record a violation, and stop the simulation: later events prove nothing."""
         if not self.violations:
             named = [name for name in re.findall(r"[\w~-]+", what) if name in self.peers]
             self.led_there = self.trace.last(list(dict.fromkeys(named)))
@@ -497,7 +503,7 @@ class Simulation:
 
 
 def _shown(role: type[Role], peer: Peer) -> type[Role]:
-    """The role, seen by the simulation when it is made."""
+    """Wrap a role class so that the simulation sees each role that is made."""
 
     def show(self: Any, part: RunNode) -> None:
         peer.roles.append(self)

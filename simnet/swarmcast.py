@@ -1,10 +1,11 @@
-"""A broadcast by shardcast alone: the production store, exchange, fetcher and uploads in every
-peer, and nothing of the rest of a run, so that a thousand peers and 62 GB take minutes.
+"""A broadcast by shardcast alone: every peer has the production store, exchange, fetcher and
+uploads, but nothing else of a run, so that a thousand peers and 62 GB take minutes.
 
-Peers are connected to some random others, as gossip leaves them; the checkpoint's announcement
-reaches all at the same time. In `open` mode every receiver passes pieces on. In `relay-only` mode
-only relays do, and receivers know nobody else. With churn, receivers leave at even intervals and
-empty ones take their places. `bound` says what no broadcast can beat (docs/shardcast.md).
+Each peer is connected to some random other peers, as by gossip, and the checkpoint's announcement
+reaches all peers at the same time. In `open` mode every receiver forwards pieces. In `relay-only`
+mode only relays do, and receivers know no other peers. With churn, receivers leave at even
+intervals, and empty receivers replace them. `bound` is the least time of any broadcast
+(docs/shardcast.md).
 """
 
 from __future__ import annotations
@@ -37,42 +38,43 @@ from swarm.transport import ConnectError, Source
 
 RUN = "owner/broadcast"
 CONNECTIONS = 6
-"""Connections that each peer opens to random others; as many again are opened to it."""
+"""Connections that each peer opens to random peers; on average as many are opened to it."""
 FRAME_OVERHEAD_BYTES = 100
-"""Of a message on a connection, at most: headers of TCP and IP, Noise, yamux."""
+"""Most overhead of a message on a connection: headers of TCP and IP, Noise, yamux."""
 RELAY_CONNECTIONS = 12
-"""Relays that a receiver connects to in relay-only mode, to begin with."""
+"""Relays that a receiver first connects to in relay-only mode."""
 SOURCE_CONNECTIONS = 24
 FILES = 13
-"""A model of 62 GB comes in about so many files."""
+"""Approximate number of files of a 62 GB model."""
 DEADLINE_SECONDS = 1e6
 PROGRESS_SECONDS = 10.0
 
 GIGABIT = 125e6
 UPLINKS = ((0.1, GIGABIT), (0.4, 0.2 * GIGABIT), (0.5, 0.05 * GIGABIT))
-"""The headline profile: (part of the receivers, bytes a second)."""
+"""Uplinks of the headline profile: (share of the receivers, bytes per second)."""
 RELAY_SHARE = 0.1
-"""Relays for each receiver in relay-only mode, on 1 Gb/s."""
+"""Relays per receiver in relay-only mode, on 1 Gb/s lines."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is broadcast to whom."""
+    """One broadcast to simulate: its size, peers and churn."""
 
     seed: int
     size_bytes: int
     source: Line
     receivers: Sequence[Line]
     relays: Sequence[Line] = ()
-    """When there are any, receivers pass nothing on."""
+    """The relays' lines. If there are any, receivers forward nothing."""
     churn: float = 0.0
-    """Part of the receivers that leaves."""
+    """Share of the receivers that leaves."""
 
 
 def headline(
     peers: int, seed: int, *, size_bytes: int, relay_only: bool = False, churn: float = 0.0
 ) -> Case:
-    """The headline profile: uplinks as above, downlinks of 500 Mb/s or the uplink, if more."""
+    """Make a case of the headline profile: uplinks of `UPLINKS`, downlinks of 500 Mb/s or the
+    uplink, whichever is more."""
     chance = source(seed, "profile")
     uplinks: list[float] = []
     for share, uplink in UPLINKS:
@@ -86,18 +88,21 @@ def headline(
 
 
 def bound(case: Case) -> dict[str, float]:
-    """The terms that no broadcast can beat, in seconds; the largest binds."""
+    """Terms of the least time of any broadcast, in seconds; the largest binds."""
     return bound_of(case, len(case.receivers) - leavers(case))
 
 
 def leavers(case: Case) -> int:
-    """How many receivers leave. They are replaced by others on the same lines, so that the
-    uplinks there are stay the same; those that are there all the time count."""
+    """Number of receivers that leave.
+
+    New receivers on the same lines replace them, so that the total of uplinks stays the same. Only
+    receivers that stay all the time count.
+    """
     return round(case.churn * len(case.receivers))
 
 
 def bound_of(case: Case, finishers: int) -> dict[str, float]:
-    """The same for the first so many receivers to finish."""
+    """`bound` for the first `finishers` receivers to finish."""
     size = case.size_bytes
     senders = case.relays or [case.source, *case.receivers]
     uplinks = sum(line.uplink_bytes_per_second for line in senders)
@@ -110,19 +115,19 @@ def bound_of(case: Case, finishers: int) -> dict[str, float]:
 
 @dataclass
 class Outcome:
-    """What became of it; times in virtual seconds since the announcement."""
+    """The result of a broadcast; times in virtual seconds since the announcement."""
 
     finished: dict[int, float] = field(default_factory=dict)
-    """By receiver that was there all the time: when all was verified and in place."""
+    """Time at which each receiver that stayed all the time had verified and stored everything."""
     progress: list[tuple[float, float]] = field(default_factory=list)
-    """(time, bytes a second of all uplinks in use, as a part of what there is)."""
+    """(time, bytes per second on all uplinks, as a share of their capacity)."""
     pieces: int = 0
     sent_by_receivers: int = 0
-    """Bytes of pieces that receivers passed on."""
+    """Bytes of pieces that receivers forwarded."""
     sent_in_pieces: int = 0
-    """Bytes of pieces, by all that are there in the end."""
+    """Bytes of pieces sent by all peers present at the end."""
     sent_in_messages: int = 0
-    """Bytes on connections with their overhead: who has what."""
+    """Bytes of messages on connections, which say who has which pieces, with their overhead."""
     events: int = 0
     trace_hash: str = ""
     wall_seconds: float = 0.0
@@ -138,7 +143,7 @@ class CastPeer:
         self.line = line
         self.serves = True
         self.may_know: Sequence[CastPeer] | None = None
-        """The only peers it ever hears of, if not all."""
+        """The only peers that it may know; None: all."""
         seed = cast.case.seed
         self.identity = Identity(derive(seed, "key", name))
         self.world = SimulatedWorld(seed, name)
@@ -146,7 +151,7 @@ class CastPeer:
         self.events = Events(self.world, self.identity.peer_id)
         self.events.add_sink(self._hear)
         self.scope = trio.CancelScope()
-        """Its life."""
+        """Scope of its process."""
         self.fetching = trio.CancelScope()
         self.transport: SimulatedTransport
         self.store: CheckpointStore
@@ -196,7 +201,7 @@ class CastPeer:
                 await trio.sleep_forever()
 
     async def connect(self, others: Sequence[CastPeer]) -> None:
-        """To those of them that are there."""
+        """Connect to those of `others` that are present."""
         for other in others:
             if not other.scope.cancel_called:
                 try:
@@ -264,9 +269,9 @@ class Cast:
             nursery.cancel_scope.cancel()
 
     def _acquaintances(self, peer: CastPeer) -> list[CastPeer]:
-        """Whom a peer connects to."""
+        """The peers that a peer connects to."""
         if self.relays and peer not in self.relays:
-            # Receivers and the source know relays only.
+            # Receivers and the source know only relays.
             peer.may_know = self.relays
             peer.serves = peer is self.origin
             count = SOURCE_CONNECTIONS if peer is self.origin else RELAY_CONNECTIONS
@@ -297,7 +302,7 @@ class Cast:
         )
 
     async def _fetch(self, peer: CastPeer, checkpoint: Checkpoint, number: int) -> None:
-        """Until it has all, or leaves; those with a number are waited for."""
+        """Fetch until the peer has everything or leaves; the broadcast waits for numbered peers."""
         with peer.fetching:
             await peer.fetcher.fetch(checkpoint, peer.sources, deadline_seconds=DEADLINE_SECONDS)
             if number >= 0:
@@ -308,7 +313,7 @@ class Cast:
                 self._over.set()
 
     async def _churn(self, checkpoint: Checkpoint, nursery: trio.Nursery) -> None:
-        """Let receivers leave, evenly over the bound's time, and others come."""
+        """Make receivers leave, evenly over the bound's time, and new receivers join."""
         count = leavers(self.case)
         if not count:
             return
@@ -340,7 +345,7 @@ class Cast:
 
 
 def broadcast(case: Case) -> Outcome:
-    """Run one."""
+    """Simulate one broadcast."""
     cast = Cast(case)
     wall, cpu = time.perf_counter(), time.process_time()
     gc.collect()

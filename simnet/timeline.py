@@ -1,4 +1,4 @@
-"""Everything that is on its way, in one heap, done when its virtual time comes."""
+"""The timeline: all pending actions in one heap, run when their virtual time comes."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ _NAMED, _LINK = 0, 1
 
 
 class Timeline:
-    """Actions by (time, what they belong to, number): ties never depend on chance or on the order
-    of insertion. Each name, and each link, must number its own actions upwards."""
+    """Actions ordered by (time, name or link, number).
+
+    Ties never depend on chance or on the order of insertion. Each name, and each link, must number
+    its own actions in ascending order.
+    """
 
     def __init__(self) -> None:
         # (time, _NAMED or _LINK, name or link, number, action, arguments)
         self._heap: list[tuple[float, int, Any, int, Action, tuple[Any, ...]]] = []
         self.done = 0
-        """Actions done so far."""
+        """Number of actions run so far."""
 
     def at(self, time: float, name: str, number: int, action: Action, *args: Any) -> None:
         """Call `action(*args)` at `time`, or as soon as no task can run if that is past."""
         heapq.heappush(self._heap, (time, _NAMED, name, number, action, args))
 
     def at_link(self, time: float, link: int, number: int, action: Action, *args: Any) -> None:
-        """The same for a link of the network, after what is named."""
+        """`at` for a link of the network; at equal times links come after names."""
         heapq.heappush(self._heap, (time, _LINK, link, number, action, args))
 
     def next_time(self) -> float:
-        """When the next action is due; inf when there is none."""
+        """Time of the next action; inf when there is none."""
         return self._heap[0][0] if self._heap else inf
 
     def do_due(self, now: float) -> None:
-        """Do what is due, outside any task: actions wake tasks, start them, and never wait."""
+        """Run due actions, outside any task: actions wake tasks, start them, and never wait."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             self.done += 1
@@ -47,7 +50,7 @@ class Timeline:
             action(*args)
 
     async def run(self) -> None:
-        """Have the simulation's clock do what is due, until cancelled."""
+        """Let the simulation's clock run due actions, until cancelled."""
         clock = virtual_clock()
         if clock.timeline is not None:
             raise RuntimeError("this simulation has a timeline already")

@@ -28,16 +28,16 @@ from swarm.transport.room import least_useful, origin_of
 from swarm.world import Disk, World
 
 CONNECT_SECONDS = 0.25
-"""libp2p's least time to connect, measured on one machine."""
+"""libp2p's shortest time to connect, measured on one machine."""
 
 CONNECT_ROUND_TRIPS = 5
-"""TCP, choosing noise, noise, choosing yamux, identify."""
+"""Round trips to connect: TCP, choosing noise, noise, choosing yamux, identify."""
 
 PORT = 4001
 
 
 class Network(links.Network, Protocol):
-    """The network, as far as its transports use it (`simnet.network.SimulatedNetwork`)."""
+    """The transports' view of the network (`simnet.network.SimulatedNetwork`)."""
 
     def at_host(self, host: str) -> SimulatedTransport | None: ...
 
@@ -64,7 +64,7 @@ class SimulatedTransport(Endpoint):
         )
         self._network: Network = network
         self._reservations: dict[PeerId, str] = {}
-        """Relays that carry connections here, and where they are."""
+        """Addresses of the relays that hold this peer's reservations."""
 
     def addresses(self) -> Sequence[str]:
         own = f"/ip4/{self.host}/tcp/{PORT}/p2p/{self.peer_id}"
@@ -93,7 +93,7 @@ class SimulatedTransport(Endpoint):
         self._reservations[relay] = address
 
     async def _keep_reservation(self, address: str) -> None:
-        """Get a reservation back when the relay was lost."""
+        """Renew a reservation whenever the relay was lost."""
         relay = PeerId(address.rpartition("/")[2])
         while True:
             await trio.sleep(limits.RELAY_RETRY_SECONDS)
@@ -112,7 +112,7 @@ class SimulatedTransport(Endpoint):
     # --- connections ---
 
     def _makes_room(self, newcomer: BulkPlane) -> bool:
-        """Whether there is room for one more, now that another has made way if need be."""
+        """Whether there is room for one more connection, after closing an idle one if necessary."""
         if len(self.connections) >= limits.CONNECTIONS_MAX:
             useless = least_useful(self.connections.values(), origin_of(newcomer.host))
             if useless is None:
@@ -138,7 +138,7 @@ class SimulatedTransport(Endpoint):
         raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
-        """None when connected, else why not."""
+        """Dial an address; return None when connected, else the reason of the failure."""
         parts = address.split("/")
         if len(parts) < 5 or parts[1] != "ip4" or parts[3] != "tcp" or not parts[4].isdecimal():
             return "not a multiaddr with a TCP port"
@@ -149,7 +149,7 @@ class SimulatedTransport(Endpoint):
         network = self._network
         remote = network.at_host(parts[2]) if int(parts[4]) == PORT else None
         if remote is not None and remote.line.reachability != "public":
-            await trio.sleep(limits.DIAL_DEADLINE_SECONDS)  # its NAT drops what nobody asked for
+            await trio.sleep(limits.DIAL_DEADLINE_SECONDS)  # its NAT drops unsolicited packets
             return f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s"
         if network.is_dark(parts[2]) or (remote and network.is_silent(self, remote)):
             await trio.sleep(limits.DIAL_DEADLINE_SECONDS)
@@ -200,7 +200,10 @@ class SimulatedTransport(Endpoint):
         return None
 
     async def _meet(self, remote: Endpoint) -> str | None:
-        """Both dialled at once, or one side has yet to hear that their last connection ended."""
+        """Connect to `remote`, unless its own dial at the same time has already connected both.
+
+        Close an old connection whose end the other side has not noticed yet.
+        """
         stale = remote.connections.get(self.peer_id)
         if remote.peer_id in self.connections:
             return None

@@ -1,7 +1,7 @@
-"""Looks on while a simulation runs: a progress line, and Ctrl-C that ends it in good order.
+"""Observation of a running simulation: a progress line, and Ctrl-C, which ends it cleanly.
 
-Both hang on trio's scheduler passes as an instrument and read the machine's clock only there; the
-simulation never sees it, so its trace is the same with and without.
+Both are a trio instrument, called at scheduler passes, and read the machine's clock only there. The
+simulation never sees that clock, so its trace is the same with and without.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from simnet.simulation import Simulation
 from swarm.app.figures import readable_seconds
 
 PASSES_BETWEEN_LOOKS = 64
-"""Scheduler passes between two looks at the machine's clock: some milliseconds."""
+"""Scheduler passes between two readings of the machine's clock: some milliseconds."""
 
 LINE_SECONDS = 0.25
-"""Between two drawings of the line on a terminal."""
+"""Time between two updates of the line on a terminal."""
 
 LOG_SECONDS = 10.0
-"""Between two lines of a log, when nobody sits at a terminal."""
+"""Time between two log lines without a terminal."""
 
 SPEED_SECONDS = 15.0
-"""The speed shown is the mean over about this long."""
+"""Approximate time over which the shown speed is the mean."""
 
 
 class Watch(trio.abc.Instrument):
     """Watches one simulation: `with watch.watching(simulation):` inside its trio run.
 
-    `show` draws progress on stderr. Ctrl-C cancels what is inside the block, and `interrupted`
-    says so; a second one ends the program at once.
+    `show` draws progress on stderr. Ctrl-C cancels the block and sets `interrupted`; a second
+    Ctrl-C ends the program at once.
     """
 
     def __init__(self, *, show: bool = False, console: Console | None = None) -> None:
@@ -56,7 +56,7 @@ class Watch(trio.abc.Instrument):
         self._passes = 0
         self._next_look = 0.0
         self._marks: deque[tuple[float, float]] = deque()
-        """(machine's time, virtual time) of the last looks."""
+        """(machine's time, virtual time) of the last readings."""
 
     @contextmanager
     def watching(self, simulation: Simulation) -> Iterator[None]:
@@ -75,7 +75,7 @@ class Watch(trio.abc.Instrument):
 
     @contextmanager
     def _handling_interrupts(self) -> Iterator[None]:
-        """Take over SIGINT where that can be done, and give it back."""
+        """Handle SIGINT inside the block, where possible, and restore its handler afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -134,7 +134,7 @@ class Watch(trio.abc.Instrument):
 
 
 def progress_line(simulation: Simulation, virtual: float, speed: float) -> Text:
-    """How far a simulation is; `speed` is virtual seconds a second."""
+    """Format a simulation's progress; `speed` is virtual seconds per second."""
     dim = "bright_black"
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f" {readable_virtual(virtual)}", style="bold cyan")

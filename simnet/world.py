@@ -7,13 +7,13 @@ import trio
 from simnet.seeded import source
 
 EPOCH = 1_800_000_000.0
-"""Wall time of virtual second 0 (15 January 2027), for clocks that are right."""
+"""Wall time of virtual second 0 (15 January 2027) on a correct clock."""
 
 
 class SimulatedWorld:
     """Implements `swarm.world.World`: virtual time, and randomness from (seed, peer name).
 
-    The wall clock is `skew_seconds` off at the start and gains `drift` seconds a second.
+    The wall clock is `skew_seconds` off at the start and gains `drift` seconds per second.
     """
 
     def __init__(
@@ -40,5 +40,5 @@ class SimulatedWorld:
         self._skew_seconds += seconds
 
     def secret_bytes(self, count: int) -> bytes:
-        """Seeded here: a simulation has no secrets."""
+        """Seeded bytes: a simulation has no secrets."""
         return self._secrets.randbytes(count)

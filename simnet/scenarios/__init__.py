@@ -1,7 +1,7 @@
-"""Scenarios: a TOML file each (`simnet.scenarios.written`), or a module with `PEERS` (how many by
-default), `run` and, if it needs other weather or another workload, `WEATHER` and `WORKLOAD`.
+"""Scenarios: TOML files (`simnet.scenarios.written`), and modules with `PEERS` (their default
+number), `run` and, for other weather or another workload, `WEATHER` and `WORKLOAD`.
 
-`run(simulation, peers)` makes the peers, does what is to be done to them, and returns figures.
+`run(simulation, peers)` makes the peers, runs the scenario, and returns its figures.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ FOLDER = Path(__file__).parent
 _HELPERS = ("parts", "written")
 
 PEERS_MIN = 10
-"""Fewest peers of a scenario that does not say otherwise."""
+"""Fewest peers of a scenario that sets no number of its own."""
 
 
 @dataclass(frozen=True)
 class Scenario:
     name: str
     about: str
-    """One line."""
+    """One line that describes it."""
     peers: int
-    """How many by default."""
+    """Default number of peers."""
     peers_min: int
-    """With fewer it makes no sense."""
+    """Fewest peers with which the scenario makes sense."""
     run: Callable[[Simulation, int], Awaitable[dict[str, Any]]]
     weather: Weather
     workload: Workload
 
 
 def names() -> list[str]:
-    """Names of the scenarios there are."""
+    """Names of all scenarios."""
     modules = [
         module.name.replace("_", "-")
         for module in pkgutil.iter_modules(__path__)
@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Scenario:
-    """The scenario of this name, or in this TOML file; raises `UserError` with what is wrong."""
+    """Load the scenario of this name, or from this TOML file; raises `UserError`."""
     module: Any
     if name.endswith(".toml"):
         module = Written(Path(name))

@@ -1,8 +1,8 @@
 """The trainer publishes a checkpoint and every inference peer fetches it.
 
-The whole run is there: trainer, two validators, four relays on fast lines, inference peers on
-lines from all over the world. The bound is what no broadcast can beat: the slowest downlink, the
-trainer's uplink for one copy, and all copies over all uplinks together.
+It is a whole run: a trainer, two validators, four relays on fast lines, and inference peers on
+lines from all over the world. The bound is the least time of any broadcast: one copy over the
+slowest downlink, one over the trainer's uplink, and all copies over all uplinks together.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
 
 
 def bound_seconds(simulation: Simulation, plans: list[Plan]) -> float:
-    """No broadcast from the first of these peers to the others takes less."""
+    """Least time of any broadcast from the first of these peers to the others."""
     size = simulation.workload.model_bytes
     lines = [plan.line for plan in plans]
     return max(

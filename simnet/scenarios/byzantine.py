@@ -1,7 +1,7 @@
 """A small run of which a third lies, while faults befall the others.
 
-The kinds of adversaries (`simnet/adversaries.py`) follow from the seed, and no two are alike. The
-run must go on as if they were not there, and every invariant hold.
+The kinds of adversaries (`simnet/adversaries.py`) follow from the seed, and no two are the same.
+The run must continue as without them, and every invariant must hold.
 """
 
 from __future__ import annotations

@@ -1,40 +1,40 @@
 """The published run INTELLECT-2: 62 GB checkpoints, 4 relays, workers of all kinds, 2 steps behind.
 
-Beside what the report on that run says (arXiv 2505.07291): a broadcast takes 14 minutes (62 GB at
-590 Mb/s), the first submission comes 10 minutes later, is verified in about 1 minute, and a full
-batch of 256 prompts x 16 completions is there 22 minutes after the broadcast with short target
-lengths, 29 with long ones; a trainer step takes 22 (21) minutes.
+The report on that run (arXiv 2505.07291) gives these figures. A broadcast takes 14 minutes (62 GB
+at 590 Mb/s). The first submission arrives 10 minutes later, and is verified in about 1 minute. A
+full batch of 256 prompts x 16 completions is complete 22 minutes after the broadcast with short
+target lengths, 29 minutes with long ones. A trainer step takes 22 (21) minutes.
 
-**Taken from it**: sizes, batch, asynchrony, the number of relays, the trainer's 22 minutes, and
-these, fitted:
+**Taken from the report**: sizes, batch, asynchrony, the number of relays, the trainer's 22 minutes,
+and these fitted values:
 
-- *Lines.* 590 Mb/s is what one worker got through the public internet, on average: workers'
-  downlinks are 500, 590 and 750 Mb/s, their uplinks a third to a half of that, as rented machines
-  have. Relays and trainer have what feeding them needs: 2 and 1 Gb/s. So the median of the
-  broadcast is mostly an input; how near the swarm comes to it, and when the last worker has it, is
-  not.
+- *Lines.* 590 Mb/s is one worker's average rate through the public internet. Workers' downlinks are
+  500, 590 and 750 Mb/s, and their uplinks a third to a half of that, as on rented machines. Relays
+  and trainer have the 2 and 1 Gb/s needed to feed them. So the median broadcast time is mostly an
+  input; how near the swarm comes to it, and when the last worker finishes, are results.
 - *Workers.* A batch of short targets (2,500 tokens on average) is full 22 minutes after the
-  broadcast: 1 of them goes by for the last verification, and then every worker has about half a
-  submission in hand, 6 minutes' work. So all together generate a batch in 15 minutes. They are
-  fast, middling and slow (5 : 4 : 3), and a submission is so large that a fast one takes 10
-  minutes. With `--peers` this pool is shared by more workers; it does not grow.
-- *Long targets.* They have 2.4 times the tokens, but the batch took only 1.33 times as long: that
-  run's workers must have been 1.8 times as strong. Here the pool stays and the long targets are
-  shortened by 1.8, which takes the same time. Steps from `LONG_FROM` on have them.
+  broadcast. The last verification takes 1 of these minutes, and at the end every worker has about
+  half a submission in hand, 6 minutes' work. So all workers together generate a batch in 15
+  minutes. They are fast, middling and slow (5 : 4 : 3), and a submission's size is such that a fast
+  worker needs 10 minutes for it. With `--peers` more workers share this total speed; it does not
+  grow.
+- *Long targets.* They have 2.4 times the tokens, but the batch took only 1.33 times as long, so
+  that run's workers must have been 1.8 times as fast. Here the workers stay the same, and the long
+  targets are shortened by 1.8, which takes the same time. Steps from `LONG_FROM` on have them.
 - *Verification* of one submission takes 1 minute.
 
-**Not known to the model**: what bound the 590 Mb/s, how many workers there were and how they came
-and went, generated rollouts that the online filter threw away, and the 1 : 4.5 of training and
-inference FLOPs, which says nothing of tokens a second without the machines' efficiency. No idle
-share of the trainer was published; the simulated one is that of steady state, after the first
-batch. The full batch of long targets is that of steps in full swing, counted from when they are
-open and their policy has arrived.
+**Unknown to the model**: the cause of the 590 Mb/s limit, the number of workers and their churn,
+and the generated rollouts that the online filter discarded. The ratio 1 : 4.5 of training to
+inference FLOPs gives no tokens per second without the machines' efficiency. No idle share of the
+trainer was published; the simulated share is that of the steady state, after the first batch. The
+full batch of long targets is measured on steps in the steady state, from the time when a step is
+open and its policy has arrived.
 
-**Scale.** With a smaller checkpoint than 62 GB, durations of computing shrink by the same factor,
-but at most `FASTER_MAX`; lines slow down by the rest of it; minutes in the figures are scaled back.
-`--model-gb 62` is the run at full size. By default all is quick and small, with a fifth as many
-pieces as there: round trips, heartbeats, start-up and the granularity of pieces cost more than they
-should, so that the figures are on the slow side.
+**Scale.** With a checkpoint smaller than 62 GB, computing times shrink by the same factor, but at
+most by `FASTER_MAX`; lines slow down by the rest of the factor; minutes in the figures are scaled
+back. `--model-gb 62` is the run at full size. By default the run is small and quick, with a fifth
+of the pieces. Round trips, heartbeats, start-up and the granularity of pieces then cost more than
+at full size, so the figures are slightly too slow.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LONG_FROM = 3
 STEPS = 6
 GROUPS, GROUP_SIZE = 256, 16
 ASYNCHRONY = 2
-"""The run manifest's default too."""
+"""Steps of asynchrony; also the run manifest's default."""
 
 SHORT_TOKENS = 2500
 """Mean of the short targets."""
@@ -74,7 +74,7 @@ VERIFY_SECONDS = 60.0
 TRAINER_LINE_BYTES = 125e6
 RELAY_LINE_BYTES = 250e6
 WORKER_LINES = ((25e6, 62.5e6), (25e6, 73.75e6), (46.9e6, 93.75e6))
-"""(uplink, downlink), bytes a second."""
+"""(uplink, downlink), bytes per second."""
 
 WORKER_SHARES = (5.0, 4.0, 3.0)
 """Relative speed of fast, middling and slow workers."""
@@ -140,12 +140,12 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
 
 
 class _Steps:
-    """When what happened in each step, in virtual seconds."""
+    """Times of each step's events, in virtual seconds."""
 
     def __init__(self, simulation: Simulation, workers: list[str], groups: int) -> None:
         self._workers = dict.fromkeys(workers)
         self._groups = groups
-        """In a submission."""
+        """Groups in a submission."""
         self._accepted: dict[int, int] = {}
         self._full: dict[int, float] = {}
         """When enough groups of a step were accepted for a batch."""
@@ -163,7 +163,7 @@ class _Steps:
             self._published.setdefault(fields["step"], now)
         elif event.name == "shardcast.checkpoint_complete" and peer.name in self._workers:
             if fields["delta"]:
-                return  # the way there, not the policy
+                return  # a piece of the transfer, not the complete policy
             self._complete.setdefault(fields["step"], {}).setdefault(peer.name, now)
         elif event.name == "trainer.step_opened":
             self._opened.setdefault(fields["step"], now)
@@ -178,7 +178,7 @@ class _Steps:
             self._trained[fields["step"]] = (now, fields["seconds"], fields["idle_seconds"])
 
     def figures(self, scale: float, slower: float) -> dict[str, Any]:
-        """Minutes at full size, beside the published ones."""
+        """Minutes at full size, beside the published minutes."""
 
         def minutes(seconds: float | None) -> float | None:
             return None if seconds is None else round(seconds * scale / 60, 1)
@@ -204,7 +204,7 @@ class _Steps:
         }
 
     def _broadcast(self, steps: range, *, last: bool = False) -> float | None:
-        """From the announcement of a policy until the median worker has it, or the last one."""
+        """Time from a policy's announcement until the median worker has it, or the last worker."""
         which = max if last else median
         took = [
             which(self._complete[step].values()) - self._published[step]
@@ -214,19 +214,19 @@ class _Steps:
         return mean(took) if took else None
 
     def _first(self, step: int) -> float | None:
-        """From when the median worker has the policy until the first submission is delivered."""
+        """Time from the median worker's receipt of the policy to the first delivered submission."""
         if step not in self._delivered or not self._complete.get(step):
             return None
         return self._delivered[step] - median(self._complete[step].values())
 
     def _first_batch(self) -> float | None:
-        """From when the median worker has policy 0 until there is a batch."""
+        """Time from the median worker's receipt of policy 0 to a full batch."""
         if 0 not in self._full or not self._complete.get(0):
             return None
         return self._full[0] - median(self._complete[0].values())
 
     def _later_batch(self, steps: range) -> float | None:
-        """From when a step is open and the median worker has its policy until there is a batch."""
+        """Time to a full batch from when a step is open and the median worker has its policy."""
         took = []
         for step in steps:
             arrived = self._complete.get(max(0, step - ASYNCHRONY))

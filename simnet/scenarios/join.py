@@ -1,7 +1,8 @@
 """Many peers join a run through one bootstrap peer, and find each other in the DHT.
 
-Trusted peers admit, one for each 500 and at least two; the others come as relays from anywhere in
-the world, within half a minute or at twenty a second. Afterwards some of them look each other up.
+Trusted peers admit the newcomers: one trusted peer per 500 peers, and at least two. The other peers
+join as relays from anywhere in the world, within half a minute or at twenty per second. Afterwards
+some of them look each other up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PEERS_PER_TRUSTED = 500
 ARRIVAL_SECONDS_MIN = 30.0
 ARRIVALS_PER_SECOND_MAX = 20.0
 ADMITTED_SECONDS = 90.0
-"""The last one must be admitted within this of its start's end."""
+"""Time within which the last peer must be admitted, once all peers have started."""
 SETTLING_SECONDS = 30.0
 LOOKUPS = 50
 

@@ -1,7 +1,7 @@
 """A small run while all kinds of faults befall its peers; then it must be well again.
 
-The schedule is drawn from the seed, or read from `--faults FILE`. When the last fault is over, the
-trainer must publish policies again within a bound, every worker must generate with one, and the
+The schedule is drawn from the seed, or read from `--faults FILE`. After the last fault, the trainer
+must publish new policies within a bound, every worker must generate with one of them, and the
 trusted peers must hold each other's logs.
 """
 
@@ -24,13 +24,13 @@ FAULTS_FROM_SECONDS = 25.0
 FAULTS_UNTIL_SECONDS = 90.0
 FAULTS = 8
 WELL_SECONDS = 240.0
-"""After the last fault, until the run has advanced again."""
+"""Time after the last fault within which the run must advance again."""
 
 TRUSTED = ["trainer", "validator-0", "validator-1"]
 
 
 def names(peers: int) -> list[str]:
-    """Who takes part, the bootstrap peer first."""
+    """Names of the peers, the bootstrap peer first."""
     others = ["bootstrap", *TRUSTED, "relay-0"]
     return [*others, *(f"worker-{number}" for number in range(peers - len(others)))]
 
@@ -46,7 +46,7 @@ async def be_well_again(
     faults: int,
     adversaries: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The scenario, with some of the peers as adversaries (kind by name)."""
+    """Run the scenario, with some of the peers as adversaries (kind by name)."""
     adversaries = adversaries or {}
     honest = [name for name in everybody if name not in adversaries]
     schedule = simulation.faults

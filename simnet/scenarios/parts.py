@@ -1,4 +1,4 @@
-"""What scenarios have in common: drawing peers, starting them, summing up times."""
+"""Helpers shared by scenarios: drawing lines, starting peers, summarising times."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from simnet.lines import REGIONS, Line
 from simnet.simulation import Peer, Plan, Simulation
 
 LINES = ((12.5e6, 12.5e6, 3), (31.25e6, 125e6, 3), (125e6, 125e6, 3), (1.25e9, 1.25e9, 1))
-"""(uplink, downlink in bytes a second, weight): 100 Mb/s, cable, 1 Gb/s, 10 Gb/s."""
+"""(uplink, downlink in bytes per second, weight): 100 Mb/s, cable, 1 Gb/s, 10 Gb/s."""
 
 SERVER = Line("us-east", 1.25e9, 1.25e9)
-"""The line of peers that somebody runs for others: 10 Gb/s."""
+"""The line of a server: 10 Gb/s."""
 
 
 def draw_line(chance: Random) -> Line:
-    """Somebody's line, somewhere in the world."""
+    """Draw a line in a random region."""
     up, down, _ = chance.choices(LINES, [weight for _, _, weight in LINES])[0]
     return Line(chance.choice(REGIONS), up, down)
 
@@ -27,7 +27,7 @@ def draw_line(chance: Random) -> Line:
 async def start_bootstrap(
     simulation: Simulation, *, trainers: Sequence[str], validators: Sequence[str], **run: Any
 ) -> Peer:
-    """A bootstrap peer that hands out the run's manifest; later peers are told of it."""
+    """Start a bootstrap peer that hands out the run's manifest; later peers bootstrap from it."""
     manifest = simulation.manifest(trainers=trainers, validators=validators, **run)
     bootstrap = simulation.add(Plan("bootstrap", ["bootstrap"], SERVER, manifests=[manifest]))
     node = await bootstrap.start()
@@ -36,7 +36,7 @@ async def start_bootstrap(
 
 
 async def start_over_time(simulation: Simulation, peers: Sequence[Peer], seconds: float) -> None:
-    """Start peers at moments drawn from a span of time; returns when the last one listens."""
+    """Start peers at random times within `seconds`; return when the last one listens."""
     moments = sorted((simulation.random.uniform(0, seconds), peer.name) for peer in peers)
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -46,7 +46,7 @@ async def start_over_time(simulation: Simulation, peers: Sequence[Peer], seconds
 
 
 def summary(seconds: Iterable[float]) -> dict[str, float]:
-    """Median, 99th percentile and most of some times, in seconds to the millisecond."""
+    """Median, 99th percentile and maximum of some times, in seconds to the millisecond."""
     ordered = sorted(seconds)
     if not ordered:
         return {}

@@ -1,9 +1,9 @@
 """A whole run going on as usual: heartbeats, gossip, submissions, lookups, republishing.
 
-First everybody joins. Then workers hand in a submission a minute, the trainer takes a step of five
-of each worker's (five minutes; INTELLECT-2 took 22), each peer looks somebody up once in five
-minutes, and records are stored again at the rate at which they expire. `python -m
-benchmarks.simulator steady` says what that costs.
+First all peers join. Then each worker hands in a submission per minute, the trainer takes a step on
+five submissions of each worker (five minutes; INTELLECT-2 took 22), each peer looks up another peer
+once in five minutes, and records are stored again at the rate at which they expire. `python -m
+benchmarks.simulator steady` measures the cost.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from swarm.run.records import peer_key
 PEERS = 100
 WORKLOAD = Workload(model_bytes=1_000_000, completion_tokens_mean=1024.0)
 WORKER = Hardware(tokens_per_second=512.0)
-"""32 completions of 1024 tokens take a minute."""
+"""A worker's machine: 32 completions of 1024 tokens take a minute."""
 CHECKER = Hardware(prefill_tokens_per_second=200_000.0)
-"""A validator with several GPUs: it checks six submissions a second, and 250 workers make four."""
+"""A validator's machine with several GPUs. It checks six submissions per second; 250 workers make
+four."""
 PEERS_PER_VALIDATOR = 250
 """Each holds a connection to every peer it admits, of `CONNECTIONS_MAX`."""
 ADMITTED_SECONDS = 90.0
 SETTLING_SECONDS = 240.0
-"""Until newcomers have filled their far buckets: one lookup each in half a minute."""
+"""Time for newcomers to fill their far buckets: one lookup each in half a minute."""
 STEADY_SECONDS = 300.0
-"""How long it is watched: about a step."""
+"""Duration of the measurement: about a step."""
 LOOKUP_SECONDS = 300.0
-"""Between two lookups of one peer."""
+"""Mean time between two lookups of one peer."""
 REPUBLISH_SECONDS = 1.25 * REPUBLISH_SECONDS
 
 
@@ -103,7 +104,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
 
 
 def _times(simulation: Simulation, rate: float) -> int:
-    """How often something happens in a second, `rate` times on average."""
+    """Draw the number of events in one second, `rate` on average."""
     return int(rate) + (simulation.random.random() < rate % 1.0)
 
 
@@ -119,7 +120,7 @@ async def _look_up(simulation: Simulation, members: list[Peer], found: list[floa
 
 
 async def _publish_again(peer: Peer) -> None:
-    """What a peer does with its record once in an interval, here when the scenario says so."""
+    """Publish a peer's record again now, which a peer does itself once per interval."""
     assert peer.node is not None
     record = next(each for each in peer.node.records() if each.sender == peer.id)
     try:

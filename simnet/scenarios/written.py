@@ -1,4 +1,4 @@
-"""Scenarios written down as TOML: who is there, on what lines, and what goes wrong.
+"""Scenarios written as TOML: peers, their lines, and faults.
 
 Every size, speed and name is checked before anything runs; docs/simulation.md explains the keys.
 """
@@ -31,7 +31,7 @@ from swarm.roles import load_role
 
 PEERS_MAX = 100_000
 WELL_SECONDS = 240.0
-"""After the last fault, until the goal must be met."""
+"""Time after the last fault within which the goal must be met."""
 
 _Positive = Annotated[float, Meta(gt=0)]
 _Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -44,9 +44,9 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class _Run(_Table):
     seconds: _Positive
-    """How long it lasts, before it must be well."""
+    """Duration of the run, after which its goal must be met."""
     peers: _Count
-    """By default."""
+    """Default number of peers."""
     groups_per_step: _Count = 32
     max_new_tokens: _Count = 256
 
@@ -63,22 +63,22 @@ class _Weather(_Table):
 
 
 class _Group(_Table):
-    """Peers of a kind: `name` alone, or `name-0`, `name-1`, …"""
+    """Peers of one kind, called `name`, or `name-0`, `name-1`, …"""
 
     name: str
     roles: Annotated[list[str], Meta(min_length=1)]
     count: _Count | None = None
-    """The one group without a count has all other peers."""
+    """Number of peers; the group without a count has all other peers."""
     region: str | None = None
     uplink_mbps: _Positive | None = None
     downlink_mbps: _Positive | None = None
-    """Without region and speeds, lines are drawn."""
+    """Downlink of each peer; without region and speeds, lines are drawn."""
     reachability: str = "public"
     tokens_per_second: _Positive = 1000.0
     step_seconds: _Positive = 15.0
     skew_seconds: float = 0.0
     adversary: str | None = None
-    """A kind of `simnet/adversaries.py`, if they lie."""
+    """Kind of adversary (`simnet/adversaries.py`), if the peers are adversaries."""
     disk_gb: _Positive = 1000.0
     join_from_seconds: Annotated[float, Meta(ge=0)] = 0.0
     join_over_seconds: _Positive = 10.0
@@ -91,9 +91,9 @@ class _Faults(_Table):
     from_seconds: _Positive
     until_seconds: _Positive
     kinds: list[str] = []
-    """All, if empty."""
+    """Kinds to draw from; all, if empty."""
     peers: list[str] = []
-    """Names of the groups they befall; all, if empty."""
+    """Names of the groups that they hit; all, if empty."""
 
 
 class _Scenario(_Table):
@@ -107,10 +107,10 @@ class _Scenario(_Table):
 
 
 class Written:
-    """A scenario out of a file: its parts are those of a scenario's module."""
+    """A scenario from a file, with the same attributes as a scenario's module."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `UserError` naming the file and the key."""
+        """Raises `UserError` with the file and the key."""
         self._path = path
         try:
             text = path.read_text(encoding="utf-8")
@@ -181,7 +181,7 @@ class Written:
         ]
 
     def _members(self, peers: int) -> dict[str, list[str]]:
-        """Names of the peers of each group; one more is the bootstrap peer."""
+        """Names of the peers of each group, without the bootstrap peer."""
         counted = 1 + sum(group.count or 0 for group in self._what.peers)
         members = {}
         for group in self._what.peers:
@@ -193,7 +193,7 @@ class Written:
         return members
 
     async def run(self, simulation: Simulation, peers: int) -> dict[str, Any]:
-        """What a scenario's `run` does."""
+        """Run the scenario, like the `run` of a scenario's module."""
         what, members = self._what, self._members(peers)
         schedule = self._schedule(simulation, members)
         simulation.faults = schedule
@@ -262,7 +262,7 @@ class Written:
         return plan if group.adversary is None else disguise(plan, group.adversary)
 
     async def _be_well(self, simulation: Simulation) -> dict[str, Any]:
-        """Everybody who is there comes to hold a new policy."""
+        """Wait until every present peer holds a new policy."""
         healed = simulation.now()
         here = [
             peer for peer in simulation.peers.values() if not peer.left and peer.plan.acts is None
