@@ -1,4 +1,4 @@
-"""The observer role: follows everything that is announced, and changes nothing."""
+"""The observer role: follow all announcements of a run and change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.node.run_node import RunNode
 
 
 class ObserverRole:
-    """Watches a run: its events are what dashboards and `swarm status` read."""
+    """Watches a run and emits events, for example for a dashboard."""
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
 

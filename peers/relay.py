@@ -1,4 +1,4 @@
-"""The relay role: fetch every checkpoint, check it, and pass each piece on at once."""
+"""The relay role: fetch and check every checkpoint, and forward each piece at once."""
 
 from __future__ import annotations
 

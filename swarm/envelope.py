@@ -1,9 +1,9 @@
-"""Signed, typed, expiring messages, and the gate every one from the network must pass.
+"""Signed, typed, expiring messages, and the gate that checks all of them.
 
-Wire: the 64-byte Ed25519 signature, then the *body*, a msgpack array
+On the wire an envelope is a 64-byte Ed25519 signature and then the *body*, a msgpack array
 `[version, kind, run, sender, sequence, issued_ms, expires_ms, payload]`. The signature is over
-`"swarm/1/" + kind + 0x00 + body`, the body bytes exactly as sent (design §6), so nothing is ever
-re-encoded to be checked. At most 64 KiB in all.
+`"swarm/1/" + kind + 0x00 + body`, with the body bytes exactly as sent, so that a check re-encodes
+nothing. An envelope has at most 64 KiB.
 """
 
 from __future__ import annotations
@@ -27,56 +27,60 @@ from swarm.rates import TokenBuckets
 from swarm.world import World
 
 ENVELOPE_BYTES_MAX = 64 * 1024
-"""Whole signed envelope. A checkpoint manifest is a blob, so nothing on the wire needs more."""
+"""Size of a whole signed envelope. Checkpoint manifests are blobs, so no message needs more."""
 
 UNKNOWN_BYTES_MAX = 1024
-"""Of an envelope that no field of its body or message explains: room for fields that a later
-version appends, and too little to fill anybody's memory with."""
+"""Bytes of an envelope that belong to no known field of its body or message. They leave room for
+fields that a later version appends, and are too few to fill a peer's memory."""
 
 REMEMBERED_BYTES_MAX = 2048
-"""A larger envelope is opened anew each time it comes: whatever strangers sign is opened."""
+"""Largest envelope that is cached once opened. Strangers can sign large ones, so these are opened
+again each time they arrive."""
 
 FUTURE_SECONDS_MAX = 3600.0
-"""An envelope issued further ahead than this is dropped. Nothing is gained by stamping ahead:
-sequences order states, and a sender chooses when they expire. A wrong clock must not end a run."""
+"""An envelope issued further in the future than this is dropped. The bound is wide, because a wrong
+clock must not end a run and a sender gains nothing by a late stamp: sequence numbers order states,
+and the sender chooses when they expire anyway."""
 
 TRUSTED_STATE_LATE_SECONDS_MAX = 3600.0
-"""How long a trusted peer's newest state counts after it expired: its clock may be slow, and only
-the newest of each is ever taken, so there is nothing to replay."""
+"""Time for which a trusted peer's newest state counts after its expiry, since that peer's clock may
+be slow. Only the newest state of each kind is accepted, so an old one cannot be replayed."""
 
 EVENT_LIFETIME_SECONDS = 120.0
-"""Default time to live of an event; also how long its hash is remembered against replay."""
+"""Default time to live of an event; its hash is remembered as long, against replay."""
 
 STATE_LIFETIME_SECONDS = 3600.0
-"""Checkpoints and step orders outlive a long optimiser step and a trainer's restart."""
+"""Time to live of checkpoints and step orders. They must outlive a long optimiser step and a
+trainer's restart."""
 
 SEEN_ENVELOPES_MAX = 100_000
-"""Remembered hashes (about 10 MB); a sender's rate limit keeps honest runs far below."""
+"""Number of remembered event hashes (about 10 MB). Rate limits keep an honest run far below."""
 
 SENDER_RATE_PER_SECOND = 50.0
-"""Envelopes a second accepted from one sender that is not trusted, averaged."""
+"""Average number of envelopes per second accepted from an untrusted sender."""
 
 SENDER_RATE_BURST = 400.0
-"""Envelopes such a sender may send at once: a worker's requests after it was cut off."""
+"""Number of envelopes that such a sender may send at once, such as a worker's requests after an
+interruption."""
 
 SENDERS_REMEMBERED_MAX = 4096
-"""Senders that are not trusted whose rate and newest states are remembered (about 2 MB); identities
-are free, so that the least recent is forgotten."""
+"""Number of untrusted senders whose rates and newest states are remembered (about 2 MB). Identities
+are free, so the least recent sender is forgotten."""
 
 CLOCK_SKEW_SECONDS_MAX = 30.0
-"""Clocks that differ by no more agree; by more than this from what counts, a peer says so."""
+"""Clocks that differ by at most this agree. A peer reports a larger difference."""
 
 ENVELOPES_REMEMBERED = 1024
-"""Opened envelopes that a process remembers: about 2 MB."""
+"""Number of opened envelopes that a process caches (about 2 MB)."""
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True):
-    """The signed part of an envelope, as it is on the wire."""
+    """The signed part of an envelope, in wire order."""
 
     version: int
     kind: str
     run: str
-    """Run id, or "" for what belongs to no run (a peer record)."""
+    """Run id; empty for a peer record, which belongs to no run."""
     sender: str
     sequence: int
     issued_ms: int
@@ -90,7 +94,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True)
 class Envelope:
-    """An envelope as received or made. `raw` is what travels and is stored; nothing else is."""
+    """A received or newly signed envelope. Only `raw` is sent and stored."""
 
     raw: bytes
     body: Body
@@ -102,12 +106,12 @@ class Envelope:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """BLAKE3-256 of the raw bytes: the envelope's name."""
+        """BLAKE3-256 of the raw bytes, which identifies the envelope."""
         return blake3.blake3(self.raw).digest()
 
 
 class Dropped(SwarmError):
-    """An envelope was not accepted. `cause` is one of a fixed few words, for counting."""
+    """An envelope was not accepted. `cause` is one word of a small fixed set, for counting."""
 
     def __init__(self, cause: str, detail: str = "") -> None:
         super().__init__(f"{cause}: {detail}" if detail else cause)
@@ -115,7 +119,7 @@ class Dropped(SwarmError):
 
 
 SEEN_SWEPT_MIN = 1000
-"""Fewer hashes of events than this are not worth looking through for expired ones."""
+"""Smallest number of remembered event hashes at which expired ones are removed."""
 
 FORGED = frozenset(
     {
@@ -128,13 +132,13 @@ FORGED = frozenset(
         "wrong_run",
     }
 )
-"""Causes for which nobody honest sends an envelope, or passes one on."""
+"""Causes of drops that an honest peer never gives, neither as the sender nor by forwarding."""
 
 INVALID_MAX = 5
-"""Forged envelopes until their sender is banned."""
+"""Number of forged envelopes after which their sender is banned."""
 
 BAN_SECONDS = 60.0
-"""How long a peer that sent forged envelopes stays banned."""
+"""Duration of the ban of a peer that sent forged envelopes."""
 
 
 def _signed_bytes(kind: str, body: bytes) -> bytes:
@@ -150,7 +154,7 @@ def seal(
     wall_time: float,
     lifetime_seconds: float,
 ) -> Envelope:
-    """Sign a message. `sequence` comes from `Sequencer`, stored before anything is sent."""
+    """Sign a message. `sequence` comes from `Sequencer`, which has stored it."""
     issued_ms = int(wall_time * 1000)
     body = Body(
         version=PROTOCOL_VERSION,
@@ -194,8 +198,10 @@ def _open(raw: bytes) -> Envelope:
 
 
 class _Opened:
-    """Opens envelopes and remembers the last `count` of at most `bytes_max`, by their raw bytes:
-    gossip and records bring the same envelope many times."""
+    """Opens envelopes and caches the last `count` of at most `bytes_max` bytes, by raw bytes.
+
+    Gossip and records deliver the same envelope many times.
+    """
 
     def __init__(self, count: int, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -209,13 +215,16 @@ _opened = ContextVar(
     "_opened",
     default=_Opened(ENVELOPES_REMEMBERED, REMEMBERED_BYTES_MAX),  # noqa: B039
 )
-"""Shared by all that one process opens: what a signature proves does not depend on who asks."""
+"""Cache of opened envelopes, shared by the whole process. All callers may share it, since whether a
+signature is valid does not depend on the caller."""
 
 
 @contextmanager
 def remembering_envelopes(count: int) -> Iterator[None]:
-    """Inside, remember the last `count` opened envelopes, however large: for a process that is
-    many peers at once, each of which would check the same signatures."""
+    """Cache the last `count` opened envelopes of any size inside the block.
+
+    For a process that simulates many peers, each of which would check the same signatures.
+    """
     token = _opened.set(_Opened(count, ENVELOPE_BYTES_MAX))
     try:
         yield
@@ -224,14 +233,17 @@ def remembering_envelopes(count: int) -> Iterator[None]:
 
 
 def open_envelope(raw: bytes) -> Envelope:
-    """Decode and check the signature; nothing about time, run or permission. Raises `Dropped`."""
+    """Decode an envelope and check its signature, but not its time, run or permission.
+
+    Raises `Dropped`.
+    """
     if len(raw) > ENVELOPE_BYTES_MAX:
         raise Dropped("too_large", f"{len(raw)} bytes")
     return _opened.get().open(bytes(raw))
 
 
 class SequenceStore(Protocol):
-    """Where the last sequence number survives a restart."""
+    """Durable storage of the last sequence number."""
 
     def load(self) -> int: ...
 
@@ -239,10 +251,10 @@ class SequenceStore(Protocol):
 
 
 class Sequencer:
-    """Sequence numbers that only grow, over restarts and clock steps (design §6).
+    """Makes sequence numbers that always increase, across restarts and clock steps.
 
-    The next is max(stored + 1, wall milliseconds); a reserve ahead of it is stored before use, so
-    that the disk is asked once in a thousand numbers.
+    The next number is max(last + 1, wall milliseconds). A bound `RESERVE` above it is stored before
+    use, so that not every number needs a write to disk.
     """
 
     RESERVE = 10_000
@@ -253,10 +265,11 @@ class Sequencer:
         self._last = store.load()
         self._reserved = self._last
         self.signed_until = (self._last - self.RESERVE) / 1000
-        """By its clock then, this peer signed something at this wall time in an earlier life."""
+        """Wall time, by the clock of that time, at which this peer last signed before its
+        restart."""
 
     async def next(self) -> int:
-        """The next number; durable before it is returned."""
+        """Return the next number, covered by a durable bound."""
         self._last = max(self._last + 1, int(self._wall_time() * 1000))
         if self._last > self._reserved:
             self._reserved = self._last + self.RESERVE
@@ -265,22 +278,23 @@ class Sequencer:
 
 
 class _Newest(NamedTuple):
-    """What is remembered of a sender's newest state: never its bytes, which a stranger may pad."""
+    """Order and digest of a newest state. Its bytes are not kept, since a stranger may pad them."""
 
     order: tuple[int, ...]
     digest: bytes
 
 
 class Gate:
-    """Decides which envelopes of one run are believed; counts the dropped by cause.
+    """Decides which envelopes of one run are accepted, and counts the dropped ones by cause.
 
-    *State* kinds are monotone per sender and kind; *event* kinds are accepted once, in any order,
-    until they expire. `permits(sender, kind)` says whether that peer may send that kind at all
-    (and is where evicted peers are stopped); it returns a cause or None. Those that it `trusts`
-    are not held to a rate: what they signed reaches a peer that was away all at once, through
-    anybody, and each of it counts once. Nor do their clocks decide: a state of theirs counts by its
-    sequence long after it expired, an event as much later as their clock is known to be off
-    (`clock_off`, in seconds).
+    *State* kinds must increase in order, per sender and kind. *Event* kinds are accepted once, in
+    any order, until they expire. `permits(sender, message)` returns why a sender may not send a
+    message, or None; it also stops evicted peers.
+
+    Senders for which `trusts` is true have no rate limit: a peer that was away may receive all that
+    they signed at once, from any peer, and each envelope is accepted only once. Their clocks do not
+    decide either. Their states count by sequence long after they expire. Their events expire later
+    by the known difference of their clock (`clock_off`, in seconds).
     """
 
     def __init__(
@@ -297,13 +311,13 @@ class Gate:
         self.trusts = trusts
         self._clock_off = clock_off
         self._seen: OrderedDict[bytes, int] = OrderedDict()
-        """Events, and when each expires; a state is known by its order."""
+        """Digests of events and their expiry in milliseconds. States are recognised by order."""
         self._sweep_at = SEEN_SWEPT_MIN
-        """How many of them there are when the expired are looked for next."""
+        """Number of remembered events at which expired ones are next removed."""
         self._states: dict[tuple[str, str], _Newest] = {}
-        """Of those that it trusts."""
+        """Newest states of trusted senders, by sender and kind."""
         self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
-        """Of everybody else, who may be invented: the last that were heard of."""
+        """Newest states of other senders, which may be invented; only the most recent are kept."""
         self._rates = TokenBuckets(
             SENDER_RATE_PER_SECOND,
             SENDER_RATE_BURST,
@@ -312,8 +326,10 @@ class Gate:
         self.dropped: Counter[str] = Counter()
 
     def admit(self, raw: bytes, kinds: Container[type[Message]] | None = None) -> Envelope:
-        """Check one envelope and remember it, if it is of one of `kinds`; raises `Dropped` (also
-        for a plain duplicate)."""
+        """Check one envelope and remember it.
+
+        Raises `Dropped` for an invalid envelope, a duplicate, or a kind that is not in `kinds`.
+        """
         try:
             return self._admit(raw, kinds)
         except Dropped as dropped:
@@ -353,7 +369,7 @@ class Gate:
         return envelope
 
     def _late_ms(self, envelope: Envelope) -> int:
-        """How long after it expired an envelope still counts."""
+        """Return the milliseconds for which an envelope still counts after its expiry."""
         if not self.trusts(envelope.sender):
             return 0
         if isinstance(envelope.message, StateMessage):
@@ -386,6 +402,6 @@ class Gate:
         return self._states.get(key) or self._others_states.get(key)
 
     def newest(self, sender: str, kind: str) -> bytes | None:
-        """Digest of the newest state of one sender and kind that is remembered."""
+        """Return the digest of the newest remembered state of one sender and kind."""
         held = self._newest((sender, kind))
         return held.digest if held is not None else None

@@ -1,44 +1,45 @@
-"""The exceptions that cross rooms, each saying whose fault it is.
+"""Exceptions that several packages raise. Each class says whose fault the error is.
 
-Errors of one operation live beside that operation; only what several rooms raise is here.
+Errors of a single operation are defined beside that operation.
 """
 
 import msgspec
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All that msgspec raises on hostile bytes: text that is no UTF-8 comes as `UnicodeDecodeError`."""
+"""All errors that msgspec raises on hostile bytes. For text that is not UTF-8 it raises
+`UnicodeDecodeError`."""
 
 
 class SwarmError(Exception):
-    """Base of every error Swarm raises on purpose."""
+    """Base of every error that Swarm raises on purpose."""
 
 
 class UserError(SwarmError):
-    """The person at the keyboard can fix it: one sentence naming the field, the value, the way out.
+    """An error that the user can fix. Its message is a sentence with field, value and remedy.
 
-    The command line prints the sentence and exits with status 2, never with a traceback.
+    The command line prints the message without a traceback and exits with status 2.
     """
 
 
 class PeerError(SwarmError):
-    """Another peer is unreachable, too slow, or broke the protocol. Names the peer."""
+    """Another peer is unreachable, too slow, or broke the protocol. The message names the peer."""
 
 
 class DeadlineError(PeerError):
-    """Somebody did not answer in time. Names whom was waited for, and how long."""
+    """A peer did not answer in time. The message names the peer and the time waited."""
 
 
 class DiskFullError(UserError):
-    """There is not enough free space for what is being written."""
+    """The disk has too little free space for a write."""
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """The person's mistake inside an error or a group of them, if there is one."""
+    """Find the first `UserError` in an error or error group, if there is one."""
     return next((leaf for leaf in leaf_errors(error) if isinstance(leaf, UserError)), None)
 
 
 def leaf_errors(error: BaseException) -> list[BaseException]:
-    """The single errors inside a group, in order."""
+    """List the errors inside nested groups, in order; a plain error is a list of itself."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaf_errors(inner)]
     return [error]

@@ -1,7 +1,7 @@
 """Structured events: a name and fields, no prose. Logs, metrics, dashboard and tests read them.
 
-A room emits; sinks decide what becomes of it: a line for a person, a JSON line for a machine, a
-counter, an assertion.
+Code emits events. Sinks turn them into a line for a person, a JSON line for a program, a counter,
+or an assertion.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from swarm.untrusted import shown
 from swarm.world import World
 
 STRANGERS_EVENTS_PER_MINUTE = 20
-"""Events of one kind that strangers can cause at any rate; the rest is counted."""
+"""Largest number per minute of events of one kind that strangers can cause at any rate. Further
+ones are only counted."""
 
 
 @dataclass(frozen=True)
 class Event:
     name: str
-    """`room.what_happened`, in the past tense: `shardcast.piece_refused`."""
+    """Package and occurrence in the past tense, such as `shardcast.piece_refused`."""
     wall_time: float
     peer: str
     fields: dict[str, Any]
@@ -44,20 +45,24 @@ class Events:
         self._sinks.append(sink)
 
     def now(self) -> float:
-        """Seconds on the clock that rations count by."""
+        """Return the time in seconds of the world's clock."""
         return self._world.now()
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        """Say that something happened. Values: text, numbers, booleans, lists of them; bytes
-        are shown in hex."""
+        """Send an event to the sinks.
+
+        Field values are text, numbers, booleans, and lists of them. Sinks show bytes as hex.
+        """
         event = Event(name, self._world.wall_time(), self.peer, fields)
         for sink in self._sinks:
             sink(event)
 
 
 class Rationed:
-    """Says what strangers give cause to say, at any rate: at most `STRANGERS_EVENTS_PER_MINUTE`
-    events a minute. Each states as `untold` how many were left unsaid before it."""
+    """Limits events that strangers can cause to `STRANGERS_EVENTS_PER_MINUTE`.
+
+    The field `untold` of each event is the number of events dropped since the previous one.
+    """
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -66,7 +71,7 @@ class Rationed:
         self._untold = 0
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        """Say that something happened, unless the ration of this minute is used up."""
+        """Emit an event unless this minute's limit is reached."""
         minute = int(self._events.now() // 60)
         if minute != self._minute:
             self._minute, self._told = minute, 0
@@ -89,7 +94,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(event: Event) -> str:
-    """One line of JSON: event, time, peer, then the fields."""
+    """Encode an event as one line of JSON: event, time, peer, then the fields."""
     return encode(
         {"event": event.name, "time": round(event.wall_time, 3), "peer": event.peer}
         | {name: _plain(value) for name, value in event.fields.items()}
@@ -114,11 +119,11 @@ def _readable(value: Any) -> str:
     return str(value)
 
 
-# --- lines for a person ------------------------------------------------------------------------
+# --- sentences ---------------------------------------------------------------------------------
 
 
 def _short(peer: str) -> str:
-    """Enough of a peer id to tell peers apart: all begin alike."""
+    """Return the end of a peer id, since all ids begin alike."""
     return f"…{peer[-8:]}"
 
 
@@ -143,12 +148,12 @@ def _starved(f: dict[str, Any]) -> str:
 
 
 def _times(f: dict[str, Any]) -> str:
-    """How often something happened since it was last said, if more than once."""
+    """Format how often an event happened since the last report, if more than once."""
     return f" ({f['times']} times)" if f.get("times", 1) > 1 else ""
 
 
 def _untold(f: dict[str, Any]) -> str:
-    """How many of the kind were left unsaid before, if any."""
+    """Format the number of dropped events of this kind (`Rationed`), if any."""
     return f" ({f['untold']} more like it were not logged)" if f.get("untold", 0) > 0 else ""
 
 
@@ -365,14 +370,14 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the run is complete after {f['steps']} steps; its policy is in {f['folder']}"
     ),
 }
-"""The sentence that a person reads of an event."""
+"""Functions that format an event's fields as a sentence, by event name."""
 
 
 class Lines:
     """A sink that writes a line per event for a person: the time, then a sentence.
 
-    Events without a sentence in `_LINES` are for those who look closer: `verbose` shows them too,
-    with their fields, and each line then begins with the event's name.
+    `verbose` also shows the events without a sentence in `_LINES`, with their fields. Each line
+    then begins with the event's name.
     """
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
@@ -380,7 +385,7 @@ class Lines:
         self._verbose = verbose
 
     def __call__(self, event: Event) -> None:
-        fields = shown(event.fields)  # some of it is what strangers wrote
+        fields = shown(event.fields)  # strangers wrote some of them
         line = sentence(event.name, fields)
         if self._verbose:
             line = f"{event.name}: {line or _fields(fields)}"
@@ -390,12 +395,12 @@ class Lines:
 
 
 def sentence(name: str, fields: dict[str, Any]) -> str | None:
-    """What a person reads of an event; None if that is nothing."""
+    """Format an event as a sentence; None if it has none."""
     words = _LINES.get(name)
     try:
         return words(fields) if words is not None else None
     except (KeyError, TypeError, ValueError):
-        return None  # somebody else's event of that name, with other fields
+        return None  # another program's event of this name, with other fields
 
 
 def _fields(fields: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""Who a peer is: an Ed25519 key whose public half *is* its libp2p peer id.
+"""Identities of peers: Ed25519 keys and the libp2p peer ids that contain their public halves.
 
-A peer id is base58btc over the identity multihash of the protobuf-encoded public key
-(libp2p peer-ids spec): `00 24 08 01 12 20` followed by the 32 key bytes. So anyone can read
-the public key out of the id, and no directory of keys is needed.
+A peer id is the base58btc encoding of the identity multihash of the protobuf-encoded public key
+(libp2p peer-ids spec): `00 24 08 01 12 20`, then the 32 key bytes. Anyone can therefore read the
+public key from the id, and no directory of keys is needed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ SIGNATURE_BYTES = 64
 
 
 class InvalidPeerId(ValueError):
-    """The text is no Ed25519 peer id."""
+    """The text is not an Ed25519 peer id."""
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """The peer id of a 32-byte Ed25519 public key."""
+    """Return the peer id of a 32-byte Ed25519 public key."""
     return PeerId(base58.b58encode(_ID_PREFIX + public_key).decode("ascii"))
 
 
 @functools.lru_cache(maxsize=65536)
 def public_key_of(peer_id: str) -> bytes:
-    """The 32-byte Ed25519 public key inside a peer id; raises `InvalidPeerId`."""
+    """Return the 32-byte Ed25519 public key in a peer id; raises `InvalidPeerId`."""
     if len(peer_id) > 64:
         raise InvalidPeerId(f"a peer id has at most 64 characters, this one {len(peer_id)}")
     try:
@@ -51,12 +51,12 @@ def public_key_of(peer_id: str) -> bytes:
 
 
 def peer_id_bytes(peer_id: str) -> bytes:
-    """The multihash bytes that libp2p protobufs carry for a peer id."""
+    """Return the multihash bytes of a peer id, as libp2p protobufs carry them."""
     return _ID_PREFIX + public_key_of(peer_id)
 
 
 def peer_id_from_bytes(raw: bytes) -> PeerId:
-    """The peer id of multihash bytes; raises `InvalidPeerId`."""
+    """Return the peer id of multihash bytes; raises `InvalidPeerId`."""
     if len(raw) != len(_ID_PREFIX) + 32 or not raw.startswith(_ID_PREFIX):
         raise InvalidPeerId("these bytes are not an Ed25519 peer id")
     return peer_id_of(raw[len(_ID_PREFIX) :])
@@ -68,7 +68,7 @@ def _verify_key(public_key: bytes) -> nacl.signing.VerifyKey:
 
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `message` was made by the key behind `peer_id`. Never raises."""
+    """Whether the key of `peer_id` signed `message` with `signature`. Never raises."""
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -79,7 +79,7 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
 
 
 class Identity:
-    """An Ed25519 key pair. The same 32-byte seed gives the libp2p host's key."""
+    """An Ed25519 key pair. Its 32-byte seed is also the seed of the libp2p host's key."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
@@ -89,7 +89,7 @@ class Identity:
         self.peer_id = peer_id_of(bytes(self._key.verify_key))
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte Ed25519 signature over `message`."""
+        """Return the 64-byte Ed25519 signature over `message`."""
         return self._key.sign(message).signature
 
     def __repr__(self) -> str:
@@ -97,9 +97,10 @@ class Identity:
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity kept in the key file `path` (64 hex digits), made on first use with mode 0600.
+    """Load the identity in the key file `path`, or make the file on first use.
 
-    Raises `UserError` when the file cannot be read, is readable by others, or is no key.
+    The file has mode 0600 and contains 64 hex digits. Raises `UserError` if it cannot be read, is
+    readable by others, or contains no key.
     """
     try:
         if not path.exists():

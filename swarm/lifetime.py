@@ -1,7 +1,8 @@
-"""How long a part of this peer is there for others.
+"""Lifetime of a component that serves requests.
 
-Requests are answered in tasks of the transport, which outlives the part that answers them. Without
-a bound they would go on after it: on a closed database, in a nursery that takes no more tasks.
+The transport's tasks handle requests, and the transport outlives the component that answers them.
+Without a bound these tasks would continue after the component's end, with a closed database or a
+closed nursery.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ T = TypeVar("T")
 
 
 class Lifetime:
-    """`async with Lifetime() as lifetime:` is how long others' tasks may work for a part. When the
-    block is left, those at it are cancelled, and have ended."""
+    """A block in which tasks of other components may work for this one.
+
+    `async with Lifetime() as lifetime:` cancels the tasks in `lifetime.run` at its end and waits
+    for them.
+    """
 
     def __init__(self) -> None:
-        self._at_work: dict[trio.CancelScope, None] = {}  # in order: cancelling must be repeatable
+        self._at_work: dict[trio.CancelScope, None] = {}  # ordered, so that runs are repeatable
         self._over = False
         self._idle = trio.Event()
 
     async def run(self, work: Callable[..., Awaitable[T]], *arguments: object) -> T | None:
-        """What `work(*arguments)` returns; None if the lifetime ends first, or has ended."""
+        """Return the result of `work(*arguments)`; None if the lifetime ends first or has ended."""
         if self._over:
             return None
         with trio.CancelScope() as scope:
@@ -51,5 +55,5 @@ class Lifetime:
         for scope in self._at_work:
             scope.cancel()
         if self._at_work:
-            with trio.CancelScope(shield=True):  # as a nursery waits for its tasks
+            with trio.CancelScope(shield=True):  # a nursery waits for its tasks in the same way
                 await self._idle.wait()

@@ -1,10 +1,11 @@
 """Signed requests and replies between two peers, over one long-lived stream each way.
 
-Protocol `/swarm/message/1.0.0`, framing SWARM. A frame is msgpack `[id, envelopes]`: the requester
-chooses `id`, the reply repeats it. The first envelope of a request is the message; those behind it
-support it (an admission, say). A request must be signed by the peer at the other end of the
-stream, so nobody can replay another's. A repeated event is handled again: handlers are keyed by
-content, and a peer whose reply was lost must be able to ask once more.
+The protocol is `/swarm/message/1.0.0`, the framing SWARM. A frame is msgpack `[id, envelopes]`. The
+requester chooses `id` and the reply repeats it. The first envelope of a request is the message;
+further ones support it, for example an admission. The peer at the other end of the stream must have
+signed the message, so that it cannot replay another peer's. A repeated event is handled again,
+because a peer whose reply was lost must be able to repeat its request. Handlers are keyed by
+content, so that a repetition does no harm.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from swarm.messages import Message, StateMessage
 from swarm.transport import Stream, StreamError, Transport
 
 REQUEST_DEADLINE_SECONDS = 10.0
-"""A peer that has not answered a direct request by then is taken for silent."""
+"""Default deadline for the reply to a request."""
 
 REQUESTS_OPEN_MAX = 64
-"""Unanswered requests one peer may have with another; more are refused by reset."""
+"""Number of unanswered requests that one peer may have at another. One more resets the stream."""
 
 REQUEST_ENVELOPES_MAX = 8
-"""Envelopes in one request or reply: the message and what supports it."""
+"""Number of envelopes in one request or reply: the message and its supporting envelopes."""
 
 PROTOCOL = "/swarm/message/1.0.0"
 
@@ -57,7 +58,7 @@ _decoder = msgspec.msgpack.Decoder(_Frame)
 _encoder = msgspec.msgpack.Encoder()
 
 Handler = Callable[[Envelope, Sequence[Envelope]], Awaitable[Sequence[Envelope]]]
-"""Gets the message and its supporting envelopes; returns the reply's envelopes."""
+"""A function from a message and its supporting envelopes to the envelopes of the reply."""
 
 
 class _Line:
@@ -70,7 +71,7 @@ class _Line:
 
 
 class Messenger:
-    """Asks other peers and answers them. `run()` must be running for requests to work."""
+    """Sends requests to other peers and answers theirs. Requests need a running `run()`."""
 
     def __init__(self, transport: Transport, gate: Gate, events: Events) -> None:
         self._transport = transport
@@ -83,10 +84,10 @@ class Messenger:
 
     @asynccontextmanager
     async def answering(self, handlers: Mapping[type[Message], Handler]) -> AsyncIterator[None]:
-        """Answer these kinds of request inside the block. Handlers still at work at its end are
-        cancelled, and have ended when it is left; a request that none answers gets an empty reply.
+        """Answer these kinds of request inside the block.
 
-        `ValueError` when a kind is answered already.
+        At its end, cancels the handlers that are still running and waits for them. A request
+        without a handler gets an empty reply. Raises `ValueError` if a kind has a handler already.
         """
         for kind in handlers:
             if kind in self._handlers:
@@ -115,8 +116,8 @@ class Messenger:
     ) -> list[Envelope]:
         """Send a message to a connected peer and wait for its reply.
 
-        Replies are signature-checked, nothing more. Raises `DeadlineError` naming the peer, or
-        `PeerError` when the stream breaks.
+        Only the signatures of the reply are checked. Raises a `DeadlineError` that names the peer,
+        or `PeerError` if the stream breaks.
         """
         try:
             with trio.fail_after(deadline_seconds):
@@ -213,7 +214,7 @@ class Messenger:
         try:
             envelope = self._opened(peer, raws)
             if type(envelope.message) not in self._handlers:
-                return []  # nobody asked for it: nothing of it is remembered
+                return []  # no handler wants it, so the gate need not remember it
             self._believe(envelope)
             supporting = [open_envelope(raw) for raw in raws[1:]]
         except Dropped as dropped:
@@ -228,7 +229,10 @@ class Messenger:
         return await lifetime.run(handler, envelope, supporting) or []
 
     def _opened(self, peer: PeerId, raws: list[bytes]) -> Envelope:
-        """A request's message, if the peer at the other end has signed it."""
+        """Open a request's message.
+
+        Raises `Dropped` unless the peer at the other end has signed it.
+        """
         if not raws:
             raise Dropped("malformed", "an empty request")
         envelope = open_envelope(raws[0])
@@ -245,5 +249,5 @@ class Messenger:
 
 
 def first(envelopes: Sequence[Envelope], message_type: type[Message]) -> Envelope | None:
-    """The first envelope that carries a message of this type."""
+    """Return the first envelope with a message of this type, if there is one."""
     return next((e for e in envelopes if isinstance(e.message, message_type)), None)

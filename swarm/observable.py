@@ -1,4 +1,4 @@
-"""A value that tasks wait on."""
+"""A value whose changes tasks can wait for."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Observable(Generic[T]):
         changed.set()
 
     async def wait_until(self, holds: Callable[[T], bool]) -> T:
-        """The value, once `holds` is true of it (at once if it is). Callers set the deadline."""
+        """Wait until `holds` is true of the value, and return it. Callers set the deadline."""
         while not holds(self._value):
             await self._changed.wait()
         return self._value
 
     async def wait_change(self) -> T:
-        """The value after the next change."""
+        """Wait for the next change, and return the new value."""
         await self._changed.wait()
         return self._value
 
 
 STARVED_SECONDS = 30.0
-"""Seconds without work after which a role says why, and between repetitions."""
+"""Time without work after which a role reports the reason, and the interval of repetitions."""
 
 
 async def complain(say: Callable[[float], None]) -> None:

@@ -1,4 +1,4 @@
-"""The jobs of commands that need no network: supervised fine-tuning, and filtering of tasks."""
+"""Jobs of the commands that need no network: supervised fine-tuning and the filtering of tasks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from swarm.world import Child, Job
 
 
 class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to fine-tune."""
+    """Settings of supervised fine-tuning."""
 
     steps: int = 100
     batch: int = 32
-    """Examples a step."""
+    """Examples per step."""
     learning_rate: float = 1e-5
     warmup_steps: int = 10
     final_learning_rate_share: float = 0.1
-    """Where the cosine decay ends."""
+    """Learning rate at the end of the cosine decay, as a share of `learning_rate`."""
     gradient_norm_max: float = 1.0
     validation_share: float = 0.05
-    """Of the examples; never trained on."""
+    """Share of the examples that is held back for validation and never trained on."""
     validation_examples_max: int = 256
     tokens_max: int = 8192
     """Longest example; a longer one is left out and counted."""
@@ -40,16 +40,17 @@ class StartTuning(Job, frozen=True, kw_only=True):
     model: str
     settings: TuningSettings
     data: str = ""
-    """A file of JSON lines; empty: the environment's tasks with their answers."""
+    """Path of a file of JSON lines. If empty, the examples are the environment's tasks with their
+    answers."""
     environment: EnvironmentReference | None = None
 
 
 class TuningStarted(Reply, frozen=True, kw_only=True):
     examples: int
     held_back: int
-    """For validation."""
+    """Number of examples for validation."""
     left_out: int
-    """Too long, or without a prompt."""
+    """Number of examples that are too long or have no prompt."""
     parameters: int
 
 
@@ -67,7 +68,7 @@ class Tuned(Reply, frozen=True, kw_only=True):
     learning_rate: float
     tokens: int
     skipped: bool
-    """The loss or the gradient was not finite, so the weights stayed as they were."""
+    """Whether the loss or the gradient was not finite, so that the weights did not change."""
 
 
 class Validate(Job, frozen=True, kw_only=True):
@@ -77,19 +78,19 @@ class Validate(Job, frozen=True, kw_only=True):
 
 
 class Validated(Reply, frozen=True, kw_only=True, omit_defaults=True):
-    """Means over the examples held back; empty where there are none."""
+    """Means over the examples held back; None if there are none."""
 
     loss: float | None = None
     """Nats per answer token."""
     exact: float | None = None
-    """Probability of whole answers."""
+    """Probability of the complete answer."""
 
 
 class TuningService(Protocol):
     """Fine-tunes one policy."""
 
     async def start(self, job: StartTuning) -> TuningStarted:
-        """Raises `UserError` for settings, models and examples that cannot be used."""
+        """Load model and examples; raises `UserError` if they or the settings are unusable."""
         ...
 
     async def step(self, job: Tune) -> Tuned: ...
@@ -134,7 +135,7 @@ class PolicyDescribed(Reply, frozen=True, kw_only=True):
     policy: str
     """BLAKE3-256 of its weights, hex."""
     stop_ids: list[int]
-    """Those that the model names."""
+    """Stop ids that the model names."""
 
 
 class MeasureTasks(Job, frozen=True, kw_only=True):
@@ -155,11 +156,11 @@ class MeasureTasks(Job, frozen=True, kw_only=True):
 class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     seed: str
-    """Hex."""
+    """Seed of the task, in hex."""
     prompt: str
     answer: str
     passes: int
-    """Completions with full reward."""
+    """Number of completions with full reward."""
 
 
 class TasksMeasured(Reply, frozen=True, kw_only=True):
@@ -170,11 +171,11 @@ class FilterService(Protocol):
     """Samples tasks of an environment with one policy."""
 
     async def describe(self, job: DescribePolicy) -> PolicyDescribed:
-        """Raises `UserError` for a model that names no stop token."""
+        """Identify the policy; raises `UserError` if its model names no stop token."""
         ...
 
     async def measure(self, job: MeasureTasks) -> TasksMeasured:
-        """Raises `UserError` for a task that the policy has no room for."""
+        """Count the solved attempts; raises `UserError` for a task too long for the policy."""
         ...
 
 

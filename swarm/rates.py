@@ -1,6 +1,6 @@
-"""Token buckets: how much somebody may do now, and how long to wait before more.
+"""Token buckets: rate limits with bursts.
 
-Pure arithmetic on times that the caller gives, so that it works on any clock.
+They only compute with times that the caller gives, so that they work with any clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import inf
 
 
 class TokenBucket:
-    """Holds at most `burst` tokens, gains `per_second`, and begins full."""
+    """A bucket of at most `burst` tokens that gains `per_second` and starts full."""
 
     __slots__ = ("_as_of", "_burst", "_per_second", "_tokens")
 
@@ -21,7 +21,7 @@ class TokenBucket:
         self._as_of = -inf
 
     def take(self, cost: float, now: float) -> bool:
-        """Take `cost` tokens if the bucket holds them; False, and none taken, if not."""
+        """Take `cost` tokens if the bucket holds them; otherwise take none and return False."""
         self._refill(now)
         if self._tokens < cost:
             return False
@@ -29,12 +29,12 @@ class TokenBucket:
         return True
 
     def borrow(self, cost: float, now: float) -> None:
-        """Take `cost` tokens in any case, into debt if need be."""
+        """Take `cost` tokens, into debt if needed."""
         self._refill(now)
         self._tokens -= cost
 
     def debt_seconds(self, now: float) -> float:
-        """The time until the bucket is out of debt; 0 if it has none."""
+        """Return the time until the bucket is out of debt; 0 if it has none."""
         self._refill(now)
         return max(0.0, -self._tokens / self._per_second)
 
@@ -58,7 +58,7 @@ class TokenBuckets:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def of(self, name: str) -> TokenBucket:
-        """The bucket of `name`; a new one, full, if it is not remembered."""
+        """Return the bucket of `name`; a new, full one if the name is not remembered."""
         bucket = self._buckets.get(name)
         if bucket is not None:
             self._buckets.move_to_end(name)

@@ -1,6 +1,7 @@
-"""What a role is, how a peer takes part with its roles, and how they are found: `swarm.roles`.
+"""Roles: their interface, how they are found, and how a peer runs them.
 
-Anyone can add a role: a class with these attributes, named in an entry point of that group.
+Anyone can add a role: a class with the attributes of `Role`, named in an entry point of the group
+`swarm.roles`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
 
 
 class Role(Protocol):
-    """What a peer does for a run. Made once the peer is in the network."""
+    """The work that a peer does for a run. Created once the peer is in the network."""
 
     topics: ClassVar[tuple[str, ...]]
-    """Gossip topics it follows."""
+    """Gossip topics that the role follows."""
 
     def __init__(self, peer: RunNode) -> None: ...
 
@@ -33,17 +34,17 @@ class Role(Protocol):
         """Do the work until cancelled; returning means the role's work is over."""
         ...
 
-    # Optional: `Settings: ClassVar[type[RoleSettings]]`, its table of the peer's settings, which it
-    # reads by `peer.node.settings.of`.
-    # Optional: `rank_module: ClassVar[str]`, what the ranks above 0 run under `torchrun`.
+    # Optional: `Settings: ClassVar[type[RoleSettings]]`, the type of the role's table in the peer's
+    # settings. The role reads the table with `peer.node.settings.of`.
+    # Optional: `rank_module: ClassVar[str]`, the module that ranks above 0 run under `torchrun`.
 
 
 BOOTSTRAP = "bootstrap"
-"""The one role that needs no run: it serves the DHT and hands out manifests (`swarm.peer`)."""
+"""The only role that needs no run: it serves the DHT and hands out manifests."""
 
 
 def load_role(name: str) -> type[Role]:
-    """The class behind a role's name; raises `UserError` listing the roles there are."""
+    """Load the class of a role. For an unknown name, raises a `UserError` that lists the roles."""
     known = {entry.name: entry for entry in entry_points(group=ROLE_GROUP)}
     if name not in known:
         raise UserError(
@@ -59,15 +60,15 @@ def load_role(name: str) -> type[Role]:
 
 
 def check_tables(settings: PeerSettings) -> None:
-    """Read every role's table once before anything is started; raises `UserError`."""
+    """Validate the settings of every role before anything starts; raises `UserError`."""
     for name in {*settings.tables, *settings.role} - {BOOTSTRAP}:
         settings.of(name, getattr(load_role(name), "Settings", RoleSettings))
 
 
 async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
-    """Join the network and, with roles, a run; work until cancelled or every role's work is over.
+    """Join the network and, with roles, a run; work until cancelled or all roles have finished.
 
-    Raises `UserError` when nobody answers, no run is found or the run refuses this peer.
+    Raises `UserError` if no peer answers, no run is found or the run refuses this peer.
     """
     async with trio.open_nursery() as nursery:
         entry_points = await join_network(node)
@@ -86,8 +87,8 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         topics = sorted({topic for role in roles for topic in role.topics})
         peer = RunNode(node, run, topics)
         for role in set(node.settings.role) & {"trainer", "validator"}:
-            peer.trusted_part(role)  # said here, before the run refuses to admit it
-        nursery.start_soon(node.publish_record)  # only now: a run may hide its peers
+            peer.trusted_part(role)  # raises its error before the run refuses admission
+        nursery.start_soon(node.publish_record)  # not earlier, since a run may hide its peers
         async with peer.joined():
             await _work(peer, roles)
         node.events.emit("peer.work_over", run=run.id)
@@ -101,7 +102,7 @@ async def _work(peer: RunNode, roles: Sequence[type[Role]]) -> None:
 
 
 async def _publish_manifest(node: Node, run: str) -> None:
-    """Keep a known manifest in the DHT, until cancelled."""
+    """Republish a known manifest in the DHT until cancelled."""
     while True:
         await node.dht.put(run_key(run), node.manifests[run].raw)
         await trio.sleep(PEER_RECORD_LIFETIME_SECONDS / 2)

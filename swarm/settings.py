@@ -1,6 +1,6 @@
-"""What a person may set for one peer: flags of `python -m swarm.peer`, or the same in TOML.
+"""Settings of one peer: flags of `python -m swarm.peer`, or the same keys in TOML.
 
-Each role has a table of its own, whose model the role's class gives (`swarm.roles`).
+Each role has a table of its own. The role's class names the table's model (`swarm.roles`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.jobs import Hardware
 
 ROLE_GROUP = "swarm.roles"
-"""Entry points of the roles, by name."""
+"""Group of the roles' entry points."""
 
 
 class RoleSettings(pydantic.BaseModel):
@@ -29,18 +29,18 @@ class ComputeSettings(RoleSettings):
     """Base of the settings of a role that computes in a child process."""
 
     device: str = "auto"
-    """Torch device: `cpu`, `cuda` or `cuda:N`. auto: cuda where there is one, else cpu."""
+    """Torch device: `cpu`, `cuda` or `cuda:N`. auto: cuda if the machine has it, else cpu."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision to compute in. auto: bfloat16 on cuda, float32 on a CPU."""
+    """Precision of the computation. auto: bfloat16 on cuda, float32 on a CPU."""
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
-    """CPU threads of the child. Peers that share cores are slower with more than one each."""
+    """CPU threads of the child. Peers that share cores run slower with more than one each."""
     interpreter: str = ""
-    """Path of another Python that the child runs under, such as a virtual environment of its own
-    with Swarm and an engine in it; empty: this one."""
+    """Path of the Python interpreter of the child, for example in a virtual environment with Swarm
+    and an engine. Empty: the peer's own interpreter."""
 
     @property
     def hardware(self) -> Hardware:
-        """What the child's service computes on."""
+        """The hardware settings of the child's service."""
         return Hardware(device=self.device, dtype=self.dtype, threads=self.threads)
 
 
@@ -48,12 +48,12 @@ RoleSettingsT = TypeVar("RoleSettingsT", bound=RoleSettings)
 
 
 class PeerSettings(pydantic.BaseModel):
-    """One peer's settings. Keys of the TOML file are the fields' names."""
+    """Settings of one peer. The field names are the keys of the TOML file."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     role: list[str] = ["inference"]
-    """What this peer does in the run."""
+    """Roles of this peer in the run."""
     bootstrap: list[str] = []
     """Multiaddrs of peers that know the network, each ending in `/p2p/<peer id>`."""
     listen: list[str] = ["/ip4/0.0.0.0/tcp/0"]
@@ -61,13 +61,13 @@ class PeerSettings(pydantic.BaseModel):
     bulk_port: int = pydantic.Field(default=0, ge=0, le=65535)
     """TCP port of the piece plane; 0 lets the system choose."""
     uplink_mbps: float | None = pydantic.Field(default=None, gt=0)
-    """Most that the piece plane sends, in megabits a second; unset, what the network takes."""
+    """Upload limit of the piece plane in megabits per second; no limit if unset."""
     home: str = "~/.swarm"
-    """Keys and state; made with mode 0700."""
+    """Folder of keys and state; created with mode 0700."""
     run: str | None = None
-    """Id of the run to take part in, where the network knows several."""
+    """Id of the run to join if the network has several."""
     manifest: list[str] = []
-    """Files with signed run manifests to know from the start (and to hand out)."""
+    """Files with signed run manifests that the peer knows from the start and hands out."""
     engine: str = "native"
     """Engine that generates and prefills."""
     resume: bool = False
@@ -77,25 +77,26 @@ class PeerSettings(pydantic.BaseModel):
     json_logs: bool = False
     """Write events as JSON lines."""
     status_seconds: float = pydantic.Field(default=1.0, gt=0)
-    """Between `peer.status` events while nothing but traffic changes."""
+    """Seconds between `peer.status` events while only traffic counts change."""
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)
-    """Most that the home may hold; unset, the disk's free space decides."""
+    """Largest size of the home in bytes; if unset, the disk's free space is the limit."""
     tables: dict[str, dict[str, Any]] = {}
-    """The roles' tables as they were read, by role; in TOML each is a table of its own."""
+    """Unvalidated tables of the roles, by role; in TOML each is a table of its own."""
 
     @property
     def home_path(self) -> Path:
         return Path(self.home).expanduser()
 
     def of(self, role: str, model: type[RoleSettingsT]) -> RoleSettingsT:
-        """One role's settings; raises `UserError` naming the table, the key and the value."""
+        """Validate one role's settings. Raises a `UserError` that names table, key and value."""
         return _validated(model, self.tables.get(role, {}), f"settings of [{role}]")
 
 
 def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
-    """Settings from a TOML file, overruled by flags (those not None or empty).
+    """Load the settings from a TOML file; flags that are set overrule it.
 
-    Raises `UserError` naming the key, the value and what would be right.
+    A flag is unset if it is None, False or an empty list. Raises a `UserError` that names the key,
+    its value and what is allowed.
     """
     table: dict[str, Any] = {}
     where = f"--config {config}" if config is not None else "settings"

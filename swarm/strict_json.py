@@ -1,4 +1,4 @@
-"""JSON that every reader takes: Python's own writer makes `NaN` and `Infinity` of some numbers."""
+"""JSON that every parser accepts. Python's own encoder writes `NaN` and `Infinity`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Encode `value`; a number that is not finite becomes null."""
+    """Encode `value`; numbers that are not finite become null."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:

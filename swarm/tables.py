@@ -1,5 +1,7 @@
-"""Typed structures from tables that people write: unknown keys, missing keys and wrong values are
-one sentence each."""
+"""Conversion of tables that people write to typed structures.
+
+An unknown key, a missing key or a wrong value is a one-sentence error.
+"""
 
 from __future__ import annotations
 

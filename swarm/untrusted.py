@@ -1,7 +1,7 @@
-"""Words that other peers wrote, made safe to show: nothing of theirs steers a terminal.
+"""Text from other peers, made safe to print: it cannot control the terminal.
 
-Whatever prints text that may come from a peer (a line of an event, a table, an error) sends it
-through here first. Tables of rich get it as `rich.text.Text`, which knows no markup.
+All printed text that may come from a peer (an event's line, a table, an error) passes through here
+first. Tables of rich get it as `rich.text.Text`, which does not parse markup.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import logging
 from typing import Any
 
 TEXT_SHOWN_MAX = 500
-"""Characters of one text: as long as the longest reason that a message may carry."""
+"""Most characters of one text: the length of the longest reason that a message may carry."""
 
 LINE_SHOWN_MAX = 10_000
-"""Of a line that is ours, and may list addresses or runs."""
+"""Most characters of a line that this peer composed, which may list addresses or runs."""
 
 
 def printable(text: str, limit: int = TEXT_SHOWN_MAX) -> str:
-    """`text` on one line of at most `limit` characters, without control characters.
+    """Return `text` as one line of at most `limit` characters, without control characters.
 
-    Escape sequences, line ends, marks that reverse the direction of writing and all else that has
-    no shape of its own are written out (`\\x1b`, `\\u202e`).
+    Characters that are not printable are written as escapes (`\\x1b`, `\\u202e`): escape sequences,
+    line ends, marks that reverse the direction of writing, and others.
     """
     shown = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -30,19 +30,19 @@ def printable(text: str, limit: int = TEXT_SHOWN_MAX) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Like `printable`, of our own words of several lines with a peer's in them."""
+    """Apply `printable` to each line of a text of this peer's own that contains peers' text."""
     return "\n".join(printable(line, LINE_SHOWN_MAX) for line in text.split("\n"))
 
 
 class PrintableFormatter(logging.Formatter):
-    """For log records of libraries and tracebacks: some quote what came over the wire."""
+    """Formatter for libraries' log records and tracebacks, which may quote text from the wire."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))
 
 
 def shown(value: Any) -> Any:
-    """A field of an event or message with all its text `printable`."""
+    """Apply `printable` to all text in a field of an event or message."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, (list, tuple)):
