@@ -10,7 +10,9 @@ from peers.validator.checks.base import Report, first_failure
 from peers.validator.checks.standing import TURN, Turn
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
-from swarm.envelope import open_envelope
+from swarm.envelope import Dropped, open_envelope
+from swarm.errors import DECODE_ERRORS
+from swarm.events import Events
 from swarm.messages import StepOrder, Submission
 from swarm.run.run import Run
 from swarm.world import Database
@@ -26,11 +28,14 @@ CASES_MAX = 10_000
 class CaseQueue:
     """Cases that were acknowledged and have no verdict."""
 
-    def __init__(self, run: Run, database: Database, docket: Docket, inbox: Inbox) -> None:
+    def __init__(
+        self, run: Run, database: Database, docket: Docket, inbox: Inbox, events: Events
+    ) -> None:
         self._run = run
         self._database = database
         self._docket = docket
         self._inbox = inbox
+        self._events = events
         self._waiting: dict[Key, Case] = {}
         self._queue, self._cases = trio.open_memory_channel[Case](CASES_MAX)
 
@@ -53,16 +58,24 @@ class CaseQueue:
                 "arranged BLOB NOT NULL, PRIMARY KEY (worker, digest))"
             )
         )
-        for announced, arranged in self._database.read(
-            "SELECT announced, arranged FROM unjudged ORDER BY worker, digest"
+        dropped: list[str] = []
+        for worker, digest, announced, arranged in self._database.read(
+            "SELECT worker, digest, announced, arranged FROM unjudged ORDER BY worker, digest"
         ):
-            envelope = open_envelope(announced)
-            assert isinstance(envelope.message, Submission)
-            order = msgspec.msgpack.decode(arranged, type=StepOrder)
-            case = Case(envelope, envelope.message, order)
-            if self._inbox.exists(case.key):
+            key = (worker, digest)
+            try:
+                case = _restored(announced, arranged)
+            except (ValueError, Dropped, *DECODE_ERRORS) as error:
+                dropped.append(str(error))
+                await self.remove(key)
+                continue
+            if self._docket.is_judged_here(key) or not self._inbox.exists(key):
+                await self.remove(key)
+            else:
                 self._admit(case)
-                self._docket.take_order(order)
+                self._docket.take_order(case.order)
+        if dropped:
+            self._events.emit("validator.cases_dropped", cases=len(dropped), reason=dropped[0])
 
     async def add(self, case: Case) -> None:
         """Store a case durably, so that its worker can rely on a verdict."""
@@ -125,3 +138,13 @@ class CaseQueue:
     async def next(self) -> Case:
         """Wait for the next case whose turn has come."""
         return await self._cases.receive()
+
+
+def _restored(announced: bytes, arranged: bytes) -> Case:
+    """The case of a row; raises `Dropped`, `ValueError` or `DECODE_ERRORS` for one that another
+    version of Swarm stored."""
+    envelope = open_envelope(announced)
+    if not isinstance(envelope.message, Submission):
+        raise ValueError(f"a {type(envelope.message).__name__} instead of an announcement")
+    order = msgspec.msgpack.decode(arranged, type=StepOrder)
+    return Case(envelope, envelope.message, order)

@@ -82,7 +82,11 @@ class ValidatorRole:
         )
         self._intake = Intake(peer, self._inbox)
         self._queue = CaseQueue(
-            peer.run, self._node.disk.database("validator.sqlite"), self._docket, self._inbox
+            peer.run,
+            self._node.disk.database("validator.sqlite"),
+            self._docket,
+            self._inbox,
+            self._node.events,
         )
         records: defaultdict[str, WorkerRecord] = defaultdict(WorkerRecord)
         self._verdicts = Verdicts(

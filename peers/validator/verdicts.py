@@ -46,6 +46,7 @@ class Verdicts:
 
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
+        missing = 0
         for envelope in self._trusted.verdicts(VERDICTS_RECOVERED_MAX):
             verdict = verdict_in(envelope)
             key = (verdict.worker, verdict.submission)
@@ -54,9 +55,15 @@ class Verdicts:
             self._docket.fill(slot_of(verdict.worker, verdict), verdict.submission)
             if verdict.outcome == "accepted":
                 self._records[verdict.worker].accepted += 1
-                if self._inbox.exists(key):
-                    self._serve(key, verdict)
-                    await self._announce_again(envelope, verdict)
+                if not self._inbox.exists(key):
+                    continue  # its step has closed
+                if not self._peer.node.disk.exists(canonical_path_of(key)):
+                    missing += 1  # accepted by a version of Swarm that made no canonical form
+                    continue
+                self._serve(key, verdict)
+                await self._announce_again(envelope, verdict)
+        if missing:
+            self._peer.node.events.emit("validator.rollouts_missing", submissions=missing)
 
     async def _announce_again(self, envelope: Envelope, verdict: Verdict) -> None:
         """Announce a verdict again, signed anew if its envelope has expired."""
