@@ -34,6 +34,7 @@ from swarm.kademlia.routing_table import BUCKET_SIZE, key_id, node_id
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
+    CheckpointReference,
     Message,
     PeerRecord,
     StepOrder,
@@ -125,9 +126,12 @@ class Forger(Adversary):
             order,
             step=order.step + 1,
             revision=0,
-            policy=order.policy + 1,
-            manifest_digest=held.digest,
-            manifest_bytes=held.manifest_bytes,
+            checkpoint=CheckpointReference(
+                lineage=order.lineage,
+                step=order.policy + 1,
+                digest=held.digest,
+                size_bytes=held.manifest_bytes,
+            ),
         )
         self.push(await self.claim(trainer, forged))
 

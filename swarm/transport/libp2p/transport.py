@@ -315,7 +315,9 @@ class Libp2pTransport(BaseTransport):
                 stream = await self._host.new_stream(ID.from_string(peer), [TProtocol(protocol)])
             except StreamFailure as error:
                 unknown = "not supported" in str(error.__cause__)
-                why = self.version_mismatch(peer, protocol) if unknown else "the peer reset it"
+                why = (
+                    await self._version_mismatch(peer, protocol) if unknown else "the peer reset it"
+                )
                 raise StreamError(f"stream {protocol} with {peer}: {why}") from error
             except BROKEN_STREAM as error:
                 raise StreamError(
@@ -324,13 +326,15 @@ class Libp2pTransport(BaseTransport):
             return self._opened_stream(Libp2pBytes(stream), peer, protocol, framing)
         raise StreamError(f"stream {protocol} with {peer}: no answer within {seconds:g} s")
 
-    def version_mismatch(self, peer: PeerId, protocol: str) -> str:
-        """Explain why a peer does not speak a protocol, from the protocols it announced."""
+    async def _version_mismatch(self, peer: PeerId, protocol: str) -> str:
+        """Explain why a peer does not speak a protocol, from the protocols it announces."""
         stem, _, version = protocol.rpartition("/")
-        try:
-            spoken = self._swarm.peerstore.get_protocols(ID.from_string(peer))
-        except Exception:  # nothing known about the peer yet
-            spoken = []
+        peer_id = ID.from_string(peer)
+        spoken: list[str] = []
+        with contextlib.suppress(Exception):  # the sentence is only less precise then
+            # What the peer announced on connecting may not have come yet.
+            await self._host._identify_peer(peer_id, reason="unknown protocol")
+            spoken = self._swarm.peerstore.get_protocols(peer_id)
         for other in sorted(spoken):
             other_stem, _, other_version = str(other).rpartition("/")
             if other_stem == stem and other_version != version:
