@@ -1,4 +1,4 @@
-"""Run the commands as a person would, and look at what is left on the screen."""
+"""Helpers that run commands as a person would and read what they print."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def swarm(*arguments: str | Path) -> Outcome:
 
 
 def complaint(*arguments: str | Path) -> str:
-    """The one sentence with which a command must fail."""
+    """Run a command that must fail with one sentence; return the sentence."""
     outcome = swarm(*arguments)
     assert outcome.status != 0, outcome.output
     assert outcome.output == ""
@@ -54,7 +54,7 @@ def complaint(*arguments: str | Path) -> str:
 
 
 def signed_manifest(folder: Path, owner: Identity, name: str = "test", seed: int = 1) -> Envelope:
-    """The demo's run, signed by `owner`; the tokenizer comes to `folder`."""
+    """Sign the demo's run as `owner`; writes its tokenizer to `folder`."""
     save_tokenizer(folder)
     manifest = demo_manifest(
         name=name,
@@ -68,7 +68,7 @@ def signed_manifest(folder: Path, owner: Identity, name: str = "test", seed: int
 
 @contextmanager
 def bootstrap_peer(home: Path, *manifests: Path) -> Iterator[str]:
-    """A bootstrap peer in a process of its own; gives its multiaddr."""
+    """Run a bootstrap peer in a process of its own; yields its multiaddr."""
     command = [sys.executable, "-m", "swarm.peer", "--role", "bootstrap", "--home", str(home)]
     command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--json-logs"]
     for manifest in manifests:

@@ -1,4 +1,4 @@
-"""`swarm checkpoint`: to a mirror and back, interrupted, damaged, and with wrong arguments."""
+"""`swarm checkpoint`: export and fetch, with interruptions, damage and wrong arguments."""
 
 from __future__ import annotations
 
@@ -157,16 +157,16 @@ def test_by_a_manifest_file_and_two_mirrors(model: Path, tmp_path: Path) -> None
         got = swarm("fetch", manifest, "--mirror", empty, "--mirror", root, "--out", back)
         assert got.exit_code == 0, got.stderr
         assert same(back, model)
-        # What one mirror cannot tell, the next one does.
+        # If one mirror cannot serve the manifest, the next one does.
         got = swarm("fetch", empty, "--mirror", root, "--out", tmp_path / "second")
         assert got.exit_code == 0, got.stderr
-        # The digest pins a file as it pins a mirror, with and without mirrors.
+        # A digest is checked against a manifest file as against a mirror, with and without mirrors.
         for wrong in (["--mirror", root], []):
             got = swarm("fetch", manifest, *wrong, "--manifest", "ab" * 32, "--out", tmp_path / "x")
             assert got.exit_code == 2
             assert f"{manifest} has the checkpoint with manifest {digest[:12]}…" in got.stderr
             assert "not --manifest abababababab…" in got.stderr
-        # A manifest that names its mirrors needs no more than itself.
+        # A manifest file that names mirrors needs no further argument.
         named = tmp_path / "named"
         made = swarm("export", model, "--out", named, "--mirror", f"{root}/", "--json")
         own = named / "blob" / json.loads(made.stdout)["manifest"]
@@ -227,7 +227,7 @@ def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
         return {path.stat().st_size for path in (tmp_path / mirror / "blob").iterdir()}
 
     assert delta.stat().st_size in sizes("m")
-    # Deltas that are still arriving are left out: one without a manifest, one not whole.
+    # Incomplete deltas are left out: one without a manifest, one with missing pieces.
     (tmp_path / "peer/checkpoints/0-2.delta").mkdir()
     delta.write_bytes(bytes(delta.stat().st_size))
     made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "n", "--json")

@@ -1,4 +1,4 @@
-"""`swarm checkpoint fetch --bootstrap`: a run's newest policy from its peers, on real sockets."""
+"""`swarm checkpoint fetch --bootstrap`: fetch a run's newest policy from peers, on real sockets."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ PIECES = 24
 
 
 class Trainer:
-    """The trainer of a run, who has published a policy; its peers find the run through it too."""
+    """A run's trainer that has published a policy and is also the bootstrap peer."""
 
     def __init__(self, node: Node, part: RunNode, folder: Path) -> None:
         self.node = node
         self.part = part
         self.folder = folder
-        """The policy, as it was published."""
+        """Folder of the published policy."""
         self.served: list[bytes] = []
-        """Names of what was asked for, in order."""
+        """Names of the requested blobs, in order."""
         self.on_serve: Callable[[], None] = lambda: None
         self._open = part.blobs.open
         part.blobs.open = self._count  # type: ignore[method-assign]
@@ -93,7 +93,7 @@ async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
 async def fetch(
     one: Trainer, out: Path, *arguments: str, dies_by: signal.Signals | None = None, at: int = 0
 ) -> subprocess.CompletedProcess[bytes]:
-    """Give the command, and end it by a signal once `at` blobs were asked for; it gets no more."""
+    """Run the command and end it by a signal after `at` requested blobs; serves no more."""
     command = [
         sys.executable,
         "-c",
@@ -152,7 +152,7 @@ def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
 def test_a_slow_disk_is_not_held_against_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All has come; making it durable takes longer than what is left of --deadline."""
+    """All pieces have arrived, but making them durable takes longer than the rest of --deadline."""
     clock = MockClock(rate=1)
     fsync = os.fsync
     synced: list[Path] = []
@@ -214,7 +214,7 @@ def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
                 assert again == identity
                 done = await fetch(one, out, "--json")
                 assert done.returncode == 0, done.stderr
-                # What had come before, all but the 8 under way each time, was not asked for again.
+                # Pieces on disk, all but the 8 in flight each time, are not requested again.
                 assert 1 <= len(one.served) < PIECES
                 told = json.loads(done.stdout)
                 assert (told["run"], told["step"]) == (one.part.run.id, 4)

@@ -1,4 +1,4 @@
-"""What the commands do when nothing is wrong."""
+"""Commands with correct arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ learning_rate = 6e-4
 
 
 def create(folder: Path, text: str = RUN) -> list[str | Path]:
-    """Arguments of `swarm run create` with everything it needs in `folder`."""
+    """Write the files that `swarm run create` needs to `folder`; return its arguments."""
     save_tokenizer(folder)
     (folder / "run.toml").write_text(text)
     return [
@@ -190,7 +190,7 @@ def test_help_says_what_it_does(command: list[str]) -> None:
 
 
 def test_both_ways_to_start_a_peer_know_the_same_flags() -> None:
-    """In processes of their own: the console script's function, and the module."""
+    """Run both in processes of their own: the console script's function, and the module."""
     asked = [
         [sys.executable, "-m", "swarm.peer", "--help"],
         [sys.executable, "-c", "from swarm.app.main import main; main()", "peer", "--help"],

@@ -1,4 +1,4 @@
-"""`swarm dataset filter`: what it keeps, how it goes on, what it refuses."""
+"""`swarm dataset filter`: the kept tasks, resumption, and refused arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> None:
-    """The same lines as without interruption, even if one was cut short."""
+    """It writes the same lines as without an interruption, even if the last line was cut off."""
     out = tmp_path / "out"
     assert run(policy, out, "--tasks", "40", "--keep", "0:0.5").exit_code == 0
     through = out.read_bytes()
@@ -90,7 +90,7 @@ def test_bounds_out_of_order_are_refused(text: str) -> None:
 
 
 def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> None:
-    """Checked against the environment's own answers, put into the engine's mouth."""
+    """Make the engine give the environment's own answers, which must all pass."""
     service = DatasetService(str(policy), "sort-digits", "1")
     job = MeasureTasks(
         seed=0, first=2, count=3, attempts=2, temperature=1.0, max_new_tokens=8, stop_ids=[2]

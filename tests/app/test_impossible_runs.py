@@ -1,4 +1,4 @@
-"""A run of which nothing could come is refused before it is signed, in one sentence."""
+"""A run that cannot work is refused before it is signed, with one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 
 
 def describe(folder: Path, text: str = RUN, **config: Any) -> list[str | Path]:
-    """Arguments of `swarm run create` for a model with this config in `folder`."""
+    """Write a model with this config to `folder`; return the arguments of `swarm run create`."""
     arguments = create(folder, text)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
     return arguments

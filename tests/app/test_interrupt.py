@@ -28,7 +28,7 @@ def test_a_signal_cancels_the_work_and_then_raises(which: signal.Signals) -> Non
 
 
 def test_a_signal_is_not_lost_in_code_that_ignores_exceptions() -> None:
-    """The interpreter's own handler would raise inside `__del__`, where exceptions are dropped."""
+    """Python's own handler would raise inside `__del__`, where exceptions are dropped."""
 
     class Interrupting:
         def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""`swarm status` and `swarm ledger`: asked over the wire in virtual time, and what they print."""
+"""`swarm status` and `swarm ledger`: their requests, in virtual time, and their output."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
 
 
 def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
-    """And an acceptance of which a step took a group stands, as the trainer's log says."""
+    """An acceptance stands if the trainer's log says that a step consumed one of its groups."""
 
     async def main() -> None:
         lab = Swarm(tmp_path)
@@ -199,7 +199,7 @@ def test_a_silent_validator_is_named_and_the_others_are_read(tmp_path: Path) -> 
 
 @given(doing=HOSTILE, role=HOSTILE, peer=HOSTILE)
 def test_no_strangers_words_steer_the_screen(doing: str, role: str, peer: str) -> None:
-    """Also what no message could hold: the screen relies on nobody."""
+    """The output is safe even for text that no message could contain."""
     status = RunStatus(Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE]))))
     for name in (peer, WORKER.peer_id):
         status.present[name] = Present(

@@ -1,4 +1,4 @@
-"""JSON on standard output or in a file: any reader takes it, and nothing else is mixed in."""
+"""JSON on standard output or in a file: every parser accepts it, and no other text is mixed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported is declared, and the network part of Swarm does without the heavy libraries."""
+"""All imports are declared dependencies, and Swarm's network part needs no heavy libraries."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def project() -> dict[str, Any]:
 
 
 def name_of(requirement: str) -> str:
-    """The distribution that a requirement names, normalised."""
+    """Return the normalised name of the distribution that a requirement names."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert match is not None, requirement
     return re.sub(r"[-_.]+", "-", match[0]).lower()
 
 
 def imported(package: str) -> Iterator[str]:
-    """Top-level names of the modules that a package's files import."""
+    """Collect the top-level names of the modules that a package's files import."""
     for path in (REPOSITORY / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def test_commands_know_what_each_extra_holds(extra: str) -> None:
 
 @pytest.fixture
 def core_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Child processes find only what the core distribution depends on."""
+    """An environment in which child processes find only the core distribution's dependencies."""
     (tmp_path / "sitecustomize.py").write_text(
         f"""
 import sys

@@ -1,4 +1,4 @@
-"""Roles that other packages bring."""
+"""Roles that other packages provide."""
 
 from __future__ import annotations
 

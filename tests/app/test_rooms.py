@@ -1,4 +1,4 @@
-"""No room names, as text, a module that it may not import. `make lint` checks the imports."""
+"""No package names in a string a module that it may not import. `make lint` checks the imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PEERS = set((REPOSITORY / "peers").rglob("*.py"))
 
 
 def named_modules(source: str) -> Iterator[str]:
-    """The modules that strings of a program name, those that only document it left out."""
+    """Collect the modules that a program's strings name, docstrings left out."""
     tree = ast.parse(source)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -1,5 +1,5 @@
-"""`swarm run update`: the difference is shown, what no peer would take is refused, and a running
-bootstrap peer gets the new version."""
+"""`swarm run update`: it prints the changes, refuses what peers would refuse, and hands the new
+version to a running bootstrap peer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def signed(folder: Path) -> int:
 
 
 def update(folder: Path, text: str, *more: str) -> list[str | Path]:
-    """Arguments of `swarm run update` for a run that was changed to `text`."""
+    """Write a changed description to disk; return the arguments of `swarm run update`."""
     (folder / "run.toml").write_text(text)
     keys = ("--owner-key", folder / "owner.key", "--tokenizer", folder)
     return ["run", "update", folder / "run.toml", *keys, *more]
@@ -28,7 +28,7 @@ def update(folder: Path, text: str, *more: str) -> list[str | Path]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """A folder with a run of version 3, signed."""
+    """A folder with a signed run of version 3."""
     assert swarm(*create(tmp_path)).status == 0
     return tmp_path
 
@@ -94,7 +94,7 @@ def test_a_running_bootstrap_peer_gets_it(lab: Path) -> None:
         shown = swarm("run", "show", "--bootstrap", multiaddr)
         assert "version = 4" in shown.output and "learning_rate = 0.0003" in shown.output
 
-        # Somebody whose file is older than the network cannot sign the same version once more.
+        # An owner whose file is older than the network cannot sign the same version again.
         (lab / "run.manifest").write_bytes(first)
         slower = update(lab, NEXT.replace("6e-4", "1e-4"), "--bootstrap", multiaddr)
         assert "learning_rate 0.0003 → 0.0001); raise version to 5" in complaint(*slower)

@@ -1,4 +1,4 @@
-"""Every mistake a person can make is one clear sentence and an exit status other than 0."""
+"""Every user error prints one clear sentence and gives an exit status other than 0."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_no_way_to_anybody_for_a_worker(tmp_path: Path) -> None:
-    """It waited for ever, and repeated that no address of the trusted peers is known."""
+    """Such a worker used to wait for ever, and logged that it knew no address of a trusted peer."""
     manifest = tmp_path / "run.manifest"
     manifest.write_bytes(signed_manifest(tmp_path, OWNER).raw)
     said = complaint("peer", "--role=inference", "--home", tmp_path / "h", "--manifest", manifest)
@@ -90,7 +90,7 @@ def _garbage(key: Path) -> None:
 
 
 def _unreadable(key: Path) -> None:
-    # Root reads files of any mode, so a file that is none stands for one that cannot be read.
+    # Root can read files of any mode, so a folder stands for a file that cannot be read.
     key.mkdir(mode=0o700)
 
 
@@ -218,7 +218,7 @@ def test_no_such_run(
 
 
 def of_the_future(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Envelope:
-    """A manifest as the next version of the protocol would sign it."""
+    """A manifest signed in the next version of the protocol."""
     with monkeypatch.context() as patch:
         patch.setattr(swarm.envelope, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
         return signed_manifest(folder, OWNER)

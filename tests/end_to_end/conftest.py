@@ -12,7 +12,7 @@ from tests.end_to_end.harness import make_base, running_fork_server
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that sorts six digits now and then."""
+    """A policy that sometimes sorts six digits."""
     folder = tmp_path_factory.mktemp("base")
     make_base(folder)
     return folder

@@ -1,7 +1,7 @@
 """A trainer that dies by SIGKILL at a chosen moment of a step: `… MOMENT STEPS <peer's flags>`.
 
-It trains STEPS - 1 steps in peace; in the next one, at MOMENT, the whole process group dies as
-when the machine loses power. Nothing of the trainer is replaced: its methods are only watched.
+It trains STEPS - 1 steps normally. In the next one, at MOMENT, the whole process group dies, as in
+a power cut. The trainer's code is unchanged; only its method calls are observed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MOMENTS: dict[str, tuple[type, str, str]] = {
     "before-drop": (AcceptedSubmissions, "discard", BEFORE),
     "after-drop": (AcceptedSubmissions, "discard", AFTER),
 }
-"""`trainer.step_trained` is said between after-announcement and before-drop. Besides these,
-`during-save+N` dies N ms after the save has begun."""
+"""Moments by name. `trainer.step_trained` is emitted between after-announcement and before-drop. A
+further moment is `during-save+N`, N ms after the start of the save."""
 
 
 class Death:

@@ -1,7 +1,7 @@
 """A swarm of real peers, each `python -m swarm.peer` in a process of its own, on loopback.
 
-Tests wait for the events that the peers print, each wait with a deadline that names what was
-waited for. Every process is the head of its own group, killed when the test is over.
+Tests wait for the events that the peers print. Each wait has a deadline, and its error names the
+missing event. Every process leads a process group, which is killed at the end of the test.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 60.0
-"""For a peer to say its first words while all others start as well."""
+"""Deadline for a peer's first event while all others start as well."""
 STEP_SECONDS = 60.0
-"""For one step of the tiny run, on a busy machine and with a restart in it: many times what it
-takes."""
+"""Deadline for one step of the tiny run, many times its usual duration, so that it suffices on a
+busy machine and with a restart."""
 
 GROUPS_PER_STEP, GROUPS_PER_SUBMISSION = 8, 2
 
@@ -55,7 +55,7 @@ PRELOAD = (
 
 
 def make_base(folder: Path) -> None:
-    """A policy that sorts six digits now and then, so that rewards differ within groups."""
+    """Make a policy that sometimes sorts six digits, so that rewards differ within groups."""
     import torch
 
     from peers.environments import load
@@ -69,7 +69,7 @@ def make_base(folder: Path) -> None:
 
 @contextmanager
 def running_fork_server(folder: Path) -> Iterator[Path]:
-    """Socket of a process that has torch imported, for the peers' children to fork off."""
+    """Run a fork server with torch for the peers' children; yields its socket."""
     path = folder / "socket"
     command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(path)]
     with subprocess.Popen(
@@ -89,22 +89,22 @@ def running_fork_server(folder: Path) -> Iterator[Path]:
 
 @dataclass
 class Person:
-    """A process and what it says, as somebody at a terminal would see it. Started again by hand."""
+    """A process and its output, as a person at a terminal sees it. Restarted by hand."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     output: list[str] = field(default_factory=list)
-    """Lines of standard output, of all its lives."""
+    """Lines of standard output, over all restarts."""
     complaints: list[str] = field(default_factory=list)
-    """Lines of standard error, of all its lives."""
+    """Lines of standard error, over all restarts."""
     status: Observable[int | None] = field(default_factory=lambda: Observable(None))
-    """Exit status of the last life, once it has ended and all its words are in."""
+    """Exit status of the last process, once it has ended and all its output is read."""
     said: Observable[int] = field(default_factory=lambda: Observable(0))
     pid: int = 0
 
     def start(self, nursery: trio.Nursery, *arguments: str) -> None:
-        """Begin a life, with `arguments` after the usual ones."""
+        """Start a process, with `arguments` after the usual ones."""
         output, output_end = os.pipe()
         complaints, complaints_end = os.pipe()
         child = subprocess.Popen(
@@ -140,7 +140,7 @@ class Person:
             os.close(watch)
 
     left_behind: set[int] = field(default_factory=set)
-    """Processes of its group that outlived its last life (and were killed then)."""
+    """Processes of its group that outlived the last process, and were then killed."""
 
     @staticmethod
     async def _listen(pipe: int, hear: Callable[[str], None]) -> None:
@@ -157,11 +157,11 @@ class Person:
         self.said.touch()
 
     def send(self, which: signal.Signals) -> None:
-        """Send a signal to the process alone, as a terminal's Ctrl-C to a single program."""
+        """Send a signal to the process alone, like a terminal's Ctrl-C to a single program."""
         os.kill(self.pid, which)
 
     async def complains(self, text: str, seconds: float) -> str:
-        """The first line of standard error with `text` in it."""
+        """Wait for the first line of standard error that contains `text`."""
 
         def found() -> str | None:
             return next((line for line in self.complaints if text in line), None)
@@ -170,12 +170,12 @@ class Person:
         return line
 
     async def ended(self, seconds: float) -> int:
-        """The exit status, negative for a signal."""
+        """Wait for the exit status, negative for a signal."""
         status: int = await self._wait(lambda: self.status.value, "end", seconds, may_end=True)
         return status
 
     async def kill(self) -> None:
-        """SIGKILL to the whole group, as when the machine dies."""
+        """Send SIGKILL to the whole group, as if the machine failed."""
         _kill_group(self.pid, signal.SIGKILL)
         status = await self.ended(10)
         assert status == -signal.SIGKILL, f"{self.name} ended with {status}: {self.complaints}"
@@ -202,14 +202,14 @@ class Person:
 
 @dataclass
 class Peer(Person):
-    """A peer of the swarm that prints its events as JSON; keeps home and ports over restarts."""
+    """A peer that prints its events as JSON. It keeps its home and ports across restarts."""
 
     role: str = ""
     identity: Identity = field(default_factory=lambda: Identity(bytes(32)))
     home: Path = Path()
     port: int = 0
     events: list[Event] = field(default_factory=list)
-    """Of all its lives."""
+    """Events over all restarts."""
 
     @property
     def multiaddr(self) -> str:
@@ -222,7 +222,7 @@ class Peer(Person):
         super()._hear(line)
 
     def children(self) -> dict[str, int]:
-        """Process numbers of the compute children of its present life, by name."""
+        """Return the process ids of its present compute children, by name."""
         living: dict[str, int] = {}
         for event in self.events:
             if event["event"] == "peer.listening":
@@ -234,7 +234,7 @@ class Peer(Person):
         return {name: pid for name, pid in living.items() if _is_swarms(pid)}
 
     def heard(self, name: str, /, since: int = 0, **fields: Any) -> list[Event]:
-        """The events of this name with these fields, from the `since`-th event on."""
+        """List the events of this name with these fields, from the `since`-th event on."""
         return [
             event
             for event in self.events[since:]
@@ -244,7 +244,7 @@ class Peer(Person):
     async def says(
         self, name: str, /, *, seconds: float = STEP_SECONDS, since: int = 0, **fields: Any
     ) -> Event:
-        """The first such event, said already or yet to come."""
+        """Wait for the first such event, or return it if it has already come."""
 
         def found() -> Event | None:
             return next(iter(self.heard(name, since, **fields)), None)
@@ -254,7 +254,7 @@ class Peer(Person):
 
 
 def _is_swarms(pid: int) -> bool:
-    """Whether this is still one of our processes: the number may be another's by now."""
+    """Whether this id is still one of our processes; another process may have it by now."""
     try:
         return b"swarm" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -262,7 +262,7 @@ def _is_swarms(pid: int) -> bool:
 
 
 def processes_in_group(group: int) -> set[int]:
-    """Processes (zombies aside) of a process group."""
+    """List the processes of a process group, without zombies."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -274,7 +274,7 @@ def processes_in_group(group: int) -> set[int]:
 
 
 def processes_with(word: str) -> set[int]:
-    """Processes on this machine with this word in their command line."""
+    """List the processes on this machine with this word in their command line."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -300,7 +300,7 @@ def tiny_manifest(
     steps: int,
     limits: Limits,
 ) -> RunManifest:
-    """The demo's run made small: 8 groups of 4 a step, 2 groups a submission."""
+    """Make a small version of the demo's run: 8 groups of 4 per step, 2 groups per submission."""
     manifest = demo_manifest(
         name="tiny",
         steps=steps,
@@ -390,7 +390,7 @@ class Swarm:
         return [peer for peer in self.peers.values() if peer.role == role]
 
     async def start(self, *names: str) -> None:
-        """Start these peers (all, if none is named): the bootstrap first, since others need it."""
+        """Start the named peers, by default all, the bootstrap peer first."""
         wanted = names or tuple(self.peers)
         if "bootstrap" in wanted:
             self["bootstrap"].start(self._nursery)
@@ -400,22 +400,26 @@ class Swarm:
                 self[name].start(self._nursery)
 
     def restart(self, name: str, module: Sequence[str] = ("swarm.peer",)) -> None:
-        """Start a dead peer again, with the same home and ports. `module`: another one, and its
-        own arguments, which then runs the peer."""
+        """Restart a dead peer with the same home and ports.
+
+        `module` names another module that runs the peer, with the module's own arguments.
+        """
         peer = self[name]
         python, dash_m, _, *flags = self._commands[name]
         peer.command = [python, dash_m, *module, *flags]
         peer.start(self._nursery, *(["--resume"] if peer.role == "trainer" else []))
 
     async def complete(self, seconds: float) -> Path:
-        """Wait for the end of the run; the folder of the final policy."""
+        """Wait for the end of the run; return the folder of the final policy."""
         event = await self["trainer"].says("trainer.run_complete", seconds=seconds)
         assert event["steps"] == self.manifest.schedule.steps
         return Path(event["folder"])
 
     def person(self, name: str, *arguments: str, home: Path) -> Person:
-        """Somebody who types `python -m swarm.peer …` on a machine of his own: no JSON, no fork
-        server, everything in his home folder."""
+        """Make a peer as a person starts it by `python -m swarm.peer …` on another machine.
+
+        It prints no JSON, uses no fork server, and has everything in its home folder.
+        """
         person = Person(
             name,
             [sys.executable, "-m", "swarm.peer", *arguments],
@@ -429,7 +433,7 @@ class Swarm:
 async def swarm(
     folder: Path, base: Path, fork_server: Path, **settings: Any
 ) -> AsyncIterator[Swarm]:
-    """A swarm whose processes end with the block."""
+    """Make a swarm whose processes end with the block."""
     async with trio.open_nursery() as nursery:
         yield Swarm(folder, base, nursery, fork_server=fork_server, **settings)
         nursery.cancel_scope.cancel()

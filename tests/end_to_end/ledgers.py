@@ -1,4 +1,4 @@
-"""What the trusted peers' logs say of a run, and whether the trainer's own state agrees."""
+"""The trusted peers' logs of a run, and checks that the trainer's own state agrees with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from swarm.ledger.state import LedgerState, Record, ledger_state
 from tests.end_to_end.harness import Swarm
 
 IN_FLIGHT_SECONDS = 3.0
-"""A verdict this young when the last policy was published may not have reached the pool."""
+"""Largest age of a verdict, at the publication of the last policy, that may not have reached the
+pool."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,16 @@ class Accounts:
     records: list[Record]
     state: LedgerState
     accepted: dict[bytes, int]
-    """Groups of each submission that some validator accepted."""
+    """Number of groups of each submission that a validator accepted."""
     trained: set[bytes]
-    """Submissions that stand in the log as consumed or zero-advantage."""
+    """Submissions that the log records as consumed or zero-advantage."""
     stale: set[bytes]
     pool: set[bytes]
     """Accepted submissions that the trainer holds and has not used."""
 
 
 def read_accounts(swarm: Swarm) -> Accounts:
-    """The union of the trusted peers' own logs, from their disks."""
+    """Read the trusted peers' own logs from their disks and merge them."""
     trainer = swarm["trainer"]
     trusted = [trainer, *swarm.of_role("validator")]
     records = [
@@ -78,7 +79,7 @@ def _rows(database: Path, sql: str, *parameters: str) -> list[tuple[Any, ...]]:
 
 
 def check_accounts(swarm: Swarm) -> Accounts:
-    """Nothing lost, nothing trained on twice, no policy published in two forms (design §9)."""
+    """Check that nothing is lost or trained on twice, and that each policy has one manifest."""
     accounts = read_accounts(swarm)
     own = [
         record.entry
@@ -87,7 +88,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
     ]
     consumed = [entry for entry in own if isinstance(entry, Consumed)]
 
-    # Each once; only what was accepted; each group of it.
+    # Each submission once, only accepted ones, with an outcome for each group.
     times = Counter(entry.submission for entry in consumed)
     assert set(times.values()) == {1}, "a submission stands in the trainer's log twice"
     assert times.keys() <= accounts.accepted.keys(), "a submission was used that nobody accepted"
@@ -97,13 +98,13 @@ def check_accounts(swarm: Swarm) -> Accounts:
             assert len(outcomes) == accounts.state.verdicts[submission].groups
         assert not set(outcomes) - {"consumed", "zero-advantage", "stale", "carried"}
 
-    # Nothing lost, but for verdicts that came when nothing more was wanted.
+    # Nothing is lost except verdicts that came when no more groups were wanted.
     missing = accounts.accepted.keys() - accounts.trained - accounts.stale - accounts.pool
     late = _judged_late(swarm)
     lost = {_place(accounts.state.verdicts[submission]) for submission in missing} - late
     assert not lost, f"accepted, and neither used nor held: {sorted(lost)}"
 
-    # The learner remembers what the log says, for the steps that it still remembers.
+    # The learner's record agrees with the log, for the steps that it still remembers.
     by_step: dict[int, set[bytes]] = defaultdict(set)
     for entry in consumed:
         if not set(entry.outcomes) <= {"stale", "carried"}:
@@ -116,7 +117,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
         assert len(set(names)) == len(names)
         assert {bytes.fromhex(name) for name in names} == by_step[int(step)]
 
-    # One manifest for each policy, each in the log.
+    # Each policy has one manifest, and each manifest is in the log.
     published = Counter(
         (entry.lineage, entry.step) for entry in own if isinstance(entry, CheckpointPublished)
     )
@@ -127,9 +128,9 @@ def check_accounts(swarm: Swarm) -> Accounts:
 
 
 def check_nobody_was_wronged(accounts: Accounts) -> None:
-    """In a run of honest peers, whatever died: every verdict accepts, and nobody is evicted.
+    """Check that in a run of honest peers every verdict accepts and nobody is evicted.
 
-    Work that comes too late to be trained on, after a death, is refused as such: no wrong.
+    Deaths of peers make no difference, except that late work is rightly refused as late.
     """
     wrong = [
         record.entry
@@ -147,7 +148,7 @@ def _place(verdict: Judged) -> tuple[str, int, int]:
 
 
 def _judged_late(swarm: Swarm) -> set[tuple[str, int, int]]:
-    """(worker, step, number) of the verdicts that came as the last policy was published."""
+    """List (worker, step, number) of the verdicts that came as the last policy was published."""
     steps = swarm.manifest.schedule.steps
     end = swarm["trainer"].heard("trainer.checkpoint_published", step=steps)[0]["time"]
     return {

@@ -1,4 +1,4 @@
-"""Peers die at random moments, also several at once; the seed says which and when."""
+"""Peers die at random moments, also several at once. The seed decides which peers and when."""
 
 from __future__ import annotations
 

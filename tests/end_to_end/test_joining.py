@@ -1,4 +1,4 @@
-"""Somebody joins by hand: the line that the demo prints, in a home folder of his own."""
+"""A person joins with the command line that the demo prints, in a home folder of its own."""
 
 from __future__ import annotations
 

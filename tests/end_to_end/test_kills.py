@@ -1,4 +1,4 @@
-"""Peers die by SIGKILL at any moment; the run goes on, loses nothing and repeats nothing."""
+"""Peers die by SIGKILL at any moment; the run continues, loses nothing and repeats nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
 NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
 LIFE_SECONDS = 60.0
-"""For a trainer to resume, train a step, and die."""
+"""Deadline for a trainer to resume, train a step, and die."""
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_the_trainer_dies_at_every_moment_of_a_step(
             await trainer.says("trainer.checkpoint_published", step=1)
             await trainer.kill()
             for moment in MOMENTS:
-                # Twice a life: what the first step of a resumed life leaves is its own.
+                # Two steps per process, since the first one after a resumption leaves other state.
                 peers.restart("trainer", ["tests.end_to_end.dying_trainer", moment, "2"])
                 assert await trainer.ended(LIFE_SECONDS) == -9, moment
             since = len(trainer.events)

@@ -1,4 +1,4 @@
-"""A worker that cheats is put out; a validator that falls silent is replaced."""
+"""A worker that cheats is evicted; another validator replaces one that falls silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer of two ranks, started by `torchrun`, in a tiny run; and what a rank's death does."""
+"""A trainer of two ranks, started by `torchrun`, in a tiny run; also the death of a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-
 
 
 def as_ranks(peers: Swarm) -> None:
-    """Have the trainer started as `torchrun --nproc-per-node 2 -m swarm.peer --role trainer …`."""
+    """Set the trainer's command to `torchrun --nproc-per-node 2 -m swarm.peer --role trainer …`."""
     trainer = peers["trainer"]
     python, _, module, *flags = trainer.command
     trainer.command = [python, "-m", *TORCHRUN, module, *flags]
@@ -28,7 +28,7 @@ def as_ranks(peers: Swarm) -> None:
 
 
 def children(parent: int) -> dict[int, bytes]:
-    """Processes that `parent` started: their command lines."""
+    """Return the command lines of the child processes of `parent`."""
     found = {}
     for entry in sorted(Path("/proc").iterdir()):
         if entry.name.isdigit():

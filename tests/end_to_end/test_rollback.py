@@ -1,4 +1,4 @@
-"""An alarm takes the run back to its last good state, in a new lineage; the next one pauses it."""
+"""An alarm rolls the run back to its last good state, in a new lineage; the next one pauses it."""
 
 from __future__ import annotations
 

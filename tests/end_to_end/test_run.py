@@ -1,4 +1,4 @@
-"""A whole run of real peers: it completes, and the books are in order."""
+"""A whole run of real peers completes, and its ledgers agree with the trainer's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_run_completes_and_every_rollout_is_accounted_for(
                 assert await peer.ended(30) == 0, peer.complaints
             accounts = check_accounts(peers)
             workers = {peer.identity.peer_id for peer in peers.of_role("inference")}
-            # So short a run may be over before the slower worker has a submission judged.
+            # This short run may end before a submission of the slower worker is judged.
             assert accounts.state.totals.keys() <= workers
             assert accounts.state.totals
             for totals in accounts.state.totals.values():

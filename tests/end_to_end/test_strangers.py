@@ -1,5 +1,5 @@
-"""Strangers at every role's door: the whole catalogue of attacks against real processes, while the
-run goes on."""
+"""Strangers attack every role with the whole catalogue of attacks, on real processes, during a
+run."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ from tests.transport.hostile import connected
 ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1", "observer")
 MALLORY, HONEST = Identity(bytes([66]) * 32), Identity(bytes([67]) * 32)
 GROWTH_BYTES_MAX = 96 << 20
-"""What may lie unread here by design (64 MiB), and 32 MiB."""
+"""Largest allowed growth of memory: the bound of unread bytes (64 MiB), and 32 MiB."""
 
 UNDISTURBED_SECONDS = 20.0
-"""Before each attack, for the pace beside it to be compared with."""
+"""Time without attacks before each attack, whose pace is the reference."""
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of one process."""
+    """Return the resident memory of one process."""
     fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
     return int(fields[0]) * 1024
 
 
 def give_cores(victim: Peer) -> None:
-    """Give the victim the last core, as if it had a machine of its own, and the rest of the swarm
-    the first. The attacker, this process, takes what time the victim leaves."""
+    """Give the victim the last core and the rest of the swarm the first.
+
+    The victim runs as on a machine of its own. The attacker, this process, gets the CPU time that
+    the victim leaves.
+    """
     cores = sorted(os.sched_getaffinity(0))
     its_own = {victim.pid, *victim.children().values()}
     for pid in processes_with("swarm.peer") | processes_with("swarm.world"):
@@ -49,7 +52,7 @@ def give_cores(victim: Peer) -> None:
 
 
 async def strike(peer: Peer, source: str) -> list[str]:
-    """Everything, one after the other; returns the protocols that the peer serves."""
+    """Run all attacks in turn; return the protocols that the peer serves."""
     protocols = await attacks.served_protocols(peer.multiaddr, MALLORY)
     for stage, group in attacks.CATALOGUE.items():
         for which in group:
@@ -112,7 +115,7 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
 
 @pytest.mark.slow
 def test_more_strangers_than_there_is_room_for_shut_nobody_out(tmp_path: Path) -> None:
-    """As many as came from 18 addresses when newcomers were shut out, and some more."""
+    """Connect more strangers than the number from 18 addresses that once shut newcomers out."""
 
     async def main(address: str) -> None:
         async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A package of somebody else with an environment, an engine and a role, as its users have it."""
+"""A third party's package with an environment, an engine and a role, installed as users do."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ greeter = lab_package:Greeter
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which the package is installed, on this process's search path."""
+    """A folder on this process's search path in which the package is installed."""
     site = tmp_path / "site"
     info = site / "lab_package-1.dist-info"
     info.mkdir(parents=True)

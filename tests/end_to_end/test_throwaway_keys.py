@@ -1,4 +1,4 @@
-"""Thousands of free identities at the door of real peers, each with the largest record there is."""
+"""Thousands of free identities connect to real peers, each with the largest possible record."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from .test_strangers import resident_bytes
 ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1")
 VICTIMS = ("relay", "trainer", "validator", "inference-1")
 KEYS = int(os.environ.get("THROWAWAY_KEYS", "400"))
-"""For each victim that gossips. THROWAWAY_KEYS=4000 repeats the figure in docs/benchmarks.md."""
+"""Number of keys for each victim that gossips. THROWAWAY_KEYS=4000 repeats the figure in
+docs/benchmarks.md."""
 AT_ONCE = 8
 ANSWER_BYTES_MIN = 100
-"""More than the negotiation: the peer's own hello has begun to come, so ours was read."""
+"""Bytes received that exceed the negotiation: the peer's own hello arrives, so it has read ours."""
 
 GROWTH_BYTES_MAX = 32 << 20
 
 
 def hello(key: Identity, run: str) -> bytes:
-    """What a neighbour says first, with a record as large as its bounds allow."""
+    """Make a neighbour's first message, with a peer record of the largest allowed size."""
     record = PeerRecord(
         roles=["relay"] * 8,
         addresses=["/dns4/" + "x" * 280 for _ in range(16)],

@@ -1,4 +1,4 @@
-"""A model learns to use a tool: episodes of two turns through every part that touches them."""
+"""A model learns to use a tool: episodes of two turns, through worker, validator and trainer."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ToolUse(Calculator):
 
 @dataclass
 class Pipeline:
-    """What worker, validator and trainer do with one submission, in turn."""
+    """The work of worker, validator and trainer on one submission, in turn."""
 
     folder: Path
     engine: EngineService
@@ -87,7 +87,7 @@ class Pipeline:
     trainer: TrainerService
 
     def take_step(self, step: int) -> tuple[float, float, Rollouts]:
-        """(mean reward, share of episodes with two turns, the rollouts) of the step's rollouts."""
+        """Generate a step's rollouts: (mean reward, share of episodes with two turns, rollouts)."""
         policy = CheckpointReference(lineage=0, step=step, digest=bytes(32), size_bytes=1)
         published = str(self.folder / str(step))
         trio.run(self.engine.load, Load(policy=policy, folder=published))

@@ -1,4 +1,4 @@
-"""A lab changes its running run as the README says, and everybody goes on."""
+"""An owner changes a run in progress as the README says, and all peers continue."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.end_to_end.harness import STEP_SECONDS, Event, Swarm, swarm
 
 NAMES = ("bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2")
 UNBLAMED = {"stale", "step"}
-"""Checks that a submission may fail because it came late."""
+"""Checks that a late submission may fail."""
 
 
 def toml(manifest: RunManifest) -> str:
-    """The file that a lab would have written for a manifest."""
+    """Make the TOML file from which an owner would sign a manifest."""
 
     def shown(value: Any) -> str:
         if isinstance(value, bool):
@@ -54,7 +54,7 @@ def toml(manifest: RunManifest) -> str:
 
 
 async def update(peers: Swarm, base: Path, manifest: RunManifest, *more: str) -> str:
-    """`swarm run update run.toml run.manifest`; what it prints."""
+    """Run `swarm run update run.toml run.manifest`; return its output."""
     (peers.folder / "run.toml").write_text(toml(manifest))
     key = peers.folder / "owner.key"
     if not key.exists():
@@ -83,8 +83,10 @@ def changed(manifest: RunManifest, **tables: dict[str, Any]) -> RunManifest:
 def check_rates(
     trained: list[Event], first: RunManifest, second: RunManifest, changed_at: int
 ) -> None:
-    """Every step had the learning rate of the version it follows (a step in which no group taught
-    anything has none)."""
+    """Check that every step had the learning rate of the version that it follows.
+
+    A step without a learning signal in any group has no learning rate.
+    """
     taught = [event for event in trained if "learning_rate" in event]
     assert taught
     for event in taught:
@@ -120,7 +122,7 @@ def test_a_running_run_is_changed_as_the_readme_says(
             await trainer.says("trainer.step_trained", step=changed_at + 3)
             check_rates(trainer.heard("trainer.step_trained"), first, second, changed_at)
 
-            # Whoever returns knows what it needs; the trainer goes on by the right version.
+            # A restarted peer knows the versions it needs, and the trainer follows the right one.
             for name in ("trainer", "validator", "inference-1"):
                 await peers[name].kill()
                 peers.restart(name)
@@ -130,7 +132,7 @@ def test_a_running_run_is_changed_as_the_readme_says(
             check_rates(trainer.heard("trainer.step_trained", restarted), first, second, changed_at)
             await peers["inference-1"].says("inference.receipt", outcome="accepted")
 
-            # The other way: sign alone, restart the bootstrap peer with the file.
+            # The other way: only sign, then restart the bootstrap peer with the new file.
             third = changed(second, schedule={"steps": 20})
             told = await update(peers, base, third)
             assert "or restart its bootstrap peer" in told

@@ -1,4 +1,4 @@
-"""What a guest is told who cannot take part: one sentence, and an exit status other than 0."""
+"""A guest that cannot take part prints one sentence and has an exit status other than 0."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from swarm.world.machine import Machine
 from tests.end_to_end.harness import START_SECONDS, Person, Swarm, swarm
 
 CHECKPOINT_SHARE = 100_000
-"""Bytes that a home may hold: the tiny policy has 0.9 MB."""
+"""Largest size of a home in bytes, too small for the tiny policy (0.9 MB)."""
 TOLD_SECONDS = 30.0
 
 
 def sentence(person: Person) -> str:
-    """The one sentence that an ended process has left, after ordinary progress."""
+    """Return the one error sentence of an ended process, which follows its ordinary progress."""
     assert not person.output
     assert "Traceback" not in "\n".join(person.complaints)
     *progress, last = person.complaints
@@ -109,7 +109,7 @@ def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
 
 
 def test_a_network_of_another_protocol_version(tmp_path: Path) -> None:
-    """A bootstrap peer of the future: it is there, but speaks other protocols."""
+    """A bootstrap peer of a future version answers, but speaks other protocols."""
 
     async def answer(stream: Stream) -> None:
         await stream.receive()
