@@ -3,18 +3,19 @@
     python -m benchmarks.accelerator
     python -m benchmarks.accelerator --device cpu --models tiny --tokens 2048
 
-Prints one JSON object. Policies have Qwen2.5's shapes and random weights; `--tokens` input tokens
-are packed into as few rows as they fit in (16,384 tokens each), prompts of 16 tokens, completions
-log-uniform between 16 tokens and an eighth of all, exactly filled. A step is that of
-`benchmarks.trainer`: log μ under the generating policy (μ ≠ π), forward, backward, gradient
-clipping, AdamW; bf16 with fp32 master weights unless `--dtype fp32`. The first step, which
-compiles kernels, is not measured; the median of the next `--steps` counts: time on the clock, or
-CPU seconds of one thread with `--device cpu`.
+Prints one JSON object. Policies have Qwen2.5's shapes and random weights. `--tokens` input tokens
+are packed into as few rows as possible (16,384 tokens each). Prompts have 16 tokens; completions
+are log-uniform between 16 tokens and an eighth of all tokens, and fill the batch exactly. A step is
+the same as in `benchmarks.trainer`: log μ under the generating policy (μ ≠ π), forward, backward,
+gradient clipping, AdamW; bf16 with fp32 master weights unless `--dtype fp32`. The first step
+compiles kernels and is not measured. The result is the median of the next `--steps`: wall-clock
+time, or CPU seconds of one thread with `--device cpu`.
 
-By attention: `tokens_per_second` and `model_flops_share` (MFU) as the trainer reports them (the
-pass for log μ is work, but not counted as useful), `peak_bytes` of tensors with weights, gradients,
-optimiser and older policies, `speedup_over_sdpa`, and `loss` and `gradient_norm`, which must agree
-but for rounding. `reason` stands instead where an attention is not to be had or fails.
+Each attention has these figures: `tokens_per_second` and `model_flops_share` (MFU) as the trainer
+reports them (the pass for log μ takes time, but does not count as useful work), `peak_bytes` of
+tensors (weights, gradients, optimiser and older policies), `speedup_over_sdpa`, and `loss` and
+`gradient_norm`, which must agree except for rounding. An attention that is unavailable or fails has
+`reason` instead.
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ MODELS: dict[str, dict[str, int]] = {
         "vocab_size": 512,
     },
 }
-"""Shapes, from the config.json of Qwen/Qwen2.5-0.5B and Qwen/Qwen2.5-1.5B; tiny is for trying."""
+"""Shapes, from the config.json of Qwen/Qwen2.5-0.5B and Qwen/Qwen2.5-1.5B; tiny is for trials."""
 
 SHORTEST = 16
 TOKENS_MIN = 512
-"""Fewer cannot hold a group of such completions."""
+"""Fewest input tokens that can hold a group of such completions."""
 
 
 def make_policy(name: str, device: str, half: bool, folder: Path) -> None:
@@ -114,7 +115,7 @@ def new_model(name: str) -> Any:
 
 
 def make_groups(tokens: int, vocabulary: int) -> list[Group]:
-    """Groups whose sequences have together `tokens` inputs (all but the last token of each)."""
+    """Make groups with `tokens` inputs in total (all but the last token of each sequence)."""
     longest = tokens // 8
     mean = (longest - SHORTEST) / math.log(longest / SHORTEST)
     prompt_inputs = PROMPT_TOKENS - 1
@@ -141,7 +142,7 @@ def make_groups(tokens: int, vocabulary: int) -> list[Group]:
 
 @torch.no_grad()
 def move_on(model: Any) -> None:
-    """Make π of μ, the same in every call."""
+    """Turn μ into π by noise on the weights, the same in every call."""
     torch.manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -152,8 +153,8 @@ def move_on(model: Any) -> None:
 def measure(
     base: Path, groups: list[Group], settings: LearnerSettings, device: str, steps: int, peak: float
 ) -> dict[str, float]:
-    """Figures of one attention; `peak` in FLOP/s, 0 when it is not known."""
-    gc.collect()  # what the attention before held
+    """Measure one attention; `peak` in FLOP/s, 0 if unknown."""
+    gc.collect()  # free the previous attention's tensors
     if device == "cuda":
         torch.cuda.empty_cache()
     meter = Meter(device)
@@ -179,7 +180,7 @@ def try_attention(
     given: argparse.Namespace,
     peak: float,
 ) -> dict[str, Any]:
-    """Its figures, or the reason why there are none."""
+    """Figures of an attention, or the reason why there are none."""
     half = given.dtype == "bf16"
     reason = why_not(attention, torch.device(given.device), half)
     if reason:
@@ -204,7 +205,7 @@ def try_attention(
 
 
 def compare(name: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
-    """All attentions with one model."""
+    """Compare all attentions with one model."""
     groups = make_groups(given.tokens, MODELS[name]["vocab_size"])
     by_attention: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -276,7 +277,7 @@ def main() -> None:
 
 
 def _some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """For argparse: names with commas between them."""
+    """Argparse reader of comma-separated names out of `choices`."""
 
     def read(text: str) -> list[str]:
         names = text.split(",")

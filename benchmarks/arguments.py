@@ -1,5 +1,5 @@
-"""Readers of benchmarks' options for argparse: one sentence, before any work, for what makes no
-sense."""
+"""Argparse readers of benchmarks' options, which refuse bad values with one sentence before any
+work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A whole number."""
+    """Reader of a whole number of at least `least`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -23,7 +23,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def number_where(allowed: Callable[[float], bool], range_: str) -> Callable[[str], float]:
-    """A number in a range, that is named as in "from 0 to below 1"."""
+    """Reader of a number in a range; `range_` describes it, like "from 0 to below 1"."""
 
     def read(text: str) -> float:
         try:
@@ -38,7 +38,7 @@ def number_where(allowed: Callable[[float], bool], range_: str) -> Callable[[str
 
 
 def several(read_one: Callable[[str], _T], least: int = 1) -> Callable[[str], list[_T]]:
-    """At least so many, with commas between them."""
+    """Reader of at least `least` comma-separated values."""
 
     def read(text: str) -> list[_T]:
         found = [read_one(each) for each in text.split(",")]

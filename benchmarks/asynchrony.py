@@ -2,10 +2,11 @@
 
     python -m benchmarks.asynchrony --seeds 5 --steps 250
 
-Prints one JSON object: for both denominators of the ratio (`old`) and each staleness the reward's
-curve over the seeds, the final reward and the effective sample size as a share of the tokens.
-`worst_up_to_4` is the largest loss of final reward against staleness 0 up to 4, with `old =
-generation`. Published claim: up to 4 is as good as synchronous (INTELLECT-2, §5).
+Prints one JSON object. For both denominators of the ratio (`old`) and each staleness it has the
+reward's curve over the seeds, the final reward, and the effective sample size as a share of the
+tokens. `worst_up_to_4` is the largest loss of final reward relative to staleness 0, over staleness
+up to 4, with `old = generation`. Published claim: up to 4 is as good as synchronous (INTELLECT-2,
+§5).
 """
 
 from __future__ import annotations

@@ -5,22 +5,23 @@
     python -m benchmarks.broadcast --peers 100 --churn 0.1
     python -m benchmarks.broadcast --growth 10,30,100 --seeds 1 --plot growth.png
 
-Prints one JSON object. The production shardcast code runs in every peer (`simnet.swarmcast`); the
+Prints one JSON object. Every peer runs the production shardcast code (`simnet.swarmcast`). The
 clock starts at the announcement and stops when the last piece of the last receiver is verified and
-in place. Profile: uplinks 10 % 1 Gb/s, 40 % 200 Mb/s, 50 % 50 Mb/s; downlinks 500 Mb/s or the
-uplink, if that is more; source 1 Gb/s. Bounds: docs/shardcast.md.
+stored. Profile: uplinks 10 % 1 Gb/s, 40 % 200 Mb/s, 50 % 50 Mb/s; downlinks 500 Mb/s or the uplink,
+whichever is more; source 1 Gb/s. Bounds: docs/shardcast.md.
 
-Compared with, on the same lines and seeds (fluid transfers only, no control messages, so that both
-are shown at their best):
+It is compared with two models on the same lines and seeds. They have fluid transfers only and no
+control messages, so that both appear at their best:
 
-- `published`: fixed relays, the fastest peers, as many as suit this design best (√N), in relay-only
-  mode the same relays; everybody polls each 30 s, relays take the files from the source in order,
-  and the others take them in order from a relay drawn for each shard, as far as it has come.
-- `random_mesh`: each peer with 8 neighbours of its choice and those that chose it; knows at once
-  what they have; 8 requests at a time for random pieces from random neighbours. Not in relay-only
-  mode: there receivers pass nothing on, and a mesh is nothing else.
+- `published`: the fastest peers are fixed relays, in the number that suits this design best (√N);
+  in relay-only mode the same relays are used. Every peer polls each 30 s. Relays fetch the files
+  from the source in order, and the other peers fetch them in order from a relay drawn for each
+  shard, as far as that relay has them.
+- `random_mesh`: each peer has 8 neighbours of its choice and those that chose it, and knows at once
+  which pieces they have. It makes 8 requests at a time for random pieces from random neighbours.
+  There is no mesh in relay-only mode, where receivers forward nothing.
 
-With churn there is no comparison: in these models nobody leaves.
+With churn there is no comparison: in these models no peer leaves.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from swarm.shardcast.rarity import draw
 
 POLL_SECONDS = 30.0
 SHARDS = 256
-"""Of the published design, in which they are 50 MB: coarser here, so that it takes less time; a
-shard is passed on when it is complete."""
+"""Shards of a checkpoint in the published design, where a shard has 50 MB. They are larger here, to
+save time. A complete shard is forwarded."""
 NEIGHBOURS = 8
 REQUESTS = 8
 
 GB_MIN = 0.001
 GB_MAX = 2000.0
-"""A checkpoint has at most 65,536 pieces of 32 MiB."""
+"""Largest checkpoint: it has at most 65,536 pieces of 32 MiB."""
 RELAY_ONLY_PEERS_MIN = 6
 """With fewer receivers the profile has no relay."""
 PICTURES = (".png", ".svg", ".pdf")
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The options; ends the program with one error before any work if they make no sense."""
+    """Parse the options; bad options end the program with one error before any work."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--peers", type=at_least(1), default=100, help="receivers")
     parser.add_argument("--mode", choices=["open", "relay-only"], default="open")
@@ -118,7 +119,7 @@ def _picture(text: str) -> Path:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """What is printed."""
+    """Run the broadcasts, and make the printed object."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     counts = options.growth or [options.peers]
     runs = [run_one(options, peers, seed) for peers in counts for seed in seeds]
@@ -174,7 +175,7 @@ def run_one(options: argparse.Namespace, peers: int, seed: int) -> dict[str, Any
 
 
 def figures(case: Case, outcome: Outcome) -> dict[str, Any]:
-    """What is reported of one broadcast."""
+    """Figures of one broadcast."""
     terms = bound(case)
     binding = max(terms, key=terms.__getitem__)
     times = sorted(outcome.finished.values())
@@ -212,8 +213,10 @@ def summary(times: list[float], bound_seconds: float) -> dict[str, float]:
 
 
 class Model:
-    """Peers that send each other pieces as fluids, in virtual time and by callbacks only. The
-    source is number 0, then come receivers, then relays."""
+    """Peers that send each other pieces as fluids, in virtual time and by callbacks only.
+
+    The source is number 0; receivers follow, then relays.
+    """
 
     def __init__(self, case: Case, pieces: int) -> None:
         self.case = case
@@ -232,7 +235,7 @@ class Model:
         self._numbers = 0
 
     def run(self, begin: Callable[[], None]) -> list[float]:
-        """When each receiver was complete, in order."""
+        """Run the model; return the receivers' completion times, sorted."""
 
         async def virtual() -> None:
             async with trio.open_nursery() as nursery:
@@ -246,7 +249,7 @@ class Model:
         return sorted(self.done.values())
 
     def send(self, sender: int, receiver: int, piece: int, then: Callable[[], None]) -> None:
-        """One piece; `then` is called when it is there."""
+        """Send one piece, and call `then` when it has arrived."""
 
         def ended(flow: Flow) -> None:
             self.have[receiver] |= 1 << piece
@@ -265,7 +268,7 @@ class Model:
 
 
 def published(case: Case) -> list[float]:
-    """The published design."""
+    """Completion times with the published design."""
     model = Model(case, SHARDS)
     receivers = range(1, len(case.receivers) + 1)
     if case.relays:
@@ -308,7 +311,7 @@ def published(case: Case) -> list[float]:
 
 
 def random_mesh(case: Case) -> list[float]:
-    """A plain random mesh."""
+    """Completion times with a plain random mesh."""
     piece_bytes = piece_size_for(case.size_bytes)
     model = Model(case, -(-case.size_bytes // piece_bytes))
     everybody = range(len(model.have))
@@ -357,8 +360,10 @@ def random_mesh(case: Case) -> list[float]:
 
 
 def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Finishing times of the first run's peers with their bounds; the use of uplinks, or, with
-    several numbers of peers, how the time grows."""
+    """Draw the first run's finishing times with their bounds, and the use of uplinks.
+
+    With several numbers of peers, draw the growth of the time instead of the uplinks.
+    """
     import matplotlib  # imported late: only needed for a picture
 
     matplotlib.use("Agg")
@@ -417,7 +422,7 @@ def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def _doubling(axis: Any) -> None:
-    """A logarithmic axis with numbers that people read: 10, 20, 40…"""
+    """Make an axis logarithmic, with plain numbers: 10, 20, 40…"""
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     axis.axes.set_xscale("log", base=2)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.clipping --seeds 5 --steps 250
 
-Prints one JSON object: for δ = 4 and without δ the 99th percentile and the largest gradient norm
-(before clipping), and the share of seeds that collapse (a final reward below half of the best that
-any ten steps had). Rollouts are `--staleness` steps old and the rate is `--rate` times the demo's,
-so that ratios leave the clipping range.
+Prints one JSON object: for δ = 4 and without δ, the 99th percentile and the maximum of the gradient
+norm (before clipping), and the share of seeds that collapse (a final reward below half of the best
+mean over ten steps). Rollouts are `--staleness` steps old and the learning rate is `--rate` times
+the demo's, so that ratios leave the clipping range.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ONE_SIDED = 1e9
 
 
 def collapsed(curve: Curve) -> bool:
-    """The policy was once twice as good as it ended."""
+    """Whether the policy was once more than twice as good as at the end."""
     best = max(
         statistics.fmean(curve.reward[end - TAIL : end])
         for end in range(min(TAIL, len(curve.reward)), len(curve.reward) + 1)

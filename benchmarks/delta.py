@@ -4,16 +4,16 @@
     python -m benchmarks.delta --hidden 256 --layers 4
 
 Prints one JSON object. A Qwen2 model is trained as in reinforcement learning (fp32 weights, AdamW,
-one thread) at learning rates of 1e-6 and 3e-7 and published in bf16. `bytes_ratio` is the bytes of
-the delta over those of the bf16 checkpoint after one optimiser step, the larger of the two rates;
-beside it what zstd makes of the XOR of the two files, and of the file itself. Before the measured
-steps come `--warm` others, so that AdamW's averages are those of a run and not of its first step.
+one thread) at learning rates of 1e-6 and 3e-7 and published in bf16. `bytes_ratio` is the delta's
+bytes divided by the bf16 checkpoint's after one optimiser step, at the larger of the two rates.
+Beside it are the sizes of zstd's output for the XOR of the two files, and for the file itself.
+`--warm` optimiser steps come before the measured steps, so that AdamW's averages are as in the
+middle of a run.
 
-Speeds are bytes of the checkpoint per CPU second of one core, the median of ten with the least and
-the most beside it, from files in the page cache to files: `apply` makes the pieces, checks their
-BLAKE3 and writes them into a file that has its size and no content yet, as a fetch finds it. `copy`
-does the same without a delta: it reads, hashes and writes; nothing that checks what it writes can
-be faster.
+Speeds are bytes of the checkpoint per CPU second of one core: the median, minimum and maximum of
+ten runs, from files in the page cache to files. `apply` makes the pieces, checks their BLAKE3 and
+writes them into a file that has its size but no content yet, as in a fetch. `copy` does the same
+without a delta: it reads, hashes and writes. No method that checks its output can be faster.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def model_of(hidden: int, layers: int) -> Qwen2ForCausalLM:
 
 
 def publish(model: Qwen2ForCausalLM, folder: Path) -> Path:
-    """The weights in bf16, as the trainer exports them."""
+    """Write the weights in bf16, as the trainer exports them."""
     folder.mkdir()
     tensors = {
         name: value.detach().to(torch.bfloat16).contiguous()
@@ -73,7 +73,7 @@ def publish(model: Qwen2ForCausalLM, folder: Path) -> Path:
 
 
 def train(rate: float, hidden: int, layers: int, warm: int, folder: Path) -> list[Path]:
-    """Folders of the policy before, and after 1 and 8 more optimiser steps."""
+    """Train; return folders of the policy after `warm`, and after 1 and 8 more optimiser steps."""
     model = model_of(hidden, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     chance = torch.Generator().manual_seed(1)
@@ -99,7 +99,7 @@ def speed(
     work: Callable[[], Any],
     prepare: Callable[[], Any] = lambda: None,
 ) -> dict[str, float]:
-    """GB per CPU second of `work` on so many bytes, ten times, `prepare` not counted."""
+    """Measure GB per CPU second of `work` on `size_bytes`, ten times, without `prepare`."""
     speeds = []
     for _ in range(REPEATS):
         prepare()

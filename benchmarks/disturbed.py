@@ -1,14 +1,14 @@
-"""Steps made by real peers on loopback while they are killed, stopped and robbed of children.
+"""Steps of real peers on loopback while peers and their children are killed and stopped.
 
     python -m benchmarks.disturbed --seed 1
     python -m benchmarks.disturbed --seed 1 --seconds 120 --every 5 --json disturbed-1.json
 
 Prints one JSON object. Seven processes (bootstrap, relay, trainer, validator, three inference
-peers) train the demo's tiny model. The first minute is left alone and gives the pace to compare
-with. From then on, at moments that the seed draws, one peer of each role is disturbed: SIGKILL
-(with its children; a script starts it again after 1 to 4 s, the trainer with --resume), SIGSTOP
-for 3 to 20 s, or SIGKILL of one compute child. Each time without a step is told with what every
-second of it went into, what was done to peers before and in it, and what peers complained of.
+peers) train the demo's tiny model. The first minute is undisturbed and gives the reference pace.
+From then on, at times drawn from the seed, one peer of each role is disturbed: by SIGKILL (with its
+children; a script starts it again after 1 to 4 s, the trainer with --resume), by SIGSTOP for 3 to
+20 s, or by SIGKILL of one compute child. Each gap without a step is reported with the cause of
+every second, the disturbances shortly before and in it, and the peers' complaints.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from benchmarks.real_swarm import (
 )
 
 STEPS = 1_000_000
-"""More than can be made."""
+"""More steps than the benchmark can make."""
 START_SECONDS = 120.0
-"""For the first steps."""
+"""Time limit for the first steps."""
 AWAY_SECONDS = (1.0, 4.0)
 STOPPED_SECONDS = (3.0, 20.0)
 WITH_CHILDREN = ("trainer", "validator", "inference-1")
 
 
 async def disturb(real: RealSwarm, every_seconds: float, chance: random.Random) -> None:
-    """Do one thing after the other to the victims, until cancelled."""
+    """Disturb one victim after another, until cancelled."""
     async with trio.open_nursery() as nursery:
         while True:
             await trio.sleep(chance.expovariate(1 / every_seconds))
@@ -55,7 +55,7 @@ async def disturb(real: RealSwarm, every_seconds: float, chance: random.Random) 
             stopped_seconds = chance.uniform(*STOPPED_SECONDS)
             lot = chance.random()
             if name in real.busy or real.peers[name].status.value is not None:
-                continue  # it has enough to bear
+                continue  # it is being disturbed already
             if what == "stop":
                 nursery.start_soon(real.stop, name, stopped_seconds)
             elif what == "child" and name in WITH_CHILDREN:

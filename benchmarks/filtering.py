@@ -3,9 +3,10 @@
     python -m benchmarks.filtering --seeds 5 --budget 32000
 
 Prints one JSON object. Every variant may generate the same number of completions. Offline: tasks
-come from a pool that the base policy solves in 12.5 % to 50 % of 8 attempts, instead of a pool as
-large of any tasks (the attempts of choosing are reported, not counted). Online: every batch is
-refilled until all its groups have a spread of rewards, instead of training on what is left.
+come from a pool of tasks that the base policy solves in 12.5 % to 50 % of 8 attempts, instead of an
+unfiltered pool of the same size (the filter's attempts are reported, but not counted). Online:
+every batch is refilled until all its groups have a spread of rewards; without the filter the step
+trains on the groups that have one.
 `gain_per_1000` is the held-out sampled accuracy gained per 1,000 completions generated.
 """
 
@@ -36,7 +37,7 @@ KEEP = (0.125, 0.5)
 
 
 def write_pools(base: Path, folder: Path, tasks: int, seed: int) -> dict[str, Path]:
-    """Files of tasks as `swarm dataset filter` writes them: the kept ones, and as many of any."""
+    """Write files of tasks like `swarm dataset filter`: the kept tasks, and as many unfiltered."""
     job = MeasureTasks(
         seed=seed,
         first=0,

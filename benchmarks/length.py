@@ -2,9 +2,9 @@
 
     python -m benchmarks.length --seeds 3
 
-Prints one JSON object. The prompt names a number of tokens; any completion of lower-case letters
-that ends in time has the full task reward, less `--alpha` per token off the target. The base policy
-has learnt to write letters, of a length that has nothing to do with the target.
+Prints one JSON object. The prompt names a number of tokens. Any completion of lower-case letters
+that ends in time has the full task reward, minus `--alpha` per token off the target. The base
+policy has learnt to write letters, in a number unrelated to the target.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LONGEST = 12
 
 
 class Letters:
-    """Three digits ask for letters; how many, nobody says."""
+    """Three digits ask for letters, without saying how many."""
 
     name = "letters"
     version = "1"
 
     def task(self, seed: bytes, split: Split = "train") -> Task:
-        """A prompt, and as its answer letters of a length that only the SFT sees."""
+        """A prompt, and as its answer a random number of letters, which only the SFT uses."""
         return draw(seed, split, self._make)
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """1.0 for letters that were ended in time."""
+        """1.0 for a finished completion of letters only."""
         return float(finished and completion_text.isalpha())
 
     @staticmethod

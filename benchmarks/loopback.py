@@ -3,13 +3,13 @@
     python -m benchmarks.loopback
     python -m benchmarks.loopback --mib 256 --uplinks 160,160,160,40,40,40,40,40,40
 
-Prints one JSON object. One source, two relays and six peers, each a process with libp2p and the
-HTTP piece plane, whose uplink is limited as by `--uplink-mbps`; every process may fetch from every
-other. Each has what moves checkpoints in a peer, put together as in `swarm.node`: it measures its
-uplink and says "busy" when that has enough to do. The bound for N receivers of F bytes is
-max(F / u_source, N·F / Σu): nobody can have it before the source has sent it once, nor before all
-uplinks together have sent it N times. `ratio` is the time of the last receiver over the bound;
-`ratio_median` that of the median one.
+Prints one JSON object. One source, two relays and six peers run, each a process with libp2p and the
+HTTP piece plane, whose uplink is limited as by `--uplink-mbps`. Every process may fetch from every
+other process. Each runs a peer's checkpoint code, assembled as in `swarm.node`: it measures its
+uplink and answers "busy" when the uplink is full. The bound for N receivers of F bytes is
+max(F / u_source, N·F / Σu): no receiver finishes before the source has sent everything once, nor do
+all before the uplinks together have sent it N times. `ratio` is the last receiver's time divided by
+the bound, `ratio_median` the median receiver's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UPLINKS = "160,160,160,40,40,40,40,40,40"
 
 
 async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
-    """One process: the source, if its folder holds `made`, or a receiver."""
+    """Run one process: the source if its folder holds `made`, else a receiver."""
     world, disk = Machine(), LocalDisk(folder)
     identity = Identity(number.to_bytes(32, "big"))
     async with open_libp2p(
@@ -62,7 +62,7 @@ async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
         events = Events(world, identity.peer_id)
         store = CheckpointStore(disk, RUN, events)
         uploads = Uploads(world, transport, store)
-        # Without `meet`: everybody is connected to everybody.
+        # Without `meet`: all processes are connected to each other.
         have = HaveExchange(world, transport, store, events, uploads=uploads)
         fetcher = Fetcher(world, transport, store, events, have=have)
         transport.serve_bulk(
@@ -103,7 +103,7 @@ async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
                 began = time.perf_counter()
                 await fetcher.fetch(checkpoint, lambda: sources)
                 say(seconds=time.perf_counter() - began)
-                await hear()  # goes on serving
+                await hear()  # keeps serving
             nursery.cancel_scope.cancel()
 
 
@@ -148,7 +148,7 @@ def broadcast(processes: list[Process], uplinks: list[float], size: int) -> dict
     everybody = [process.told for process in processes]
     published: dict[str, Any] = {}
     for number, process in enumerate(processes):
-        process.tell(everybody[:number])  # each pair once
+        process.tell(everybody[:number])  # each pair connects once
         published = published or process.hear()
         if number:
             process.hear()

@@ -1,7 +1,7 @@
-"""A swarm of real peers on loopback for benchmarks, and what each second without a step went into.
+"""A swarm of real peers on loopback for benchmarks, and the causes of seconds without a step.
 
-Each peer is a process of its own (`tests.end_to_end.harness`), started again by a script when it
-ends. What peers do is read from the events they print, what was done to them is noted here.
+Each peer is a process of its own (`tests.end_to_end.harness`), which a script starts again when it
+ends. Peers' activities are read from their printed events; disturbances are recorded here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VICTIMS = ["bootstrap", "relay", "trainer", "validator", "inference-1"]
 """One peer of each role."""
 
 BEFORE_SECONDS = 15.0
-"""A gap is told together with what was done to peers so long before it."""
+"""A gap is reported with the disturbances up to this long before it."""
 
 AWAY = "away"
 STARTING = "starting"
@@ -39,7 +39,7 @@ STOPPED = "stopped"
 
 @dataclass(frozen=True)
 class Deed:
-    """Something done to a peer, or that became of it."""
+    """A disturbance of a peer, or its start or end."""
 
     time: float
     peer: str
@@ -51,14 +51,14 @@ class Deed:
 
 @dataclass
 class RealSwarm:
-    """The peers, and what was done to them."""
+    """The peers, and their disturbances."""
 
     peers: Swarm
     seconds_away: Callable[[], float]
-    """How long a peer that ended stays away."""
+    """Seconds before an ended peer is started again."""
     deeds: list[Deed] = field(default_factory=list)
     busy: set[str] = field(default_factory=set)
-    """Peers to which something is being done, or that are away."""
+    """Peers that are being disturbed, or are down."""
     ending: bool = False
 
     def note(self, peer: str, what: str, *, by_itself: bool = False) -> None:
@@ -85,7 +85,7 @@ class RealSwarm:
         return last is not None and last.what == "SIGTERM"
 
     def kill(self, name: str, which: signal.Signals = signal.SIGKILL) -> None:
-        """End a peer: at once and with its children, or by SIGTERM."""
+        """End a peer: by SIGKILL with its children, or by SIGTERM."""
         self.note(name, which.name)
         with suppress(ProcessLookupError):
             self.peers[name].send(which)
@@ -125,8 +125,10 @@ async def running_swarm(
     names: Sequence[str] = NAMES,
     settings: dict[str, dict[str, Any]] | None = None,
 ) -> AsyncIterator[RealSwarm]:
-    """A started swarm, each of its peers kept running; nothing of it is left after the block,
-    however that is left: by Ctrl-C and SIGTERM as well."""
+    """Start a swarm and keep each of its peers running.
+
+    After the block no process is left, even after Ctrl-C or SIGTERM.
+    """
     with tempfile.TemporaryDirectory(prefix="swarm-real-") as name:
         folder = Path(name)
         base = folder / "base"
@@ -155,7 +157,7 @@ async def _heed_signals(scope: trio.CancelScope) -> None:
 
 
 def steps_made(trainer: Peer) -> list[float]:
-    """When each new policy was published for the first time, the base policy first."""
+    """Times of the first publication of each new policy, the base policy first."""
     newest = -1
     times = []
     for event in trainer.heard("trainer.checkpoint_published"):
@@ -166,7 +168,7 @@ def steps_made(trainer: Peer) -> list[float]:
 
 
 class Doings:
-    """What a peer was doing at any moment, from its own words and the deeds noted."""
+    """A peer's activity at any time, from its own status and the recorded disturbances."""
 
     def __init__(self, real: RealSwarm, name: str) -> None:
         changes: list[tuple[float, str]] = []
@@ -198,8 +200,7 @@ class Doings:
 
 
 def _cause(moment: float, doings: dict[str, Doings]) -> str:
-    """Why no step was made at a moment, by who holds up whom: the trainer, its validator, then
-    its workers."""
+    """Cause of a gap at a moment: the trainer, else its validator, else the workers."""
     trainer = doings["trainer"].at(moment)
     if not trainer.startswith("waiting"):
         return f"trainer {trainer}"
@@ -211,8 +212,8 @@ def _cause(moment: float, doings: dict[str, Doings]) -> str:
 
 
 def gaps(real: RealSwarm, since: float, until: float, least_seconds: float) -> list[dict[str, Any]]:
-    """The times without a step, each with what each second of it went into, what was done to
-    peers shortly before and in it, and what peers complained of."""
+    """The gaps without a step, each with the causes of its seconds, the disturbances shortly before
+    and in it, and the peers' complaints."""
     doings = {name: Doings(real, name) for name in real.peers.peers}
     moments = [since, *(t for t in steps_made(real.peers["trainer"]) if since < t < until), until]
     found = []
@@ -259,7 +260,7 @@ COMPLAINTS_SHOWN = 20
 
 
 def _complaints(real: RealSwarm, begin: float, end: float) -> dict[str, int]:
-    """What peers said of trouble in a gap, most often said first."""
+    """Peers' complaints in a gap, most frequent first."""
     names = {str(peer.identity.peer_id): name for name, peer in real.peers.peers.items()}
     said: Counter[str] = Counter()
     for name, peer in real.peers.peers.items():
@@ -275,7 +276,7 @@ def _complaints(real: RealSwarm, begin: float, end: float) -> dict[str, int]:
 
 
 def by_cause(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of all gaps together by what they went into."""
+    """Seconds of all gaps together, by cause."""
     totals: Counter[str] = Counter()
     for gap in found:
         for cause, seconds in gap["went_into"].items():
@@ -284,13 +285,13 @@ def by_cause(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def pace(times: Sequence[float], since: float, until: float) -> float:
-    """Steps a minute."""
+    """Steps per minute."""
     made = sum(since <= t < until for t in times)
     return round(60 * made / max(until - since, 1e-9), 1)
 
 
 def per_minute(times: Sequence[float], since: float, until: float) -> list[int]:
-    """Steps made in each minute, to the nearest whole one."""
+    """Steps made in each minute, with the number of minutes rounded."""
     minutes = max(1, round((until - since) / 60))
     return [
         sum(since + 60 * i <= t < min(until, since + 60 * (i + 1)) for t in times)
@@ -299,7 +300,7 @@ def per_minute(times: Sequence[float], since: float, until: float) -> list[int]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and worst, to a tenth."""
+    """Median and maximum, rounded to a tenth."""
     if not seconds:
         return {"median": 0.0, "worst": 0.0}
     return {"median": round(statistics.median(seconds), 1), "worst": round(max(seconds), 1)}

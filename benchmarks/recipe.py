@@ -2,9 +2,10 @@
 
     python -m benchmarks.recipe --seeds 2
 
-Prints one JSON object: accuracies on 512 held-out prompts before and after, and where the time
-goes (wall clock; on a busy machine compare with the CPU seconds). Sort six digits, 250 GRPO steps
-of 32 × 8 completions, every policy two steps stale when it generates, old = generation, one thread.
+Prints one JSON object: accuracies on 512 held-out prompts before and after, and seconds by part
+(wall clock; on a busy machine compare with the CPU seconds). The task is to sort six digits: 250
+GRPO steps of 32 × 8 completions, every policy two steps stale when it generates, old = generation,
+one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 
 def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int) -> list[Group]:
-    """One step's groups, sampled and rewarded as worker and validator do it."""
+    """Make one step's groups, sampled as by a worker and rewarded as by a validator."""
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     size = SAMPLING.group_size
     tasks = [environment.task(task_seed(seed, group)) for group in range(SCHEDULE.groups_per_step)]
@@ -53,7 +54,7 @@ def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int)
 
 
 def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
-    """The whole recipe; accuracies, and seconds by part."""
+    """Run the whole recipe; return accuracies, and seconds by part."""
     schedule = replace(SCHEDULE, steps=steps, old=old)
     seconds = {"prepare": 0.0, "generate": 0.0, "train": 0.0, "publish": 0.0, "evaluate": 0.0}
     clock, cpu = time.perf_counter(), time.process_time()
@@ -84,7 +85,7 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
             zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
             spent("train")
             learner.export(folder / str(step + 1))
-            if policy > 1:  # 0 is the learner's base
+            if policy > 1:  # the learner holds policy 0 as its base
                 shutil.rmtree(folder / str(policy - 1))
             spent("publish")
         engine.load_weights(folder / str(steps))

@@ -1,17 +1,17 @@
-"""Seconds without a step when real peers are restarted, and whether the run's books are right.
+"""Seconds without a step when real peers are restarted, and a check of the run's ledger.
 
     python -m benchmarks.restarts
     python -m benchmarks.restarts --submissions 5100 --undisturbed 5000 --peers validator trainer
 
 Prints one JSON object. Seven processes (bootstrap, relay, trainer, validator, three inference
 peers) train the demo's tiny model on loopback until about `--submissions` submissions are accepted
-and the run is over. Once `--undisturbed` of them are (0: at once), each peer named is ended by
-SIGTERM and by SIGKILL, with its children, evenly spread over the steps that are left, in an order
-that the seed draws; a script starts it again after a second, the trainer with --resume. For each
-restart: `next_step_seconds` from the signal to the next step made, and the longest time without a
-step from there to the next restart (of a minute at most), with what its seconds went into.
-Afterwards the trusted peers' logs are read: no submission was trained on twice, and no accepted
-one was lost.
+and the run is over. Once `--undisturbed` of them are accepted (0: at once), each named peer is
+ended by SIGTERM and by SIGKILL, with its children, evenly spread over the remaining steps, in an
+order drawn from the seed. A script starts it again after a second, the trainer with --resume. For
+each restart the object has `next_step_seconds`, from the signal to the next step, and the longest
+gap without a step before the next restart (within a minute), with the causes of its seconds.
+Afterwards the trusted peers' logs are checked: no submission was trained on twice, and no accepted
+submission was lost.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 START_SECONDS = 120.0
 AWAY_SECONDS = 1.0
 WATCHED_SECONDS = 60.0
-"""A time without a step that begins later has another reason than the restart."""
+"""Time after a restart within which gaps count: a later gap has another reason."""
 STALLED_SECONDS = 400.0
-"""Without a step for so long the run has failed."""
+"""Time without a step after which the run has failed."""
 
 
 def steps_for(submissions: int) -> int:
@@ -47,7 +47,7 @@ def steps_for(submissions: int) -> int:
 
 
 async def wait_for(real: RealSwarm, step: int) -> None:
-    """Until this many steps are made; raises `AssertionError` when none is made for long."""
+    """Wait until this many steps are made; raises `AssertionError` when none is made for long."""
     trainer = real.peers["trainer"]
     while (made := len(steps_made(trainer)) - 1) < step:
         await trainer.says("trainer.checkpoint_published", step=made + 1, seconds=STALLED_SECONDS)
@@ -56,7 +56,7 @@ async def wait_for(real: RealSwarm, step: int) -> None:
 async def restart_each(
     real: RealSwarm, names: list[str], first: int, last: int, chance: random.Random
 ) -> list[dict[str, Any]]:
-    """Restart these peers twice between two steps; who, how and when."""
+    """Restart each of these peers twice between two steps; return which, how and when."""
     todo = [(name, which) for name in names for which in (signal.SIGTERM, signal.SIGKILL)]
     chance.shuffle(todo)
     done = []
@@ -75,8 +75,10 @@ async def restart_each(
 
 
 def watched(begin: float, end: float, times: list[float]) -> tuple[float, float]:
-    """From when until when a restart is looked at: to the last step before the next restart, or to
-    the end of the time without a step in which a minute is over."""
+    """The time span in which a restart is measured.
+
+    It ends with the last step before the next restart, or with the first step after a minute.
+    """
     until = begin + WATCHED_SECONDS
     before = [t for t in times if begin < t <= end]
     if end <= until and before:
@@ -85,7 +87,7 @@ def watched(begin: float, end: float, times: list[float]) -> tuple[float, float]
 
 
 def told(real: RealSwarm, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The restarts with the seconds without a step that came of them."""
+    """The restarts, with the seconds without a step that they caused."""
     times = steps_made(real.peers["trainer"])
     ends = [*(each["time"] for each in done[1:]), times[-1]]
     for each, end in zip(done, ends, strict=True):
@@ -125,7 +127,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             "trained_on": len(accounts.trained),
             "stale": len(accounts.stale),
             "left_over": len(accounts.pool),
-            "trained_on_twice": 0,  # or `check_accounts` had raised; likewise
+            "trained_on_twice": 0,  # else `check_accounts` raises, likewise
             "lost": 0,
             "next_step_seconds": spread([r["next_step_seconds"] for r in restarts]),
             "seconds_without_a_step": spread([r["seconds_without_a_step"] for r in restarts]),

@@ -1,13 +1,13 @@
-"""What the simulator costs, and what the network does with a thousand peers in it.
+"""The simulator's costs, and the network's figures with a thousand peers.
 
     python -m benchmarks.simulator steady --peers 1000
     python -m benchmarks.simulator join --peers 5000
     python -m benchmarks.simulator dht --peers 1000
     python -m benchmarks.simulator gossip --peers 1000
 
-Prints one JSON object: virtual, processor and wall-clock seconds, events and messages a (processor)
-second, the most memory used, and the figures of what was run. `steady` counts from when everybody
-has joined to the end. On a busy machine wall-clock seconds say little.
+Prints one JSON object: virtual, processor and wall-clock seconds, events and messages per processor
+second, peak memory, and the figures of the scenario or experiment. `steady` counts from when all
+peers have joined to the end. On a busy machine wall-clock seconds mean little.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Meter:
             self.mark(now)
 
     def mark(self, now: float) -> None:
-        """Note what was spent so far."""
+        """Record the seconds spent so far."""
         simulation = self._simulation
         messages, events = simulation.network.messages, simulation.trace.events
         self._marks.append((now, time.process_time(), time.perf_counter(), messages, events))
 
     def spent(self, begun: float) -> dict[str, float]:
-        """What the virtual time from `begun` on took."""
+        """Seconds spent on the virtual time from `begun` on."""
         first = next(mark for mark in self._marks if mark[0] >= begun)
         virtual, cpu, wall, messages, events = (
             last - early for last, early in zip(self._marks[-1], first, strict=True)
@@ -76,7 +76,7 @@ def costs(
 
 
 def run_scenario(name: str, peers: int, seed: int) -> dict[str, Any]:
-    """A scenario, the costs of all of it, and of its steady part if it has one."""
+    """Run a scenario; return its figures, its whole costs, and those of its steady part, if any."""
     scenario = scenarios.load(name)
     simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)
     meter = Meter(simulation)
@@ -100,7 +100,7 @@ def run_scenario(name: str, peers: int, seed: int) -> dict[str, Any]:
 
 
 def run_experiment(name: str, peers: int, seed: int) -> dict[str, Any]:
-    """An experiment on one protocol, and its costs."""
+    """Run an experiment on one protocol; return its figures and costs."""
     cpu, wall = time.process_time(), time.perf_counter()
     figures = measure_dht(peers, seed) if name == "dht" else measure_gossip(peers, seed)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall

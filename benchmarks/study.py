@@ -1,7 +1,7 @@
-"""What the studies of the trainer share: the demo's recipe with one thing changed at a time.
+"""Shared code of the trainer's studies: the demo's recipe with one part changed at a time.
 
-Everything happens in one process, without a network: a policy generates, the environment grades,
-the learner steps (see `benchmarks.recipe`).
+A study runs in one process, without a network: a policy generates, the environment grades, the
+learner steps (see `benchmarks.recipe`).
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 TAIL = 10
-"""Steps at the end whose mean is the final reward."""
+"""Number of last steps whose mean is the final reward."""
 
 DRAWS_MAX = 16
-"""Batches generated for one step at most, when it is refilled."""
+"""Most batches generated for one step with refilling."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train."""
+    """One variant of the recipe."""
 
     objective: Objective = OBJECTIVE
     optimiser: Optimiser = OPTIMISER
     old: str = "generation"
     staleness: int = SCHEDULE.asynchrony
-    """Steps by which the generating policy is behind."""
+    """Age of the generating policy, in steps."""
     groups: int = SCHEDULE.groups_per_step
-    """Groups a batch."""
+    """Groups per batch."""
     refill: bool = False
-    """Generate as many again as are missing, until so many groups can teach something."""
+    """Generate the missing groups again until `groups` groups have a spread of rewards."""
     steps: int = 100
 
 
 @dataclass
 class Curve:
-    """What happened, step by step."""
+    """Figures of one training, step by step."""
 
     reward: list[float] = field(default_factory=list)
     """Mean task reward of everything generated for the step."""
     effective_share: list[float] = field(default_factory=list)
     gradient_norm: list[float] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
-    """Completions generated up to and with the step."""
+    """Completions generated so far, the step's included."""
     off_target: list[float] = field(default_factory=list)
-    """Mean |target − length|, where there are targets."""
+    """Mean |target − length|, where there are length targets."""
     held_out: float = 0.0
-    """Sampled accuracy on held-out prompts, afterwards."""
+    """Sampled accuracy on held-out prompts, at the end."""
 
     @property
     def final(self) -> float:
@@ -80,8 +80,11 @@ def learn(
     sampling: Sampling = SAMPLING,
     generated_max: int | None = None,
 ) -> Curve:
-    """Train from the policy in `base`, for the variant's steps or until a step after which
-    `generated_max` completions are made; then evaluate on held-out prompts."""
+    """Train from the policy in `base`, then evaluate on held-out prompts.
+
+    Training ends after the variant's steps, or with the step that reaches `generated_max`
+    completions.
+    """
     environment = environment or load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     schedule = Schedule(
         steps=variant.steps,
@@ -129,7 +132,7 @@ def learn(
             made += len(rewards)
             metrics = learner.train_step(batch, step)
             learner.export(folder / str(step + 1))
-            if policy > 1:  # 0 is the learner's base
+            if policy > 1:  # the learner holds policy 0 as its base
                 shutil.rmtree(folder / str(policy - 1), ignore_errors=True)
             curve.reward.append(statistics.fmean(rewards))
             curve.off_target.append(statistics.fmean(distances))
@@ -154,7 +157,7 @@ def rollouts(
     policy: int,
     count: int,
 ) -> tuple[list[Group], list[float], list[int]]:
-    """`count` groups as worker and validator make them; task rewards, and |target − length|."""
+    """Make `count` groups like worker and validator; also task rewards, and |target − length|."""
     size = sampling.group_size
     tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
     work = [(environment, task) for task in tasks for _ in range(size)]
@@ -181,7 +184,7 @@ def rollouts(
 
 
 def band(curves: Sequence[Sequence[float]], points: int = 20) -> dict[str, list[float]]:
-    """Mean, least and most over seeds at `points` places of the curves, rounded."""
+    """Mean, minimum and maximum over seeds at `points` points of the curves, rounded."""
     steps = len(curves[0])
     places = sorted({round((steps - 1) * point / max(1, points - 1)) for point in range(points)})
     columns = [[curve[place] for curve in curves] for place in places]

@@ -3,7 +3,7 @@
     python -m benchmarks.clipping --seeds 5 --steps 250 > clipping.json
     python -m benchmarks.study_plot clipping.json clipping.png
 
-One panel for each group of variants that the report has.
+There is one panel per group of variants in the report.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@
     python -m benchmarks.trainer --trl /somewhere/trl
 
 Prints one JSON object. A step is: log μ under the generating policy, forward, backward, gradient
-clipping, AdamW. Both get the same policy and the same generating policy (μ ≠ π), prompts of 16
-tokens, completions log-uniform between 16 and 512 tokens, δ = 4, no KL, no filter, A = reward −
-group mean, fp32, sdpa, one thread; TRL its `dapo` aggregation and no logging. TRL has no way to
-be told of another generating policy, so its no-gradient pass is given that policy's weights: the
-work is its own. The learning rate is 0, so that every step is the same. Each side runs in a process
-of its own; times are CPU seconds, which other processes disturb least, the median of `--repeats`
-steps with the least and the most beside it; memory is how far a process grows during its steps.
-`speedup_over_trl` is the smallest over the sizes. Without --trl only this trainer is measured.
+clipping, AdamW. Both trainers get the same policy and the same generating policy (μ ≠ π), prompts
+of 16 tokens, completions log-uniform between 16 and 512 tokens, δ = 4, no KL, no filter, A = reward
+− group mean, fp32, sdpa, one thread. TRL uses its `dapo` aggregation and no logging. TRL accepts no
+other generating policy, so its own no-gradient pass runs with that policy's weights. The learning
+rate is 0, so that every step is the same. Each trainer runs in a process of its own. Times are CPU
+seconds, which other processes disturb least: the median, minimum and maximum of `--repeats` steps.
+Memory is a process's growth during its steps. `speedup_over_trl` is the smallest over the sizes.
+Without --trl only this trainer is measured.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ GROUP_SIZE = 8
 PROMPT_TOKENS = 16
 LENGTHS = (16, 512)
 CHANGE = 0.3
-"""Noise on the weights between μ and π, relative to their spread: enough for clipping to bite."""
+"""Noise on the weights between μ and π, relative to their spread: enough for clipping to act."""
 CLIP = 1e9
-"""The gradient's norm is computed but not cut, so that the gradients can be compared."""
+"""Norm limit that is never reached: gradients must not be clipped to be comparable."""
 OBJECTIVE = Objective(
     kl_coefficient=0,
     entropy_coefficient=0,
     normalise_by_std=False,
 )
 OPTIMISER = Optimiser(gradient_norm_max=CLIP, learning_rate=0.0, warmup_steps=0)
-"""No rate, so that every step is the same."""
+"""An optimiser with learning rate 0, so that every step is the same."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ SIZES = {
 
 
 def make_policies(size: Size, folder: Path) -> int:
-    """Write μ to `folder`/mu and π to `folder`/pi; the number of parameters."""
+    """Write μ to `folder`/mu and π to `folder`/pi; return the number of parameters."""
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 
@@ -140,8 +140,11 @@ def make_groups(size: Size) -> list[Group]:
 
 
 class Meter:
-    """Seconds of every step, and how far memory grows from here on: CPU time and the process's
-    memory, or, on CUDA, time on the clock and what tensors take up on the device."""
+    """Measures the seconds of every step, and the growth of memory from construction on.
+
+    These are CPU time and the process's memory, or, on CUDA, wall-clock time and the memory of
+    tensors on the device.
+    """
 
     def __init__(self, device: str = "cpu") -> None:
         self.seconds: list[float] = []
@@ -150,7 +153,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats()
             self._before = torch.cuda.memory_allocated()
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
             self._before = _memory("VmRSS")
         self._began = 0.0
 
@@ -167,7 +170,7 @@ class Meter:
         return time.perf_counter()
 
     def figures(self) -> dict[str, float]:
-        """Median and spread of the steps' seconds, and the most memory of all."""
+        """Median and spread of the steps' seconds, and peak memory."""
         peak = torch.cuda.max_memory_allocated() if self._cuda else _memory("VmHWM")
         return {
             **spread("seconds_per_step", self.seconds, digits=6),
@@ -185,7 +188,7 @@ def _memory(field: str) -> int:
 def repeat_step(
     learner: Learner, groups: list[Group], repeats: int, meter: Meter
 ) -> dict[str, float]:
-    """Take the same step again and again; the metrics of the last."""
+    """Take the same step `repeats` times; return the metrics of the last."""
     metrics: dict[str, float] = {}
     for _ in range(repeats):
         learner.step = 1  # policy 0 is μ, the weights stay π
@@ -216,7 +219,7 @@ def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], 
 def run_trl(
     size: Size, folder: Path, repeats: int, rows: int
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Figures and gradients of TRL's trainer, `rows` completions a forward pass."""
+    """Figures and gradients of TRL's trainer, with `rows` completions per forward pass."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from transformers.utils import logging
@@ -245,7 +248,7 @@ def run_trl(
         ]
 
     class Fixed(GRPOTrainer):  # type: ignore[misc]
-        """Asks the generating policy where it asks without gradient."""
+        """Uses the generating policy for passes without gradient."""
 
         older: Any = None
 
@@ -280,7 +283,7 @@ def run_trl(
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=passes,
             steps_per_generation=passes,
-            num_iterations=2,  # else TRL takes the old log-probabilities for those of π
+            num_iterations=2,  # else TRL assumes that the old policy is π
             num_generations=GROUP_SIZE,
             max_completion_length=LENGTHS[1],
             max_steps=2 * repeats - 1,
@@ -306,18 +309,18 @@ def run_trl(
             processing_class=AutoTokenizer.from_pretrained(folder / "pi"),
             callbacks=[Watch()],
         )
-        # Prepared as TRL prepares a model it takes reference log-probabilities from.
+        # Prepared as TRL prepares its reference model.
         trainer.older = AutoModelForCausalLM.from_pretrained(folder / "mu", dtype="float32")
         add_fused_lm_head(trainer.older, temperature=trainer.temperature)
         meter.append(Meter())
         trainer.train()
-    # Every second step reuses the first's completions and old log-probabilities: half a step.
+    # Every second step reuses the previous completions and old log-probabilities: half a step.
     meter[0].seconds = meter[0].seconds[::2]
     return {**meter[0].figures(), "loss": sum(losses)}, gradients
 
 
 def measure(arguments: Sequence[str]) -> dict[str, float]:
-    """One side's figures, from a process of its own."""
+    """Measure one trainer in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.trainer", *arguments],
         stdout=subprocess.PIPE,
@@ -329,7 +332,7 @@ def measure(arguments: Sequence[str]) -> dict[str, float]:
 
 
 def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, Any]:
-    """Both sides at one size."""
+    """Compare both trainers at one size."""
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         result: dict[str, Any] = {"parameters": make_policies(size, Path(folder))}

@@ -3,20 +3,20 @@
     python -m benchmarks.transfer
     python -m benchmarks.transfer --shardcast FOLDER
 
-Prints one JSON object. In the same run: Swarm (pieces by HTTP, each checked with BLAKE3), the
-published shardcast 0.3.2 (shards by wget, put together, the file checked with SHA-256; it is asked
-for a version that exists, so it never polls), and two loops that bound what can be reached:
-`bare`, sendfile, recv and write that checks nothing, and `checked`, the same with BLAKE3 of every
-512 KiB. Server and clients are processes; the clock runs from the request to the checked file, CPU
-seconds are those of all processes together. Each kind is measured once in every round, in turn;
-times and the ratios within a round are told as medians, with the least and the most beside them.
-Measure on a quiet machine: `load_average` is that of the minute before.
+Prints one JSON object. The same run measures Swarm (pieces by HTTP, each checked with BLAKE3), the
+published shardcast 0.3.2 (shards by wget, joined, the file checked with SHA-256; the requested
+version exists, so it never polls), and two loops as bounds: `bare` (sendfile, recv and write
+without checks) and `checked` (the same with BLAKE3 of every 512 KiB). Server and clients are
+processes. The clock runs from the request to the checked file; CPU seconds are of all processes
+together. Each kind is measured once in every round, in turn. Times, and the ratios within a round,
+are reported as medians with minimum and maximum. Measure on a quiet machine: `load_average` is of
+the minute before.
 
-Before each measurement the memory that it needs is taken and let go. A virtual machine gives free
-memory back to its host within a second or two, and to write files into pages that it has to ask
-for again costs up to ten times as much, which would measure the machine and its last minute.
+Before each measurement the memory that it needs is allocated and freed. A virtual machine returns
+free memory to its host within a second or two. Writing files into pages that it must request again
+costs up to ten times as much, and would measure the machine's last minute.
 
-`--shardcast` (or SHARDCAST_PATH): where `pip install --target FOLDER shardcast==0.3.2` put it;
+`--shardcast` (or SHARDCAST_PATH) is the folder of `pip install --target FOLDER shardcast==0.3.2`;
 without it `speedup_over_shardcast` is null.
 """
 
@@ -123,7 +123,7 @@ def bare_server(folder: Path) -> None:
         say(ready=True, port=listener.getsockname()[1], size=size)
         while True:
             connection, _ = listener.accept()
-            # A thread and no child, whose CPU time would count only once it is waited for.
+            # A thread, not a child, whose CPU time would count only once it is waited for.
             threading.Thread(target=send_file, args=(connection, file.fileno(), size)).start()
 
 
@@ -149,7 +149,7 @@ def bare_client(folder: Path, server: dict[str, Any]) -> None:
 
 
 def checked_client(folder: Path, server: dict[str, Any]) -> None:
-    """As the bare one, with the hash of every block as of a piece."""
+    """Fetch like the bare client, and hash every block like a piece."""
     target = folder / FILE
     size, block_bytes = server["size"], 512 * 1024
     wait_for_go()
@@ -192,7 +192,7 @@ def shardcast_client(folder: Path, server: dict[str, Any]) -> None:
 
 
 def be(what: str, folder: Path, server: dict[str, Any]) -> None:
-    """One process of the benchmark."""
+    """Run one process of the benchmark."""
     match what:
         case "swarm-server":
             trio.run(swarm_server, folder)
@@ -217,7 +217,7 @@ def be(what: str, folder: Path, server: dict[str, Any]) -> None:
 class Process:
     popen: subprocess.Popen[str]
     told: dict[str, Any]
-    """Its first line."""
+    """The first line of JSON that it printed."""
 
     def hear(self) -> dict[str, Any]:
         return _hear(self.popen)
@@ -229,7 +229,7 @@ class Process:
 
 
 def _hear(popen: subprocess.Popen[str]) -> dict[str, Any]:
-    """Its next line of JSON; lines of logs are passed over."""
+    """Read a process's next line of JSON, skipping log lines."""
     assert popen.stdout is not None
     for line in popen.stdout:
         if line.startswith("{"):
@@ -246,11 +246,11 @@ def started(
     module: str = "benchmarks.transfer",
     library: Path | None = None,
 ) -> Iterator[Process]:
-    """A process of a benchmark, from its first word to the end of the block."""
+    """Start a process of a benchmark, wait for its first line, and end it after the block."""
     folder.mkdir(parents=True, exist_ok=True)
     path = str(Path.cwd())
     if library is not None:
-        # A copy for each: shardcast keeps a temporary file beside its code.
+        # A copy for each process: shardcast keeps a temporary file beside its code.
         path += os.pathsep + str(folder / "library")
         shutil.copytree(library, folder / "library")
     popen = subprocess.Popen(
@@ -278,7 +278,7 @@ def cpu_seconds(process: Process) -> float:
 
 
 def take_memory(size_bytes: int) -> None:
-    """Have the host give so much memory, and leave it free for what is measured next."""
+    """Make the host provide memory, and leave it free for the next measurement."""
     code = (
         "import mmap, sys; mmap.mmap(-1, int(sys.argv[1]), "
         "flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)"
@@ -290,7 +290,7 @@ def take_memory(size_bytes: int) -> None:
 def measure(
     kind: str, clients: int, folder: Path, data: Path, library: Path | None
 ) -> dict[str, float]:
-    """Seconds (of the slowest client) and CPU seconds per GB for `clients` at once."""
+    """Measure the slowest client's seconds and all CPU seconds per GB, with `clients` at once."""
     there = folder / "server"
     made = there / "made" if kind == "swarm" else there
     made.mkdir(parents=True)
@@ -323,11 +323,11 @@ def measure(
 
 
 Round = dict[str, dict[str, float]]
-"""What each kind took once: `seconds` and `cpu_seconds_per_gb`."""
+"""One measurement of each kind: `seconds` and `cpu_seconds_per_gb`."""
 
 
 def sum_up(rounds: Sequence[Round], size_bytes: int) -> dict[str, dict[str, float]]:
-    """Median and spread of each kind over the rounds, which moved so many bytes each."""
+    """Median and spread of each kind over the rounds, each of which moved `size_bytes`."""
     summed = {}
     for kind in rounds[0]:
         seconds = [each[kind]["seconds"] for each in rounds]
@@ -341,8 +341,10 @@ def sum_up(rounds: Sequence[Round], size_bytes: int) -> dict[str, dict[str, floa
 
 
 def compare(rounds: Sequence[Round]) -> dict[str, float | None]:
-    """Swarm's speed as a multiple of that of the other kinds, round by round: median and spread;
-    None for what was not measured."""
+    """Median and spread, over the rounds, of Swarm's speed as a multiple of each other kind's.
+
+    None for a kind that was not measured.
+    """
     names = {
         "shardcast": "speedup_over_shardcast",
         "bare": "share_of_bare",
@@ -391,7 +393,7 @@ def main() -> None:
                 file.write(chance.bytes(1 << 20))
         kinds = ["bare", "checked", "swarm", *(["shardcast"] if library is not None else [])]
         for clients in (1, 4):
-            # The kinds in turn, so that a busy moment of the machine hits all.
+            # The kinds in turn, so that a busy moment of the machine affects all.
             rounds: list[Round] = []
             for number in range(arguments.repeat):
                 figures = {

@@ -163,7 +163,7 @@ class _Steps:
             self._published.setdefault(fields["step"], now)
         elif event.name == "shardcast.checkpoint_complete" and peer.name in self._workers:
             if fields["delta"]:
-                return  # a piece of the transfer, not the complete policy
+                return  # the delta itself, not yet the policy made from it
             self._complete.setdefault(fields["step"], {}).setdefault(peer.name, now)
         elif event.name == "trainer.step_opened":
             self._opened.setdefault(fields["step"], now)
