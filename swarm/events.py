@@ -363,6 +363,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"an accepted submission by {_short(f['worker'])} cannot be read and is left out: "
         f"{f['reason']}"
     ),
+    "trainer.rollouts_missing": lambda f: (
+        f"{f['submissions']} accepted submissions stored here cannot be read and are copied again "
+        "if their validators still offer them"
+    ),
     "trainer.resumed": lambda f: f"going on from the state of step {f['step']}",
     "trainer.step_opened": lambda f: (
         f"step {f['step']} is open: {f['groups_wanted']} groups of policy {f['policy']} wanted"

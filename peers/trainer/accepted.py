@@ -108,12 +108,19 @@ class AcceptedSubmissions:
     async def load(self) -> None:
         """Read the submissions not consumed before the restart, and the keys that are taken."""
         self._taken = self._store.taken_keys()
-        kept = []
+        kept, gone, missing = [], [], 0
         for digest, verdict in self._store.accepted():
-            if digest not in self._known and self._disk.exists(path_of(digest)):
-                self._add(verdict)
-                self.expect(verdict)
-                kept.append(path_of(digest))
+            consumed = digest in self._known
+            if verdict is None or consumed or not self._disk.exists(path_of(digest)):
+                gone.append(digest)
+                missing += not consumed
+                continue
+            self._add(verdict)
+            self.expect(verdict)
+            kept.append(path_of(digest))
+        await self._store.drop_accepted(gone)
+        if missing:  # each is copied again if its validator still announces it
+            self._events.emit("trainer.rollouts_missing", submissions=missing)
         for name in self._disk.list(ACCEPTED):  # left by an earlier process
             if f"{ACCEPTED}/{name}" not in kept:
                 await self._disk.remove(f"{ACCEPTED}/{name}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from peers.trainer.pool import SubmissionKey
-from swarm.envelope import Envelope, open_envelope
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.ledger.entries import Consumed
 from swarm.messages import StepOrder, Verdict
 from swarm.world import Database
+
+T = TypeVar("T")
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS accepted (digest BLOB PRIMARY KEY, verdict BLOB NOT NULL)",
@@ -61,14 +64,16 @@ class TrainerStore:
 
         await self._database.transact(keep)
 
-    def accepted(self) -> Iterator[tuple[bytes, Verdict]]:
-        """Digest and verdict of each submission, by digest."""
+    def accepted(self) -> Iterator[tuple[bytes, Verdict | None]]:
+        """Digest and verdict of each submission, by digest; no verdict if it cannot be read."""
         for digest, raw in self._database.read(
             "SELECT digest, verdict FROM accepted ORDER BY digest"
         ):
-            verdict = open_envelope(raw).message
-            assert isinstance(verdict, Verdict)
-            yield digest, verdict
+            try:
+                verdict = open_envelope(raw).message
+            except Dropped:  # another version of Swarm wrote it
+                verdict = None
+            yield digest, verdict if isinstance(verdict, Verdict) else None
 
     async def drop_accepted(self, digests: Sequence[bytes]) -> None:
         """Delete submissions; their keys stay taken."""
@@ -114,7 +119,7 @@ class TrainerStore:
             "SELECT message FROM orders WHERE lineage = ? ORDER BY step DESC LIMIT ?",
             (lineage, count),
         )
-        return [msgspec.msgpack.decode(raw, type=StepOrder) for (raw,) in rows]
+        return [_decode(raw, StepOrder) for (raw,) in rows]
 
     # --- consumed lists ----------------------------------------------------------------------
 
@@ -140,4 +145,15 @@ class TrainerStore:
         if not rows:
             return [], 0.0
         reward, raw = rows[0]
-        return msgspec.msgpack.decode(raw, type=list[Consumed]), reward
+        return _decode(raw, list[Consumed]), reward
+
+
+def _decode(raw: bytes, kind: type[T]) -> T:
+    """Raises `UserError`: without these rows the trainer could sign a step a second time."""
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except DECODE_ERRORS as error:
+        raise UserError(
+            f"trainer.sqlite in this home was written by another version of Swarm ({error}); "
+            "continue the run with that version"
+        ) from error

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 
 from peers.trainer.pool import SubmissionKey
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
+from swarm.errors import UserError
 from swarm.ledger.entries import Consumed
 from swarm.messages import CheckpointReference, StepOrder, Verdict
 from swarm.run.manifest import content_digest
@@ -138,5 +140,28 @@ def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
         assert store.newest_orders(1, 9) == []
         assert store.consumed(2) == ([entry], 0.25)
         assert store.consumed(1) == ([], 0.0)
+
+    trio.run(main)
+
+
+def test_rows_of_another_version_are_left_out_or_end_the_trainer_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    """An order that is forgotten would be signed again, with another nonce."""
+
+    async def main() -> None:
+        database = LocalDisk(tmp_path).database("trainer.sqlite")
+        store = TrainerStore(database)
+        await store.open()
+        await store.keep_accepted(verdict(), sealed(VALIDATOR, verdict(), "run"))
+        await store.keep_order(order(0, run=version(1)))
+        await store.keep_consumed(2, [], 0.25)
+        for change in ("accepted SET verdict", "orders SET message", "steps SET consumed"):
+            sql = f"UPDATE {change} = x'c0'"
+            await database.transact(lambda connection, sql=sql: connection.execute(sql))
+        assert list(store.accepted()) == [(verdict().submission, None)]
+        for read in (lambda: store.newest_orders(0, 9), lambda: store.consumed(2)):
+            with pytest.raises(UserError, match="written by another version of Swarm"):
+                read()
 
     trio.run(main)

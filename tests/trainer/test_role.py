@@ -173,6 +173,34 @@ def test_a_file_that_cannot_be_read_is_left_out_and_made_up_for(restarts: bool) 
     assert not [event for _, event in said if event.name == "trainer.starved"]
 
 
+def test_what_an_earlier_version_left_in_the_pool_is_said_once_and_made_up_for() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(simulation, "validator", "trainer", "inference-one")
+        trainer = peers["trainer"]
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        await trio.sleep(45)  # a step trains, and the pool holds the next one's
+        await trainer.kill()
+        first, *others = trainer.disk.list("accepted")
+        for name in others:
+            old = name.replace(".rollouts", ".parquet")
+            await trainer.disk.rename(f"accepted/{name}", f"accepted/{old}")
+        await trainer.disk.database("trainer.sqlite").transact(
+            lambda connection: connection.execute(
+                "UPDATE accepted SET verdict = x'c0' WHERE digest = ?",
+                (bytes.fromhex(first.removesuffix(".rollouts")),),
+            )
+        )
+        await trainer.start(resume=True)
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries = consumed(trainer)
+        assert len({entry.submission for entry in entries}) == len(entries)
+
+    said = simulate(main)
+    missing = [event.fields for _, event in said if event.name == "trainer.rollouts_missing"]
+    assert len(missing) == 1 and missing[0]["submissions"] > 1
+    assert len([event for _, event in said if event.name == "trainer.step_trained"]) >= 3
+
+
 def test_accepted_work_that_is_lost_is_asked_for_again_at_once() -> None:
     """A lone worker's quota is just what is missing, and part of it is spent for nothing."""
     lost: list[bytes] = []
