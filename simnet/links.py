@@ -263,7 +263,7 @@ class Connection:
             self.send(size_bytes, action, *args)
 
     async def round_trip(self) -> None:
-        """Wait for a round trip, in order with the messages under way, or for the end."""
+        """Wait for a round trip, in order with the messages under way, or the connection's end."""
         answered = trio.Event()
         self.asking[answered] = None
         self.send(32, self.twin.send, 32, answered.set)

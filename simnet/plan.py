@@ -31,7 +31,8 @@ SIMULATED_RECEIVERS_MAX = 10
 """Most receivers in the simulations: relays and workers in proportion, at least one of each."""
 
 SIMULATED_BYTES_MAX = PIECES_WANTED * PIECE_BYTES_MAX
-"""A larger checkpoint has more pieces, takes longer to simulate, and comes nearer to its bound."""
+"""Largest checkpoint that is simulated. A larger one has more pieces, takes longer to simulate, and
+comes nearer to its bound."""
 
 SIMULATED_SECONDS_MAX = 5 * 3600.0
 """Longest bound that is simulated: a broadcast of more hours would take too long."""

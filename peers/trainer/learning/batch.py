@@ -44,25 +44,25 @@ class Batch:
     """
 
     tokens: Tensor
-    """int64 [T]."""
+    """Token ids, int64 [T]."""
     sampled: Tensor
-    """bool [T]: the loss mask. False for a sequence's first token, true for its last."""
+    """The loss mask, bool [T]: false for a sequence's first token, true for its last."""
     lengths: Tensor
-    """int64 [B]: tokens of each sequence."""
+    """Tokens of each sequence, int64 [B]."""
     completion_lengths: Tensor
-    """int64 [B]: sampled tokens of each sequence."""
+    """Sampled tokens of each sequence, int64 [B]."""
     advantage: Tensor
-    """fp32 [B]."""
+    """Advantage of each sequence, fp32 [B]."""
     policy: Tensor
-    """int64 [B]."""
+    """Number of the policy that generated each sequence, int64 [B]."""
     temperature: Tensor
-    """fp64 [B]."""
+    """Sampling temperature of each sequence, fp64 [B]."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def token_count(self) -> int:
-        """n: the number of completion tokens."""
+        """The number n of completion tokens."""
         return int(self.completion_lengths.sum())
 
     def per_token(self, values: Tensor) -> Tensor:

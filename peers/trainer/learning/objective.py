@@ -45,7 +45,7 @@ class Tokens:
     entropy: Tensor
     """Entropy of the learner's distribution, in nats."""
     completion: Tensor
-    """int64 [n]: index of the token's completion; completions are always whole."""
+    """Index of each token's completion, int64 [n]; completions are always whole."""
     log_reference: Tensor | None = None
     """Log-probabilities under the reference; needed when the KL coefficient is not 0."""
 

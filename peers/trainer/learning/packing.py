@@ -51,21 +51,21 @@ class Rows:
     """
 
     tokens: Tensor
-    """int64 [R, S]: token ids; padding is 0."""
+    """Token ids, int64 [R, S]; padding is 0."""
     positions: Tensor
-    """int64 [R, S]: position in the sequence, from 0."""
+    """Position of each token in its sequence, from 0, int64 [R, S]."""
     sequence: Tensor
-    """int64 [R, S]: index of the sequence in its row, from 0; −1 is padding."""
+    """Index of each token's sequence in its row, from 0, int64 [R, S]; −1 is padding."""
     packed: bool
     """Whether a row may hold several sequences."""
     predictor: Tensor
-    """int64 [m]: positions in the flattened rows whose logits predict `target`."""
+    """Positions in the flattened rows whose logits predict `target`, int64 [m]."""
     target: Tensor
-    """int64 [m]: completion tokens, with each distinct sequence once."""
+    """Completion tokens, with each distinct sequence once, int64 [m]."""
     source: Tensor
-    """int64 [k]: which of the m results belongs to each completion token of `index`."""
+    """For each completion token of `index`, which of the m results belongs to it, int64 [k]."""
     index: Tensor
-    """int64 [k]: indices among the batch's completion tokens; completions are whole."""
+    """Indices among the batch's completion tokens, int64 [k]; completions are whole."""
     temperature: float = 1.0
     """The temperature at which all its completions were sampled."""
 
@@ -84,7 +84,7 @@ class _Sequence:
 
     tokens: Tensor
     sampled: Tensor
-    """int64: indices of the completion tokens in `tokens`."""
+    """Indices of the completion tokens in `tokens`, int64."""
     temperature: float
     copies: list[int]
     """Index of each copy's first completion token among the batch's completion tokens."""

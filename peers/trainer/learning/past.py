@@ -51,7 +51,7 @@ class PastPolicies:
 
     @torch.no_grad()
     def score(self, weights: Weights, passes: Sequence[Rows]) -> Tensor:
-        """fp32 [n]: log-probabilities of a batch's completion tokens under these weights."""
+        """Log-probabilities of a batch's completion tokens under these weights, fp32 [n]."""
         assign(self._spare, weights)
         values = torch.empty(sum(len(rows.index) for rows in passes), device=self._device)
         for rows in passes:

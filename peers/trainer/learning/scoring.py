@@ -34,9 +34,9 @@ class GeneratorScores:
     """
 
     log_mu: Tensor
-    """fp32 [n]; undefined where `on_policy`, until `at` fills it in."""
+    """log μ of each token, fp32 [n]; undefined where `on_policy`, until `at` fills it in."""
     on_policy: Tensor
-    """bool [n]."""
+    """Whether each token's generating policy equals the learner, bool [n]."""
 
     def at(self, index: Tensor, log_pi: Tensor) -> Tensor:
         """log μ of the tokens `index`, whose log-probability in the training pass is `log_pi`."""
@@ -61,17 +61,17 @@ class ScoredBatch:
     old_is_generator: bool
     """Whether the ratio's denominator is μ, as with `schedule.old = "generation"`."""
     log_start: Tensor | None
-    """fp32 [n]: log-probabilities under the weights at the start of the rollout step, where they
+    """Log-probabilities, fp32 [n], under the weights at the start of the rollout step, where they
     are the denominator. None: the denominator is μ, or the weights have not moved since, so that
     the training pass gives the same numbers."""
     log_reference: Tensor | None
-    """fp32 [n]: log-probabilities under the reference, for the KL term."""
+    """Log-probabilities under the reference, for the KL term, fp32 [n]."""
     reported: Tensor
-    """fp32 [n]: log-probabilities that the engines reported, else NaN; never trained on."""
+    """Log-probabilities that the engines reported, else NaN, fp32 [n]; never trained on."""
     advantage: Tensor
-    """fp32 [n]."""
+    """Advantage of each token's completion, fp32 [n]."""
     completion: Tensor
-    """int64 [n]: index of a token's completion, of B."""
+    """Index of each token's completion, of B, int64 [n]."""
 
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
@@ -180,7 +180,7 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
 
 
 def _reported(groups: Sequence[Group]) -> Tensor:
-    """fp32 [n]: the engines' own log-probabilities; NaN for rollouts without them."""
+    """The engines' own log-probabilities, fp32 [n]; NaN for rollouts without them."""
     values: list[float] = []
     for group in groups:
         for rollout in group.rollouts:
