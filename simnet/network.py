@@ -99,7 +99,7 @@ class SimulatedNetwork:
         if identity.peer_id in self._here:
             raise ValueError(f"{identity.peer_id} is on this network already")
         number = self._hosts.setdefault(identity.peer_id, len(self._hosts))
-        # Each in a /24 of its own, so that the DHT's bound per /24 takes them for strangers.
+        # Each peer has a /24 of its own, so that the DHT's bound per /24 does not limit them.
         host = host or f"{11 + (number >> 16)}.{number >> 8 & 255}.{number & 255}.1"
         async with trio.open_nursery() as nursery:
             transport = SimulatedTransport(

@@ -65,7 +65,7 @@ class TrainerStore:
         await self._database.transact(keep)
 
     def accepted(self) -> Iterator[tuple[bytes, Verdict | None]]:
-        """Digest and verdict of each submission, by digest; no verdict if it cannot be read."""
+        """Digest and verdict of each submission, by digest; the verdict is None if unreadable."""
         for digest, raw in self._database.read(
             "SELECT digest, verdict FROM accepted ORDER BY digest"
         ):
@@ -149,7 +149,7 @@ class TrainerStore:
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:
-    """Raises `UserError`: without these rows the trainer could sign a step a second time."""
+    """Decode a row, or raise `UserError`: without it the trainer could sign a step twice."""
     try:
         return msgspec.msgpack.decode(raw, type=kind)
     except DECODE_ERRORS as error:
