@@ -51,7 +51,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     ]
     if len(files) > FILES_MAX:
         raise UserError(f"{source} holds {len(files)} tokenizer files; {FILES_MAX} are the most")
-    # A snapshot in the Hugging Face cache consists of links to the blobs beside it.
+    # A snapshot in the Hugging Face cache consists of links into the folder `blobs`.
     homes = [source.resolve()]
     if source.parent.name == "snapshots":
         homes.append((source.parent.parent / "blobs").resolve())
