@@ -50,7 +50,10 @@ class CaseQueue:
         return list(self._waiting.values())
 
     async def open(self) -> None:
-        """Restore the cases acknowledged before a restart whose file is complete."""
+        """Restore the cases acknowledged before a restart.
+
+        Drops cases that are judged, whose file is missing, or whose row cannot be decoded.
+        """
         await self._database.transact(
             lambda connection: connection.execute(
                 "CREATE TABLE IF NOT EXISTS unjudged "
@@ -141,8 +144,10 @@ class CaseQueue:
 
 
 def _restored(announced: bytes, arranged: bytes) -> Case:
-    """The case of a row; raises `Dropped`, `ValueError` or `DECODE_ERRORS` for one that another
-    version of Swarm stored."""
+    """Decode the case in a row.
+
+    Raises `Dropped`, `ValueError` or `DECODE_ERRORS` for a row of an incompatible version of Swarm.
+    """
     envelope = open_envelope(announced)
     if not isinstance(envelope.message, Submission):
         raise ValueError(f"a {type(envelope.message).__name__} instead of an announcement")

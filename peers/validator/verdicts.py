@@ -56,9 +56,9 @@ class Verdicts:
             if verdict.outcome == "accepted":
                 self._records[verdict.worker].accepted += 1
                 if not self._inbox.exists(key):
-                    continue  # its step has closed
+                    continue  # removed, because its step has closed
                 if not self._peer.node.disk.exists(canonical_path_of(key)):
-                    missing += 1  # accepted by a version of Swarm that made no canonical form
+                    missing += 1  # accepted by an older version that wrote no canonical form
                     continue
                 self._serve(key, verdict)
                 await self._announce_again(envelope, verdict)
