@@ -42,6 +42,13 @@ class Task:
     """Completion tokens that the prompt asks for; 0: it asks for no length."""
     length_weight: float = 0.0
     """Reward lost per token of distance from the target."""
+    inner: Task | None = None
+    """The task of the wrapped environment, if another environment changed its prompt."""
+
+    @property
+    def own(self) -> Task:
+        """The task as the innermost environment drew it."""
+        return self if self.inner is None else self.inner.own
 
     def length_penalty(self, tokens: int) -> float:
         """The reward that a completion of `tokens` tokens, stop token included, loses."""
@@ -119,7 +126,7 @@ def answer_of(environment: Environment, task: Task, turns: Sequence[str]) -> str
         return None
     text = repr(turns[-1][:40])
     try:
-        answer = answering.answer(task, turns)
+        answer = answering.answer(task.own, turns)
     except Exception as error:  # the code is a lab's, and may raise anything
         raise UserError(
             f"environment {environment.name!r} cannot answer the turn {text} "
@@ -174,7 +181,7 @@ def grade(environment: Environment, task: Task, turns: Sequence[str], finished: 
     try:
         answering = multi_turn(environment)
         if answering is not None:
-            reward = answering.episode_reward(task, turns, finished)
+            reward = answering.episode_reward(task.own, turns, finished)
         else:
             reward = environment.reward(task, turns[-1], finished)
     except Exception as error:

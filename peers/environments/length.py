@@ -60,11 +60,17 @@ class LengthTargets:
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
         """The inner environment's grade; `Task.length_penalty` is subtracted elsewhere."""
-        return self.inner.reward(task, completion_text, finished)
+        return self.inner.reward(task.inner or task, completion_text, finished)
 
     def _with_target(self, task: Task, seed: bytes) -> Task:
         chosen = int.from_bytes(digest("swarm/1/target-length", seed), "big")
         target = self._options.lengths[chosen % len(self._options.lengths)]
         prompt = self._options.prompt.replace("{length}", str(target))
         prompt = prompt.replace("{prompt}", task.prompt)
-        return replace(task, prompt=prompt, target_length=target, length_weight=self._options.alpha)
+        return replace(
+            task,
+            prompt=prompt,
+            target_length=target,
+            length_weight=self._options.alpha,
+            inner=task,
+        )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import Task, load, task_of_step
-from peers.environments.base import Split
+from peers.environments.base import Split, answer_of, grade
 from peers.environments.length import PROMPT, LengthOptions, LengthTargets
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
@@ -86,3 +86,12 @@ def test_a_curriculum_is_asked_with_the_step() -> None:
     assert task_of_step(timed, b"\1", 7).prompt == PROMPT.replace("{prompt}", "7 01>").replace(
         "{length}", "5"
     )
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "{length}{prompt}"])
+def test_an_environment_of_several_turns_grades_by_its_own_prompt(prompt: str) -> None:
+    environment = load("calculator", "1", {"lengths": [8, 12], "prompt": prompt})
+    task, plain = environment.task(bytes(32)), load("calculator", "1").task(bytes(32))
+    call = plain.prompt.replace(">", "=")
+    assert answer_of(environment, task, [call]) == f"{plain.answer}>"
+    assert grade(environment, task, [call, f"{plain.answer}>", plain.answer], True) == 1.0
