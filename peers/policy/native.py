@@ -171,9 +171,9 @@ class NativeEngine:
                 if noise_block is None or step >= block_end:
                     ahead = max(1, NOISE_ENTRIES_MAX // (len(live) * self.vocabulary_size))
                     block_start, block_end = step, min(step + ahead, steps)
-                    noise_block = gumbel_noise(
+                    noise_block = _noise(
                         noise_key,
-                        submission_rows[live, None],
+                        submission_rows[live],
                         first_positions[live, None]
                         + torch.arange(block_start, block_end, device=self._device),
                         self.vocabulary_size,
@@ -459,6 +459,19 @@ def _rotary_frequencies(
     loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](loaded, device)
     return frequencies, float(scale)
+
+
+def _noise(key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
+    """`gumbel_noise` [n, positions, vocabulary_size] of `rows` [n] at `positions` [n, positions].
+
+    It is computed for a few rows at a time: a large vocabulary times all rows takes gigabytes.
+    """
+    step = max(1, NOISE_ENTRIES_MAX // (positions.shape[1] * vocabulary_size))
+    parts = [
+        gumbel_noise(key, some[:, None], at, vocabulary_size)
+        for some, at in zip(rows.split(step), positions.split(step), strict=True)
+    ]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _batch_end(sequences: list[list[int]], start: int) -> int:
