@@ -36,7 +36,8 @@ from swarm.rollouts.rollouts import (
 HEADER_KEY = b"swarm"
 """Metadata key of the header, which is JSON."""
 
-HEADER_BYTES_MAX = 16 * 1024
+HEADER_BYTES_MAX = 64 * 1024
+"""A header that names as many environments as a run may mix takes up to 43 KB in JSON."""
 
 FORMAT = 2
 """Version of the schema and the header. Format 1 held one prompt and one completion per row."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.identity import Identity
+from swarm.messages import ENVIRONMENTS_MAX
 from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.show import show
@@ -201,6 +202,22 @@ def test_a_changed_list_is_refused_or_still_a_rollout(
     else:
         again = Rollouts.from_rows([found.row(index) for index in range(len(found))])
         assert same(again, found)
+
+
+def test_the_longest_header_of_a_valid_run_is_read() -> None:
+    header = msgspec.structs.replace(
+        HEADER,
+        run=name_of_bytes(200),
+        environments=[(name_of_bytes(200), name_of_bytes(200))] * ENVIRONMENTS_MAX,
+        stop_ids=[2**31] * 16,
+        engine=name_of_bytes(500),
+    )
+    assert decode(encode(make_rollouts(), header), LIMITS).header == header
+
+
+def name_of_bytes(characters: int) -> str:
+    """Characters of which each takes the most bytes in JSON."""
+    return "\x01" * characters
 
 
 def test_format_1_is_refused_by_naming_both_versions() -> None:
