@@ -400,6 +400,8 @@ class Follow(Job, frozen=True, kw_only=True):
     """Only numbers change."""
 
     lessons: Lessons
+    environments: list[EnvironmentReference]
+    """Their weights may have changed."""
 
 
 class RollBack(Job, frozen=True, kw_only=True):

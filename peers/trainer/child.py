@@ -86,7 +86,9 @@ class TrainerChild:
 
     async def follow(self, manifest: RunManifest) -> None:
         """Follow this version of the run from the next step on."""
-        await self._service.follow(Follow(lessons=_lessons(manifest)))
+        await self._service.follow(
+            Follow(lessons=_lessons(manifest), environments=manifest.environments)
+        )
 
     async def train(
         self, step: int, batch: Sequence[Accepted], versions: FollowedVersions

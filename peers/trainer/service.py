@@ -177,6 +177,7 @@ class TrainerService:
     def _follow(self, job: Follow) -> Done:
         lessons = job.lessons
         self._sampling = lessons.sampling
+        self._references = job.environments
         learner = self._held()
         learner.follow(
             dataclasses.replace(

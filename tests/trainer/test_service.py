@@ -281,7 +281,17 @@ def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_pa
         sampling=cooler,
         optimiser=Optimiser(learning_rate=1e-4, warmup_steps=0),
     )
-    trio.run(service.follow, Follow(lessons=lessons))
+    trio.run(service.follow, Follow(lessons=lessons, environments=[ENVIRONMENT]))
     found = train(service, 0, *submissions).figures
     assert found["learning_rate"] == pytest.approx(1e-4)
     assert found["groups"] == 4 and found["engine_log_probability_difference"] < 1e-4
+
+
+def test_an_evaluation_follows_the_weights_of_the_newest_version_of_the_run(base: Path) -> None:
+    without = msgspec.structs.replace(ENVIRONMENT, weight=0.0)
+    service = TrainerService()
+    trio.run(service.start, start(base, environments=[ENVIRONMENT, without]))
+    lessons = start(base).lessons
+    trio.run(service.follow, Follow(lessons=lessons, environments=[without, ENVIRONMENT]))
+    found = trio.run(service.evaluate, Evaluate(folder=str(base), prompts=8, split="held_out"))
+    assert list(found.environments) == [f"{ENVIRONMENT.name}-1"]
