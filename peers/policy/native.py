@@ -468,8 +468,10 @@ def _noise(key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_siz
     """
     step = max(1, NOISE_ENTRIES_MAX // (positions.shape[1] * vocabulary_size))
     parts = [
-        gumbel_noise(key, some[:, None], at, vocabulary_size)
-        for some, at in zip(rows.split(step), positions.split(step), strict=True)
+        gumbel_noise(
+            key, rows[start : start + step, None], positions[start : start + step], vocabulary_size
+        )
+        for start in range(0, len(rows), step)
     ]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
