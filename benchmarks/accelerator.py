@@ -241,7 +241,9 @@ def main() -> None:
     parser.add_argument(
         "--attention", type=_some_of(ATTENTIONS), default=list(ATTENTIONS[:3]), help="to compare"
     )
-    parser.add_argument("--steps", type=at_least(1), default=5, help="the fastest counts")
+    parser.add_argument(
+        "--steps", type=at_least(1), default=5, help="measured steps; the median is reported"
+    )
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--activation-checkpointing", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

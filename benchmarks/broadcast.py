@@ -93,7 +93,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--growth",
         type=several(at_least(1)),
-        help="numbers of receivers, with commas, in place of --peers: how the time grows",
+        help="comma-separated numbers of receivers, instead of --peers",
     )
     parser.add_argument("--plot", type=_picture, help="where to draw it")
     options = parser.parse_args(arguments)
@@ -388,7 +388,7 @@ def draw_plot(runs: list[dict[str, Any]], path: Path) -> None:
         [seconds / 60 for seconds in curves["bound"]],
         range(1, peers + 1),
         "k--",
-        label="bound for so many peers",
+        label="bound for this number of peers",
     )
     left.set_xlabel("minutes since the announcement")
     left.set_ylabel("peers that have all of it")

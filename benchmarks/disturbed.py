@@ -120,7 +120,7 @@ def main() -> None:
         "--every", type=positive, default=8.0, help="mean seconds between disturbances"
     )
     parser.add_argument(
-        "--gap", type=positive, default=3.0, help="seconds without a step worth telling of"
+        "--gap", type=positive, default=3.0, help="shortest gap without a step that is reported"
     )
     parser.add_argument("--json", type=Path, help="file to write the report to as well")
     options = parser.parse_args()

@@ -364,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=at_least(1), default=1024)
     parser.add_argument(
-        "--repeat", type=at_least(1), default=5, help="rounds, whose median is told"
+        "--repeat", type=at_least(1), default=5, help="rounds; the median is reported"
     )
     parser.add_argument("--shardcast", type=Path, default=os.environ.get("SHARDCAST_PATH"))
     parser.add_argument("--be", help=argparse.SUPPRESS)

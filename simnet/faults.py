@@ -52,7 +52,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not isfinite(value):
-                raise UserError(f"{kind}: {field.name} must be a number of some size, not {value}")
+                raise UserError(f"{kind}: {field.name} must be a finite number, not {value}")
         if not self.at >= 0:
             raise UserError(f"{kind}: at must be 0 or more seconds, not {self.at}")
         for name in self.peers:

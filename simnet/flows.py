@@ -40,7 +40,9 @@ class Link:
 
     def __init__(self, bytes_per_second: float) -> None:
         if not bytes_per_second > 0:
-            raise ValueError(f"a link carries more than 0 bytes a second, not {bytes_per_second}")
+            raise ValueError(
+                f"a link's rate must be above 0 bytes per second, not {bytes_per_second}"
+            )
         self.bytes_per_second = bytes_per_second
         self.number = -1
         """Index among the links of its `Flows`."""

@@ -105,7 +105,7 @@ class Invariants:
             if twice:
                 self._broken(
                     "a rollout is trained on once",
-                    f"submission {twice[0][:12]} stands twice in {peer.name}'s state of step "
+                    f"submission {twice[0][:12]} is listed twice in {peer.name}'s state of step "
                     f"{facts['step']}",
                 )
             places: dict[tuple[str, int, int, int], str] = {}

@@ -264,7 +264,7 @@ def print_plan(network: Network, plan: dict[str, Any], console: Console | None =
     console.print()
     table = new_table("how long does a broadcast take, at least?")
     table.add_column("")
-    table.add_column("everybody passes\npieces on", justify="right")
+    table.add_column("all peers\nforward pieces", justify="right")
     table.add_column("only relays do", justify="right")
     swarm, relay = plan["swarm"], plan["relay_only"]
     terms = dict.fromkeys([*swarm["terms_seconds"], *relay["terms_seconds"]])
@@ -300,7 +300,7 @@ def print_plan(network: Network, plan: dict[str, Any], console: Console | None =
 
 def _answers(network: Network, plan: dict[str, Any]) -> list[tuple[str, str]]:
     needed = [
-        "with everybody passing pieces on "
+        "with all peers forwarding pieces "
         + _relays(plan["swarm"]["relays_needed"], network.relay_uplink_mbps),
         "where only relays do " + _relays(plan["relay_only"]["relays_needed"], None),
     ]

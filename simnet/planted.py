@@ -62,7 +62,7 @@ BUGS: dict[str, Callable[[], _Patch]] = {
 def check_plant(name: str | None) -> None:
     """Raise `UserError` unless there is such a bug."""
     if name is not None and name not in BUGS:
-        raise UserError(f"--plant {name!r}: there are: {', '.join(BUGS)}")
+        raise UserError(f"--plant {name!r} is unknown; choose one of: {', '.join(BUGS)}")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def read_groups(submission: AcceptedSubmission, policies: Collection[int]) -> li
     `policies`: the policies that the learner holds.
     """
     if submission.policy not in policies:
-        return f"its policy {submission.policy} is not held here; there are: {policies}"
+        return f"its policy {submission.policy} is not held here; held policies: {policies}"
     try:
         raw = Path(submission.path).read_bytes()
         check_digest(raw, submission.rollouts_digest)

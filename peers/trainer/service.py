@@ -163,7 +163,7 @@ class TrainerService:
             else why_not(settings.attention, self._ranks.device, settings.sharding.mixed_precision)
         )
         if reason:
-            raise UserError(f"trainer.attention: {reason}; leave it out for the fastest there is")
+            raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
         self._learner = Learner(self._base, settings, ranks=self._ranks)
         return Done()
 

@@ -163,7 +163,7 @@ class Written:
                 raise wrong("peers.adversary", f"{group.adversary!r} is none of {known}")
         for role in ("trainer", "validator"):
             if not self._members_of(role, self._what.run.peers):
-                raise wrong("peers.roles", f"gives nobody the role {role}")
+                raise wrong("peers.roles", f"gives no peer the role {role}")
         faults = self._what.faults
         if faults is not None and faults.from_seconds >= faults.until_seconds:
             raise wrong("faults.from_seconds", "must come before faults.until_seconds")

@@ -53,7 +53,7 @@ def test_a_file_is_run(tmp_path: Path) -> None:
         ("uplink_mbps = 100", "uplink_mbps = 0", r"uplink_mbps"),
         ("uplink_mbps = 100\n", "", "uplink_mbps and downlink_mbps go together"),
         ('"us-east"', '"atlantis"', "peers.region 'atlantis' is none of"),
-        ('"validator"]', '"inference"]', "gives nobody the role validator"),
+        ('"validator"]', '"inference"]', "gives no peer the role validator"),
         ('"validator"]', '"cook"]', "unknown role 'cook'"),
         ('name = "worker"', 'name = "trainer"', "peers.name is given to two groups"),
         ("count = 1", "", "may be left out once"),

@@ -128,7 +128,7 @@ class Learner:
                     f"max_staleness is {self.settings.schedule.max_staleness}"
                 )
             if policy not in self.past:
-                raise ValueError(f"policy {policy} is not held; there are: {self.policies}")
+                raise ValueError(f"policy {policy} is not held; held policies: {self.policies}")
 
     def _cut(self, groups: list[Group]) -> list[list[Group]]:
         """Split the groups evenly into one part per optimiser step, in an order from the seed."""
