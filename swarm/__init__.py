@@ -6,5 +6,5 @@ Nothing in this package imports torch, and nothing imports `peers` (the roles) o
 __version__ = "0.1.0"
 
 PROTOCOL_VERSION = 1
-"""Version of the wire protocol. A peer drops envelopes of another version, and says so of a run
-manifest."""
+"""Version of the wire protocol. Peers drop envelopes of another version. For a run manifest of
+another version, the error also names the version of this peer."""

@@ -117,8 +117,8 @@ class Policies:
     def sources(self, manifest_digest: bytes) -> list[Source]:
         """Return up to `SOURCES_MAX` peers that may hold a checkpoint, in the order of their ids.
 
-        Preferred are, in this order, neighbours that announce pieces, other connected peers and the
-        DHT's providers. The rest are drawn from the known peers at random, the same ones each time.
+        It prefers neighbours that announce pieces, then other connected peers, then the DHT's
+        providers. The rest are drawn from the known peers at random, the same ones each time.
         """
         found: dict[PeerId, Source] = {
             peer: Source(peer, tuple(record.bulk_addresses))

@@ -37,8 +37,8 @@ _TAKES_EFFECT = {
     "filters": NEXT_STEP,
     "broadcast_mode": AT_ONCE,
 }
-"""When a change takes effect, by field of the manifest. A field of a table is listed if it differs
-from its table."""
+"""When a change takes effect, by field of the manifest. A table's field has an entry of its own if
+its change takes effect at another time than the table's."""
 
 ITEMS_SHOWN = 4
 """Longest list that is shown in full; of a longer one (an allow-list), only its length is shown."""

@@ -74,7 +74,8 @@ async def ask_for_manifests(
     """Request manifests from a connected peer and check their signatures; raises `PeerError`.
 
     `asked` is `LIST` for the newest manifest of each run, a content digest for that version, or a
-    complete manifest. The latter is handed to the peer, which answers with its run's newest.
+    complete manifest. The peer accepts a complete manifest if it is newer, and answers with its
+    newest of that run.
     """
     found: dict[str, Envelope] = {}
     try:

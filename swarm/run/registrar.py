@@ -322,7 +322,7 @@ class Registrar:
     def _notice_silence(self) -> None:
         """Report members that fell silent or came back.
 
-        A member counts as silent only if no trusted peer hears it, since it may send its heartbeats
+        A member is silent only if no trusted peer receives its heartbeats, since it may send them
         to another one.
         """
         freshest = {entry.peer: entry for entry in self.present()}

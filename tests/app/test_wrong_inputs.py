@@ -293,7 +293,7 @@ def test_a_demo_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:
 def test_other_commands(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # nobody joined a network from here
+    monkeypatch.setenv("HOME", str(tmp_path))  # no peer has joined a network from this home
     assert sentence in complaint(*arguments)
 
 
