@@ -9,13 +9,15 @@ chance cannot explain its record.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
+from torch import Tensor
 
 from peers.policy.device import use_hardware
 from peers.policy.engine import Engine, Prefill
@@ -43,6 +45,10 @@ margin, but figures must be finite."""
 
 ENTRIES_MAX = 1 << 22
 """Token positions × vocabulary judged at once: logits and noise take about 60 bytes per entry."""
+
+PREFILL_TOKENS_MAX = 1 << 15
+"""Tokens whose hidden states are held at once. Each takes about 20 KB at a width of 5120, and a
+submission of long rollouts has millions."""
 
 
 class PrefillService:
@@ -94,19 +100,24 @@ class PrefillService:
         raw = Path(job.path).read_bytes()
         check_digest(raw, job.digest)
         rollouts = Rollouts.from_bytes(raw)
-        chosen = range(len(rollouts)) if job.rows is None else job.rows
         engine = self._engines[policy]
-        judged = [rollouts.rollout(row) for row in chosen]
-        prefill = engine.prefill(
-            [rollout.tokens for rollout in judged], [rollout.sampled for rollout in judged]
-        )
-        completions = [rollout.model_tokens for rollout in judged]
-        temperature = job.order.sampling.temperature
+        chunks: list[toploc.ChunkResult] = []
+        margins: list[Margins] = []
+        for rows in _batches(rollouts, range(len(rollouts)) if job.rows is None else job.rows):
+            judged = [rollouts.rollout(row) for row in rows]
+            prefill = engine.prefill(
+                [rollout.tokens for rollout in judged], [rollout.sampled for rollout in judged]
+            )
+            proofs = [rollouts.proof(row) for row in rows]
+            chunks += _judge_proofs(prefill, proofs, job.thresholds)
+            completions = [rollout.model_tokens for rollout in judged]
+            temperature = job.order.sampling.temperature
+            margins.append(
+                judge_sampling(engine, prefill, completions, rows, job.order.seed(), temperature)
+            )
         found = Recomputation(
-            proofs=_judge_proofs(prefill, [rollouts.proof(row) for row in chosen], job.thresholds),
-            sampling=judge_sampling(
-                engine, prefill, completions, chosen, job.order.seed(), temperature
-            ),
+            proofs=_proof_figures(chunks),
+            sampling=sampling_figures(margins),
             thresholds=job.thresholds,
         )
         report = Report().run_all(CHECKS, found)
@@ -116,21 +127,38 @@ class PrefillService:
 _SERVICE: type[jobs.PrefillService] = PrefillService
 
 
+def _batches(rollouts: Rollouts, rows: Sequence[int]) -> Iterator[list[int]]:
+    """Cut rows into runs of at most `PREFILL_TOKENS_MAX` tokens, or of one row."""
+    lengths = np.diff(rollouts.token_offsets).tolist()
+    batch: list[int] = []
+    tokens = 0
+    for row in rows:
+        if batch and tokens + lengths[row] > PREFILL_TOKENS_MAX:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += lengths[row]
+    yield batch
+
+
 def _judge_proofs(
     prefill: Prefill, proofs: Sequence[bytes], thresholds: Thresholds
-) -> ProofFigures:
+) -> list[toploc.ChunkResult]:
     chunks = [
         chunk
         for before, hidden in zip(prefill.prompt_hidden, prefill.hidden, strict=True)
         for chunk in toploc.chunk_rows(before, hidden)
     ]
-    results = toploc.verify(
+    return toploc.verify(
         chunks,
         [part for proof in proofs for part in split(proof)],
         exponent_matches_min=thresholds.proof_exponents_min,
         mantissa_mean_max=thresholds.proof_mantissa_mean_max,
         mantissa_median_max=thresholds.proof_mantissa_median_max,
     )
+
+
+def _proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:
     count = len(results)
     return ProofFigures(
         chunks=count,
@@ -139,6 +167,15 @@ def _judge_proofs(
         exponents_mean=sum(result.exponent_matches for result in results) / count,
         mantissa_mean_max=max(result.mantissa_mean for result in results),
     )
+
+
+class Margins(NamedTuple):
+    """How well sampled tokens agree with the recomputed logits."""
+
+    margin: Tensor
+    """[tokens]: see `peers.policy.sampling.Judgement`."""
+    certain: Tensor
+    """[tokens]: whether the likeliest token has at least the probability `CERTAIN`."""
 
 
 @torch.inference_mode()
@@ -150,7 +187,7 @@ def judge_sampling(
     seed: bytes,
     temperature: float,
     entries_max: int = ENTRIES_MAX,
-) -> SamplingFigures:
+) -> Margins:
     """Compare the tokens with recomputed logits plus the seed's noise, `entries_max` at a time.
 
     Every token is judged, so both a stop token and its absence are: stop ids compete like others.
@@ -172,7 +209,13 @@ def judge_sampling(
         judgement = judge_margins(logits, tokens[here], temperature, noise)
         margins.append(judgement.margin)
         certain.append(judgement.p_max >= CERTAIN)
-    margin, open_positions = torch.cat(margins), ~torch.cat(certain)
+    return Margins(torch.cat(margins), torch.cat(certain))
+
+
+def sampling_figures(judged: Sequence[Margins]) -> SamplingFigures:
+    """The figures of several batches of tokens."""
+    margin = torch.cat([each.margin for each in judged])
+    open_positions = ~torch.cat([each.certain for each in judged])
     pooled = margin[open_positions]
     return SamplingFigures(
         tokens=len(margin),

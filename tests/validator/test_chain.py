@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,8 @@ from peers.policy import demo
 from peers.policy.native import NativeEngine
 from peers.policy.sampling import gumbel_noise
 from peers.proofs import toploc
-from peers.validator.prefill import PrefillService, judge_sampling
+from peers.validator import prefill as prefill_module
+from peers.validator.prefill import PrefillService, judge_sampling, sampling_figures
 from peers.validator.statistics import binomial_tail
 from swarm.jobs import Judge, Judged, Load
 from swarm.messages import CheckpointReference, Thresholds
@@ -235,11 +237,11 @@ def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
     engine = NativeEngine(stage.policy)
     prefill = prefill_completions(engine, [rollouts.prompt(row) for row in rows], completions)
     given = (engine, prefill, completions, rows, stage.seed(number=7), 1.0)  # another's noise
-    whole = judge_sampling(*given)
+    whole = sampling_figures([judge_sampling(*given)])
     assert whole.mismatches > 10
     for positions in (1, 3, 1000):
         sliced = judge_sampling(*given, entries_max=positions * engine.vocabulary_size)
-        assert asdict(sliced) == pytest.approx(asdict(whole), rel=1e-5)
+        assert asdict(sampling_figures([sliced])) == pytest.approx(asdict(whole), rel=1e-5)
 
 
 def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> None:
@@ -261,8 +263,29 @@ def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> No
     before = resident_bytes("VmRSS")
     prefill = prefill_completions(engine, prompts, completions)
     judged = judge_sampling(engine, prefill, completions, range(8), bytes(32), 1.0)
-    assert judged.tokens == 256
+    assert len(judged.margin) == 256
     assert resident_bytes("VmHWM") - before < 420e6
+
+
+def test_rows_are_prefilled_a_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.inspect(*stage.generate())
+    whole = stage.judge()
+    held: list[int] = []
+    engine = stage.prefill._engines[ORDER.policy]
+    prefill = engine.prefill
+
+    def counted(sequences: Any, sampled: Any) -> Any:
+        held.append(sum(map(len, sequences)))
+        return prefill(sequences, sampled)
+
+    monkeypatch.setattr(engine, "prefill", counted)
+    monkeypatch.setattr(prefill_module, "PREFILL_TOKENS_MAX", 32)
+    for rows in (None, [3, 5, 6]):
+        held.clear()
+        sliced = stage.judge(rows)
+        assert len(held) > 1 and max(held) <= 32
+        if rows is None:
+            assert msgspec.structs.asdict(sliced) == msgspec.structs.asdict(whole)
 
 
 def resident_bytes(figure: str) -> int:
