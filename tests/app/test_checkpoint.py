@@ -140,7 +140,7 @@ def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
         got = swarm("fetch", root, "--out", back, "--deadline", 1.5)
         assert got.exit_code == 1 and "sent wrong bytes" in got.stderr
         assert not back.exists() and (tmp_path / "back.partial").is_dir()
-        for path in blobs:  # all that is left to fetch is the damaged one
+        for path in blobs:  # only the damaged blob remains to be fetched
             path.unlink()
         damaged.write_bytes(whole)
         got = swarm("fetch", root, "--out", back)
@@ -242,7 +242,7 @@ def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_pa
     for flag, value in (("run", "me/other"), ("lineage", 1), ("step", 0), ("mirror", "http://x")):
         for command in ("export", "publish"):
             if (flag, command) == ("mirror", "publish"):
-                continue  # has no such flag
+                continue  # the command has no such flag
             out = ["--out", tmp_path / "n"] if command == "export" else []
             refused = swarm(command, model, *out, f"--{flag}", value)
             assert refused.exit_code == 2 and refused.stderr.count("\n") == 1

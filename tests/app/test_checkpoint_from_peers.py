@@ -182,7 +182,7 @@ def test_pieces_that_do_not_come_are_held_against_their_sources(tmp_path: Path) 
         async with trainer(tmp_path) as one:
 
             def busy() -> None:
-                if len(one.served) > 1:  # its first refusal has come
+                if len(one.served) > 1:  # the first request was refused
                     clock.jump(10.0)
                 raise Refused(503, "has no time")
 

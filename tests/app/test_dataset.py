@@ -53,7 +53,7 @@ def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> No
     out.write_bytes(b"".join(lines[:8]) + lines[8][:20])
     done = run(policy, out, "--tasks", "40", "--keep", "0:0.5")
     assert done.exit_code == 0
-    assert "40 of 40 tasks are kept" in done.output  # random weights solve nothing: share 0
+    assert "40 of 40 tasks are kept" in done.output  # random weights solve no task: share 0
     assert "7 of 40 tasks tried" in done.output
     assert out.read_bytes() == through
     assert [row["index"] for row in rows_of(out)] == list(range(40))

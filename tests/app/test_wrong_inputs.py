@@ -163,7 +163,7 @@ def test_trouble_with_the_machine_is_a_sentence(capsys: pytest.CaptureFixture[st
     assert said == (
         "error: this machine refuses: Read-only file system (/home/x); somebody is silent\n"
     )
-    with pytest.raises(FileNotFoundError):  # a defect of this program's, and loud
+    with pytest.raises(FileNotFoundError):  # a defect of the program is not hidden
         exit_with(FileNotFoundError(errno.ENOENT, "No such file", "x"))
 
 

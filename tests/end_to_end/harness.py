@@ -113,7 +113,7 @@ class Person:
             stdout=output_end,
             stderr=complaints_end,
             start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),  # however this process ends
+            preexec_fn=partial(die_with_parent, os.getpid()),  # even if this process is killed
             cwd=REPOSITORY,
             env={**os.environ, **self.environment},
         )
@@ -131,7 +131,7 @@ class Person:
                 nursery.start_soon(self._listen, complaints, self._hear_complaint)
                 await trio.lowlevel.wait_readable(watch)
                 self.left_behind = processes_in_group(child.pid) - {child.pid}
-                _kill_group(child.pid, signal.SIGKILL)  # what it left may hold the pipes open
+                _kill_group(child.pid, signal.SIGKILL)  # its children may hold the pipes open
             self.status.set(child.wait())
             self.said.touch()
         finally:
@@ -217,7 +217,7 @@ class Peer(Person):
 
     def _hear(self, line: str) -> None:
         if line.startswith("{"):
-            with suppress(ValueError):  # a line that SIGKILL cut short
+            with suppress(ValueError):  # a line that SIGKILL cut off
                 self.events.append(json.loads(line))
         super()._hear(line)
 

@@ -53,7 +53,7 @@ def read_accounts(swarm: Swarm) -> Accounts:
     trained: set[bytes] = set()
     stale: set[bytes] = set()
     for submission, outcomes in state.consumed.items():
-        if set(outcomes) != {"carried"}:  # left when the run was over; still held
+        if set(outcomes) != {"carried"}:  # carried groups were still in the pool at the run's end
             (stale if set(outcomes) == {"stale"} else trained).add(submission)
     pool = _rows(trainer.home / "trainer.sqlite", "SELECT digest FROM accepted ORDER BY digest")
     return Accounts(
@@ -94,7 +94,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
     assert times.keys() <= accounts.accepted.keys(), "a submission was used that nobody accepted"
     for submission, outcomes in accounts.state.consumed.items():
         assert len(outcomes) == accounts.accepted[submission]
-        if submission not in accounts.stale:  # those another validator may refuse later
+        if submission not in accounts.stale:  # another validator may refuse stale ones later
             assert len(outcomes) == accounts.state.verdicts[submission].groups
         assert not set(outcomes) - {"consumed", "zero-advantage", "stale", "carried"}
 

@@ -24,10 +24,10 @@ def test_random_deaths(seed: int, tmp_path: Path, base: Path, fork_server: Path)
     async def die_and_return(peers: Swarm, name: str) -> None:
         status = peers[name].status.value
         if status is not None:
-            assert status == 0, peers[name].complaints  # the run was over sooner
+            assert status == 0, peers[name].complaints  # the run ended first
             return
         await peers[name].kill()
-        await trio.sleep(chance.uniform(0, 2))  # how long the machine is away
+        await trio.sleep(chance.uniform(0, 2))  # downtime of the machine
         peers.restart(name)
 
     async def main() -> None:

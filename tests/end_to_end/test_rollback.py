@@ -21,10 +21,10 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
     async def main() -> None:
-        steps = 64  # the second alarm rings some twenty after the first, as the gradients will
+        steps = 64  # the second alarm comes some twenty steps after the first
         nervous = {
             "alarm_action": "rollback",
-            "alarm_gradient_norm": 1.0001,  # rings as soon as anything is usual
+            "alarm_gradient_norm": 1.0001,  # any ordinary step raises the alarm
             "alarm_entropy": 1.0001,
             "states_every": 4,
             "rollbacks_max": 1,
