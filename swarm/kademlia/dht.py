@@ -264,8 +264,7 @@ class Kademlia:
     # --- running ----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve (unless a client), check contacts, refresh, republish and expire, until
-        cancelled."""
+        """Serve (unless a client) and maintain contacts and records, until cancelled."""
         if self._ever_serves:
             self._server.start(self.answer)
         try:

@@ -25,15 +25,13 @@ CONCURRENCY = 10
 """α: requests a lookup has in flight, over all its paths. Connecting is slow, so more than 3."""
 
 PATHS = 3
-"""d: disjoint paths of a lookup (S/Kademlia), so that one liar on a path cannot control the
-answer."""
+"""d: disjoint paths of a lookup (S/Kademlia), so that one liar cannot control the answer."""
 
 LOOKUP_QUERIES_MAX = 120
 """Requests that one lookup may send: usually about k + 5 suffice, but a liar can invent peers."""
 
 LOOKUP_SECONDS_MAX = 60.0
-"""Deadline of one lookup: several rounds of dead peers, each of which costs one request
-deadline."""
+"""Deadline of one lookup: several rounds of dead peers, at one request deadline each."""
 
 LOOKUP_PATIENCE_SECONDS = 2.0
 """A lookup continues without a peer that has not answered after this long (at most half as long
@@ -71,8 +69,7 @@ class _Path:
 def prefer_diverse(
     neighbours: Iterable[Neighbour], count: int, per_group: int = PEERS_PER_GROUP_MAX
 ) -> list[Neighbour]:
-    """The first `count` neighbours; those beyond `per_group` of one network come after all
-    others."""
+    """The first `count` neighbours; those beyond `per_group` of a network come last."""
     taken: Counter[str] = Counter()
     preferred: list[Neighbour] = []
     surplus: list[Neighbour] = []
@@ -209,8 +206,7 @@ class Lookup:
         return None
 
     def _may_retry(self, peer: PeerId) -> bool:
-        """Whether other peers named an address that was not tried: a liar may have named a wrong
-        one."""
+        """Whether others named an untried address: a liar may have named a wrong one before."""
         tried = self._failed.get(peer)
         return tried is not None and any(a not in tried for a in self._addresses[peer])
 

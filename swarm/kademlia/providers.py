@@ -1,5 +1,4 @@
-"""Provider records: which peers say that they have a blob. One per (key, peer), expiring,
-bounded."""
+"""Provider records: one per (key, peer) for each peer that announces a blob; expiring, bounded."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ class InvalidRecord(SwarmError):
 
 
 class StoreFull(SwarmError):
-    """The store has reached its limit for a namespace, and all its records are nearer to this
-    peer."""
+    """The store is full for a namespace, with records that are all nearer to this peer."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,10 @@ class Held:
 
 
 def namespace_of(key: bytes) -> str:
-    """The namespace of a key: `swarm-run` for `/swarm-run/…`. Raises `InvalidRecord` for a key of
-    another form."""
+    """The namespace of a key: `swarm-run` for `/swarm-run/…`.
+
+    Raises `InvalidRecord` for a key of another form.
+    """
     parts = key.split(b"/", 2)
     if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
         raise InvalidRecord(f"a record's key is /<namespace>/<name>, not {key[:80]!r}")

@@ -131,7 +131,6 @@ class Requests:
 
 
 async def _reset(stream: Stream) -> None:
-    """Reset a stream, even when cancelled: left open, it would give the next request an old
-    answer."""
+    """Reset a stream, even when cancelled: it must not give the next request an old answer."""
     with trio.move_on_after(1, shield=True):
         await stream.reset()

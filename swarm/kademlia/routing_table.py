@@ -79,8 +79,10 @@ def _group_of(address: str) -> tuple[bool, str] | None:
 
 @functools.lru_cache(maxsize=16384)
 def groups_of(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """The networks of a peer, sorted. Private ones count only when it has no public one: many
-    households are 192.168.1.0/24."""
+    """The networks of a peer, sorted.
+
+    Private ones count only when it has no public one: many households are 192.168.1.0/24.
+    """
     groups = [group for group in map(_group_of, addresses) if group is not None]
     public = any(is_public for is_public, _ in groups)
     return tuple(sorted({name for is_public, name in groups if is_public or not public}))
@@ -262,8 +264,7 @@ class RoutingTable:
         return [contact.neighbour for contact in (near + doubtful)[:count]]
 
     def is_near(self, target: int, count: int, *, exclude: PeerId) -> bool:
-        """Whether fewer than `count` contacts, `exclude` not counted, are nearer to an id than we
-        are."""
+        """Whether fewer than `count` contacts, without `exclude`, are nearer to an id than we."""
         if target == self.own_id:
             return True
         # Exactly the contacts in the target's bucket are nearer to it than we are.
@@ -316,8 +317,7 @@ class RoutingTable:
         ]
 
     def _is_fresh(self, bucket: Bucket, since: float) -> bool:
-        """Whether a bucket is full of contacts seen since `since`: a lookup would not improve
-        it."""
+        """Whether a bucket is full of contacts seen since `since`: it needs no lookup."""
         if len(bucket.contacts) < self._k:
             return False
         return all(contact.seen >= since for contact in bucket.contacts.values())

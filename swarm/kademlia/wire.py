@@ -18,8 +18,7 @@ from swarm.errors import PeerError
 from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
 
 MESSAGE_BYTES_MAX = 128 * 1024
-"""Room for one record (64 KiB), or for two lists of 20 peers with 16 addresses of 192 bytes
-each."""
+"""Room for one record (64 KiB), or two lists of 20 peers with 16 addresses of 192 bytes each."""
 
 RECORD_BYTES_MAX = 64 * 1024
 """A record's value is an envelope."""
@@ -355,8 +354,10 @@ def _peer_from_wire(peer: Peer) -> Neighbour | None:
 
 
 def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:
-    """Decode the peers that can be Swarm peers (Ed25519 ids), each once, with readable
-    addresses."""
+    """Decode the peers with Ed25519 ids, which Swarm peers have, and their readable addresses.
+
+    Each peer is returned once.
+    """
     found: dict[PeerId, Neighbour] = {}
     for peer in peers:
         neighbour = peer.neighbour

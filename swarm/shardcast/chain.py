@@ -278,8 +278,7 @@ class Deltas:
                     scope.deadline = trio.current_time() + DELTA_STALL_SECONDS
 
     async def _make(self, held: Held, base: Held, folders: Sequence[str]) -> int:
-        """Let a child make the missing pieces; the right ones count as arrived. Returns their
-        bytes."""
+        """Let a child make the missing pieces; returns the bytes of those that came out right."""
         local = self._store.disk.local_path
         pieces, files = held.manifest.pieces, held.manifest.files
         done_bytes = 0

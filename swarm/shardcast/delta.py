@@ -385,8 +385,10 @@ class Delta:
 
 
 class Chain:
-    """Deltas that lead, one after the other, from a complete checkpoint to a later one; opened in
-    a `with` block."""
+    """Deltas that lead, one after the other, from a complete checkpoint to a later one.
+
+    Opened in a `with` block.
+    """
 
     def __init__(self, base: Path, target: Path, deltas: Sequence[Path]) -> None:
         """Open the deltas; raises `BadDelta`.

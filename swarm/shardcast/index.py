@@ -46,8 +46,10 @@ class BlobIndex:
         return any(index < 0 or held.pieces[index] for held, index in self.of(digest))
 
     def open(self, digest: bytes) -> OpenBlob | None:
-        """Open a piece or manifest to send; None if it is missing. Until the blob is released, its
-        checkpoint is not removed."""
+        """Open a piece or manifest to send; None if it is missing.
+
+        Until the blob is released, its checkpoint is not removed.
+        """
         for held, index in self.of(digest):
             if index < 0:
                 path, offset, size = f"{held.folder}/{MANIFEST_NAME}", 0, held.manifest_bytes

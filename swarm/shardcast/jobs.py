@@ -11,8 +11,8 @@ from swarm.messages import Digest
 from swarm.world import Child, Job
 
 PATIENCE_SECONDS = 120.0
-"""Longest time without a progress report. A job reports every block, which takes milliseconds, but
-a disk may hang for a minute."""
+"""Longest time without a progress report. Jobs report every block, which takes milliseconds, but a
+disk may hang for a minute."""
 
 
 class PieceToMake(msgspec.Struct, array_like=True, frozen=True):

@@ -46,8 +46,10 @@ class Settler:
             await self.settle()
 
     async def settle(self) -> None:
-        """Settle the checkpoints added so far. A disk error is reported as an event; the next start
-        then hashes the checkpoint."""
+        """Settle the checkpoints added so far.
+
+        A disk error is reported as an event; the next start then hashes the checkpoint.
+        """
         self._added = trio.Event()
         while self._waiting:
             key, held = next(iter(self._waiting.items()))

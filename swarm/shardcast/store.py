@@ -115,8 +115,10 @@ class CheckpointStore:
         return self._index.has(digest)
 
     def open(self, digest: bytes) -> OpenBlob | None:
-        """Open a piece or manifest to send; None if it is missing. Until the blob is released, its
-        checkpoint is not removed."""
+        """Open a piece or manifest to send; None if it is missing.
+
+        Until the blob is released, its checkpoint is not removed.
+        """
         return self._index.open(digest)
 
     def watch(self, watcher: Watcher) -> None:
@@ -163,8 +165,7 @@ class CheckpointStore:
         return not held.readers and held.key not in self._pins
 
     async def _remove(self, held: Held) -> None:
-        """Remove a checkpoint from the store. Call it under `_trimming`, so that it happens
-        once."""
+        """Remove a checkpoint from the store. Call this under `_trimming`, never twice at once."""
         self._forget(held)
         # `_delete` renames first: after a crash a half deleted folder must not pass as a
         # checkpoint.

@@ -1,8 +1,9 @@
 """Admission of connections: no address range can take all of them.
 
-A handshake competes with other handshakes only, and a proven connection with other proven ones.
-When all slots are taken, an existing connection makes way for the newcomer: one of the address
-range that has most of them, so that a flood displaces itself.
+A handshake competes only with other handshakes. A connection whose peer has proved its identity
+competes only with other such connections. When all slots are taken, an existing connection is
+closed for the newcomer: one from the address range that has most of them, so that a flood displaces
+itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CONNECTIONS_PER_ADDRESS_MAX = 64
 does not."""
 
 HANDSHAKES_MAX = 64
-"""At once; beyond it the oldest handshake of the most crowded range makes way."""
+"""Handshakes at once; beyond it the oldest of the most crowded address range is cancelled."""
 
 HANDSHAKES_PER_SECOND = 16.0
 """From one /24 (IPv6: /48), on average: each takes 3 ms of computing."""
@@ -64,7 +65,7 @@ class Origin:
 
     @property
     def public_range(self) -> str:
-        """The range; empty on loopback and in private networks, where it distinguishes nobody."""
+        """The range; empty on loopback and in private networks, where it is not unique."""
         try:
             return self.range if ipaddress.ip_network(self.range).is_global else ""
         except ValueError:

@@ -196,8 +196,7 @@ def job_type(method: Callable[..., Any]) -> type[Job]:
 
 
 class Child(Protocol):
-    """A supervised child process. Concurrent calls run concurrently, as far as its service
-    allows."""
+    """A supervised child process. Calls may run concurrently, as far as its service allows."""
 
     name: str
 

@@ -28,8 +28,7 @@ ENVIRONMENT = "SWARM_FORK_SERVER"
 
 
 class ForkServer:
-    """Forks children on request. It is single-threaded: a fork would copy the locks that other
-    threads hold."""
+    """Forks children on request. Single-threaded: a fork copies the locks that threads hold."""
 
     def __init__(self, path: Path) -> None:
         self._selector = selectors.DefaultSelector()

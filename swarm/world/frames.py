@@ -110,8 +110,10 @@ def decode_request(body: bytes) -> Request:
 
 
 def decode_response(body: bytes) -> Response:
-    """Decode a response; raises `DECODE_ERRORS`: a file that a child parsed may have compromised
-    it."""
+    """Decode a response from a child, which a hostile file may have compromised.
+
+    Raises `DECODE_ERRORS`.
+    """
     return _responses.decode(body)
 
 

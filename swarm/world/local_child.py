@@ -316,8 +316,7 @@ class LocalChild:
             await self._gone.wait()
 
     async def end(self) -> None:
-        """Close the socket, which ends the child; kill it if it does not end, or if a call is
-        pending."""
+        """Close the socket, which ends the child; kill it if it stays or a call is pending."""
         self._ending = True
         if self._pending:
             self._process.kill()
@@ -330,8 +329,7 @@ class LocalChild:
     async def supervise(
         self, stderr: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Read the child's frames and stderr until it ends; report an unexpected end as an
-        event."""
+        """Read the child's frames and stderr until it ends; report an unexpected end."""
         with self._supervision:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

@@ -270,8 +270,7 @@ class Requester:
         self._emit(job, "shardcast.piece_refused", index, line)
 
     def _passed_over(self, job: Job, index: int, line: Line) -> None:
-        """Report that a source was too slow or lacks a piece: no fault, but the reason for asking
-        others."""
+        """Report that a source was too slow or lacks a piece, and that others are asked."""
         self._emit(job, "shardcast.source_passed_over", index, line)
 
     def _emit(self, job: Job, event: str, index: int, line: Line) -> None:

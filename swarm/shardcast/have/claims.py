@@ -24,8 +24,7 @@ class Claim:
     def __init__(self) -> None:
         self.complete = False
         self.bits = 0
-        """Bit i is piece i; 0 once it is complete. Pieces that this peer announced may be
-        absent."""
+        """Bit i is piece i; 0 once complete. Pieces that were announced to it may be absent."""
         self.count = 0
         """Number of pieces that it claims to hold, unless it is complete."""
 

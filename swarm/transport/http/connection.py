@@ -106,8 +106,10 @@ class Connection:
         return head.status_code, 0
 
     async def small_answer(self, size: int, bytes_max: int = limits.HEAD_BYTES_MAX) -> bytes:
-        """Receive a body of `size` bytes, or its first `bytes_max`: then the connection is not
-        kept."""
+        """Receive a body of `size` bytes.
+
+        Of a longer one, only the first `bytes_max`: then the connection is not kept.
+        """
         body = await self.wire.small_body(min(size, bytes_max))
         if size <= bytes_max:
             self._unanswered -= 1

@@ -14,8 +14,8 @@ from swarm.transport.libp2p.guard import BROKEN
 log = logging.getLogger(__name__)
 
 BROKEN_STREAM = (*BROKEN, ValueError)
-"""A broken connection or stream, or nonsense on it. Any other exception is a defect of ours and is
-not caught."""
+"""A broken connection or stream, or nonsense on it. Any other exception is our defect: not
+caught."""
 
 READ_BYTES = 1 << 20
 """Bytes read from a stream at once."""
