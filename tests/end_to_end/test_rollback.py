@@ -21,7 +21,7 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
     async def main() -> None:
-        steps = 64  # the second alarm comes some twenty steps after the first
+        steps = 64  # the second alarm comes some 20 steps after the first; gradients decide when
         nervous = {
             "alarm_action": "rollback",
             "alarm_gradient_norm": 1.0001,  # any ordinary step raises the alarm
