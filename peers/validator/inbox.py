@@ -133,7 +133,8 @@ class Inbox:
     async def receive(self, push: _Arriving, piece: Piece) -> None:
         """Durably rename a complete push with the right hash to its final name.
 
-        A file that already exists or already has a verdict is dropped.
+        A file that already exists or already has a verdict is dropped. Raises `Refused` for a
+        file that was removed meanwhile, since its announcement was refused.
         """
         path = path_of(push.key)
         await push.sink.commit(piece)
@@ -143,7 +144,10 @@ class Inbox:
                 await self._disk.rename(push.path, path)
                 self._arriving.pop(push, None)
             if not self._judged(push.key):
-                await self._disk.sync(path)
+                try:
+                    await self._disk.sync(path)
+                except FileNotFoundError as error:
+                    raise Refused(409, "its announcement was refused before it was here") from error
                 self._whole.setdefault(push.key, _Whole(push.size_bytes, self._world.now()))
         push.abandon()
 

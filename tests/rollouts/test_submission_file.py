@@ -439,3 +439,50 @@ def test_show_says_what_is_wrong(tmp_path: Path) -> None:
     write(tmp_path / "file", make_rollouts(), HEADER)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         show(tmp_path / "file", tmp_path)
+
+
+ARRAYS = [field.name for field in dataclasses.fields(Rollouts)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([name for name in ARRAYS if name != "log_probabilities"]),
+            st.integers(0, 50),
+            st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 4, 9, 2**31 - 1]),
+        ),
+        max_size=3,
+    )
+)
+def test_rows_of_arrays_that_pass_the_check_are_episodes(
+    changes: list[tuple[str, int, int]],
+) -> None:
+    """A reader of canonical rollouts never meets a row that is not an episode."""
+    arrays = {name: getattr(make_rollouts(), name).copy() for name in ARRAYS}
+    for name, index, value in changes:
+        flat = arrays[name]
+        flat[index % len(flat)] = np.array(value, np.int64).astype(flat.dtype)
+    changed = Rollouts(**arrays)
+    try:
+        changed.check()
+    except ValueError:
+        return
+    rows = [changed.row(index) for index in range(len(changed))]
+    assert sum(len(row.rollout.tokens) for row in rows) == len(changed.tokens)
+    assert Rollouts.from_bytes(changed.to_bytes()).to_bytes() == changed.to_bytes()
+    assert [span for row in rows for part in row.rollout.model_segments for span in part.spans]
+
+
+def test_thousands_of_segments_and_spans_are_refused_at_once() -> None:
+    tokens = np.full(100_000, 9, np.int32)
+    many = dataclasses.replace(
+        make_rollouts(1),
+        tokens=tokens,
+        token_offsets=np.array([0, len(tokens)]),
+        segment_kinds=np.array([0, 1] + [2, 1] * 49_999, np.int32),
+        segment_lengths=np.ones(len(tokens), np.int32),
+        segment_finishes=np.array([0, 1] * 50_000, np.int32),
+        segment_offsets=np.array([0, len(tokens)]),
+    )
+    with pytest.raises(ValueError, match=f"even number from 2 to {2 * TURNS_MAX}"):
+        many.check()

@@ -160,6 +160,31 @@ def test_two_puts_of_one_digest_over_http_are_kept_apart(
     trio.run(main)
 
 
+def test_a_file_whose_announcement_is_refused_as_it_is_stored_is_refused_too(
+    tmp_path: Path,
+) -> None:
+    """A worker that announces a file before its push has ended, and wrongly."""
+    key = (str(WORKER.peer_id), REFERENCE.digest)
+
+    class Hurried(LocalDisk):
+        async def sync(self, path: str) -> None:
+            await inbox.remove(key)
+            await super().sync(path)
+
+    run = Run(sealed_manifest(OWNER, manifest([OWNER], [OWNER])))
+    disk = Hurried(tmp_path)
+    inbox = Inbox(run, disk, VirtualWorld(1), judged=lambda _: False)
+
+    async def main() -> None:
+        sink = inbox.accept(WORKER.peer_id, REFERENCE)
+        sink.write(GOOD)
+        with pytest.raises(Refused, match="was refused"):
+            await sink.commit(sink.finish())
+        assert inbox.size_bytes(key) is None and disk.list("incoming") == []
+
+    trio.run(main)
+
+
 def test_a_push_may_take_longer_than_a_file_may_wait_to_be_announced() -> None:
     async def main(simulation: Simulation) -> None:
         peers = await start_run(simulation, "validator", "trainer", "inference-worker")
