@@ -156,7 +156,7 @@ async def read_rollouts(setting: Setting, path: str, wanted: bytes) -> Simulated
     if raw.startswith(POISON):
         raise _Crash
     if blake3(raw).digest() != wanted:
-        raise OSError("the file on this machine is not the one that arrived: its hash differs")
+        raise OSError("the file has changed since it arrived: its hash differs")
     return msgspec.msgpack.decode(raw, type=SimulatedRollouts)
 
 

@@ -156,7 +156,7 @@ class SimulatedTransport(Endpoint):
             return f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s"
         if remote is None:
             await trio.sleep(2 * network.weather.local_seconds)
-            return "nobody answers"
+            return "no peer answers"
         round_trip = network.draw_latency(self, remote) + network.draw_latency(remote, self)
         await trio.sleep(CONNECT_SECONDS + CONNECT_ROUND_TRIPS * round_trip)
         if self.gone or remote.gone or network.is_silent(self, remote):

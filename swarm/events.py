@@ -338,7 +338,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "trainer.log_completed": lambda f: (
         f"{f['submissions']} submissions trained on before the stop were added to the log"
     ),
-    "trainer.paused": lambda f: f"training is paused, {f['reason']}; {f['go_on']}",
+    "trainer.paused": lambda f: f"training is paused, {f['reason']}; {f['remedy']}",
     "trainer.rolled_back": lambda f: f"went back to policy {f['step']}: {f['reason']}",
     "trainer.stale_dropped": lambda f: (
         f"{f['submissions']} accepted submissions are too old to be trained on"

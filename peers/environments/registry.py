@@ -36,7 +36,7 @@ def load(name: str, version: str, options: Mapping[str, OptionValue] | None = No
     if name not in BUILT_IN and name not in installed.names:
         known = sorted({*BUILT_IN, *installed.names})
         raise UserError(
-            f"environment {name!r} is not installed here; there are: {', '.join(known)}"
+            f"environment {name!r} is not installed here; known environments: {', '.join(known)}"
         )
     length_names = LengthOptions.__struct_fields__
     own = {key: value for key, value in (options or {}).items() if key not in length_names}

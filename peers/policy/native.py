@@ -235,7 +235,9 @@ class NativeEngine:
         for tokens, indices in zip(sequences, sampled, strict=True):
             self._check_tokens(tokens, len(tokens))
             if not indices or indices[0] < 1 or indices[-1] != len(tokens) - 1:
-                raise ValueError("sampled tokens begin behind a prompt and end with the sequence")
+                raise ValueError(
+                    "sampled tokens must begin after the prompt and end at the last token"
+                )
             inputs.append(list(tokens[:-1]))  # the last token predicts nothing
         start = 0
         while start < len(inputs):
@@ -265,7 +267,9 @@ class NativeEngine:
         if min(tokens) < 0 or max(tokens) >= self.vocabulary_size:
             raise ValueError(f"a token id lies outside the vocabulary of {self.vocabulary_size}")
         if length > self.length_max:
-            raise ValueError(f"{length} positions wanted, the model is made for {self.length_max}")
+            raise ValueError(
+                f"{length} positions are needed; the context length is {self.length_max}"
+            )
 
     def _prefill_prompts(
         self, prompts: list[tuple[int, ...]], source: list[int], slots: int

@@ -29,7 +29,7 @@ def check_format(proofs: Sequence[bytes], token_count: int) -> None:
     """
     wanted = -(-token_count // CHUNK_TOKENS)
     if len(proofs) != wanted:
-        raise ProofFormatError(f"{token_count} tokens want {wanted} proofs, not {len(proofs)}")
+        raise ProofFormatError(f"{token_count} tokens need {wanted} proofs, not {len(proofs)}")
     for number, proof in enumerate(proofs):
         if len(proof) != PROOF_BYTES:
             raise ProofFormatError(

@@ -31,6 +31,6 @@ class Pause:
         self._progress.changed.touch()
         while True:
             self._peer.node.events.emit(
-                "trainer.paused", reason=reason, go_on="restart it with --resume"
+                "trainer.paused", reason=reason, remedy="restart it with --resume"
             )
             await trio.sleep(REMINDER_SECONDS)

@@ -137,7 +137,7 @@ class Examiner:
         """The version of the run manifest that the case's step follows."""
         with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
             return await self._peer.versions.manifest_of(case.order)
-        raise PeerError(f"nobody has version {case.order.run_version} of the run")
+        raise PeerError(f"no peer has version {case.order.run_version} of the run manifest")
 
     def _submission_order(self, case: Case, manifest: RunManifest) -> SubmissionOrder:
         return SubmissionOrder(

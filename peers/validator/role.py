@@ -210,7 +210,7 @@ class ValidatorRole:
             self._deaths_in_hand += not error.between_calls
             if self._deaths_in_hand >= DEATHS_PER_CASE_MAX:
                 outcome = quarantine(
-                    f"its check ended {self._deaths_in_hand} children here: {error}"
+                    f"{self._deaths_in_hand} child processes died while checking it: {error}"
                 )
                 await self._verdicts.give(case, outcome, nursery)
                 self._put_down()
@@ -219,7 +219,7 @@ class ValidatorRole:
         except ChildError as error:
             return quarantine(f"the check failed here: {error}")
         except PeerError as error:
-            return quarantine(f"nothing to check with: {error}")
+            return quarantine(f"the policy or the manifest could not be fetched: {error}")
 
     def _put_down(self) -> None:
         """Note that the case in hand is settled."""
@@ -242,5 +242,6 @@ class ValidatorRole:
         elif order.groups_wanted > 0 and not len(self._queue):
             workers = self._trusted.registrar.live_workers()
             there = "" if workers else ", and no inference peer is there"
-            reason = f"step {order.step} wants {order.groups_wanted} groups, none comes{there}"
+            reason = f"step {order.step} wants {order.groups_wanted} groups, "
+            reason += f"but no submission arrives{there}"
             self._peer.say_starved("validator", seconds, reason, workers[:SAID_PEERS_MAX])

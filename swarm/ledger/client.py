@@ -127,7 +127,7 @@ class LedgerClient:
         if isinstance(answer, Refusal):
             raise PeerError(f"{peer} refused a ledger request: {answer.reason}")
         if not isinstance(answer, expected):
-            raise PeerError(f"{peer} sent an answer of another kind than asked for")
+            raise PeerError(f"{peer} sent an unexpected kind of answer")
         return answer
 
 

@@ -52,7 +52,7 @@ class Receipt:
         except ValueError as error:
             return str(error)
         if not isinstance(entry, Judged) or entry != judged(verdict):
-            return "the log entry says something else than the verdict"
+            return "the log entry differs from the verdict"
         if verdict.log_index != self.index:
             return f"the verdict names log index {verdict.log_index}, not {self.index}"
         leaf = merkle.leaf_hash(self.entry)

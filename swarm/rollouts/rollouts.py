@@ -291,7 +291,7 @@ _ARRAYS: dict[str, np.dtype[Any]] = {
 def check_digest(raw: bytes, digest: bytes | None) -> None:
     """Raise `OSError` unless `digest` is the BLAKE3-256 of `raw`; None skips the check."""
     if digest is not None and blake3.blake3(raw).digest() != digest:
-        raise OSError("the file on this machine is not the one that arrived: its hash differs")
+        raise OSError("the file has changed since it arrived: its hash differs")
 
 
 def _joined(rollout: Rollout) -> list[Span]:

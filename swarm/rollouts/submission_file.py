@@ -210,7 +210,7 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
         table = file.read(use_threads=False)
         table.validate(full=True)
         if table.num_rows != file.metadata.num_rows:
-            raise ValueError("its columns have not as many rows as it says")
+            raise ValueError("the number of rows differs from the footer's")
         # Not earlier: pyarrow aborts when asked about an unknown codec.
         group = file.metadata.row_group(0)
         if any(group.column(i).compression != "UNCOMPRESSED" for i in range(group.num_columns)):
@@ -221,7 +221,7 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
         ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise BadSubmission("schema", 1, 0, f"the file is no sound Parquet ({reason})") from error
+        raise BadSubmission("schema", 1, 0, f"the file is not valid Parquet ({reason})") from error
     return Submission(header, _rollouts(table, limits))
 
 
@@ -237,7 +237,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
             "schema",
             metadata.num_rows,
             limits.rows_max,
-            f"{metadata.num_rows} rows, allowed are 1 to {limits.rows_max}",
+            f"{metadata.num_rows} rows, at least 1 and at most {limits.rows_max} are allowed",
         )
     if set(metadata.metadata or {}) != {HEADER_KEY}:
         raise BadSubmission("schema", 1, 0, "the file's metadata must be the key `swarm` alone")
@@ -259,7 +259,10 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
             or column.total_uncompressed_size > size_bytes
         ):
             raise BadSubmission(
-                "schema", column.num_values, size_bytes // 4, "a column claims more than the file"
+                "schema",
+                column.num_values,
+                size_bytes // 4,
+                "a column claims more data than the file holds",
             )
     try:
         header = msgspec.json.decode(metadata.metadata[HEADER_KEY], type=Header)
@@ -318,7 +321,7 @@ def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:
                 "schema",
                 most,
                 longest,
-                f"a rollout has {most} {KINDS[kind]} tokens, allowed are {longest}",
+                f"a rollout has {most} {KINDS[kind]} tokens, at most {longest} are allowed",
             )
     return rollouts
 

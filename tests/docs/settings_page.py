@@ -21,7 +21,7 @@ HIDDEN = {"tables"}
 
 HEAD = """# Settings
 
-What a person may set for one peer, in the TOML file of `--config`. Many keys of the first table are flags of `python -m swarm.peer` too; a flag wins. An unknown key or a wrong value is one sentence that names it, before anything starts. This page is made from the program: `python -m tests.docs.settings_page`.
+What a person may set for one peer, in the TOML file of `--config`. Many keys of the first table are flags of `python -m swarm.peer` too; a flag wins. An unknown key or wrong value is reported in one sentence before anything starts. This page is made from the program: `python -m tests.docs.settings_page`.
 
 ```toml
 role = ["trainer"]

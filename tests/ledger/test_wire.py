@@ -70,7 +70,7 @@ def head(size: int, key: Identity | None = None) -> wire.Head:
     ("replies", "complaint"),
     [
         ((b"\xc1",), "malformed"),
-        ((wire.Proof([]),), "another kind"),
+        ((wire.Proof([]),), "unexpected kind"),
         ((wire.Refusal("no"),), "refused a ledger request: no"),
         ((wire.Head(b""),), "keeps no ledger"),
         ((wire.Head(b"x" * 100),), "invalid log head"),
@@ -133,7 +133,9 @@ def test_a_receipt_that_was_tampered_with_proves_nothing(tmp_path: Path) -> None
             theirs = (await receipts(alice.node, BOB.peer_id, WORKER.peer_id))[0]
         assert good.problem() is None
         assert "different peers" in (dataclasses.replace(good, head=theirs.head).problem() or "")
-        assert "something else" in (dataclasses.replace(good, entry=other.entry).problem() or "")
+        assert "differs from the verdict" in (
+            dataclasses.replace(good, entry=other.entry).problem() or ""
+        )
         assert "malformed" in (dataclasses.replace(good, entry=b"\x00").problem() or "")
         assert "names log index" in (dataclasses.replace(good, index=other.index).problem() or "")
         assert "proof" in (dataclasses.replace(good, proof=other.proof).problem() or "")

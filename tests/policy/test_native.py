@@ -243,7 +243,7 @@ def test_prefill_gives_the_states_of_the_marked_tokens(pair: Any) -> None:
     assert torch.equal(found.states[0], every.states[0][[index - 1 for index in sampled]])
     assert torch.equal(found.prompt_hidden[0], every.hidden[0][:1])
     for wrong in ([], [0, 7], [2, 6]):
-        with pytest.raises(ValueError, match="begin behind a prompt"):
+        with pytest.raises(ValueError, match="must begin after the prompt"):
             engine.prefill([sequence], [wrong])
 
 

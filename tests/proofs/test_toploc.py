@@ -178,7 +178,7 @@ def good_proof() -> bytes:
 
 
 HOSTILE: list[tuple[list[bytes], int, str]] = [
-    ([], 1, "want 1 proofs, not 0"),
+    ([], 1, "need 1 proofs, not 0"),
     ([b""], 1, "0 bytes"),
     ([b"\xff\xd9"], 1, "2 bytes"),
     ([bytes(258)], 1, "modulus 0"),
@@ -186,8 +186,8 @@ HOSTILE: list[tuple[list[bytes], int, str]] = [
     ([b"\xff\xda" + bytes(256)], 1, "modulus 65498"),
     ([b"\xff\xd9" + bytes(254) + b"\xff\xd9"], 1, "coefficient 65497"),
     ([b"\xff\xd9" + bytes(257)], 1, "259 bytes"),
-    ([b"\xff\xd9" + bytes(256)] * 2, 32, "want 1 proofs, not 2"),
-    ([b"\xff\xd9" + bytes(256)], 33, "want 2 proofs, not 1"),
+    ([b"\xff\xd9" + bytes(256)] * 2, 32, "need 1 proofs, not 2"),
+    ([b"\xff\xd9" + bytes(256)], 33, "need 2 proofs, not 1"),
 ]
 
 

@@ -51,7 +51,7 @@ def test_piece_size_is_the_nearest_power_of_two_within_bounds() -> None:
     assert piece_size_for(2 * gib) == 1 * mib
     assert piece_size_for(62 * 10**9) == 32 * mib
     assert piece_size_for(10**13) == 32 * mib
-    assert -(-62 * 10**9 // (32 * mib)) >= 1800  # design §10
+    assert -(-62 * 10**9 // (32 * mib)) >= 1800
 
 
 @given(st.dictionaries(names, st.integers(0, 5 * SIZE), min_size=1, max_size=6))

@@ -78,7 +78,7 @@ async def fetch(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> str
 
 
 def check_store(store: CheckpointStore) -> None:
-    """Whatever the store offers hashes to its name: the invariant of design §9."""
+    """Check that every blob the store offers hashes to its digest."""
     disk = store.disk
     assert isinstance(disk, MemoryDisk)
     for held in store.all():

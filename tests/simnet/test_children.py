@@ -113,7 +113,7 @@ def test_a_file_that_kills_its_reader_is_quarantined_and_ends_nobody() -> None:
     story.run("validator.verdict", "validator", times=restarts.DEATHS_MAX)
     assert not story.simulation.violations
     assert {fields["outcome"] for fields in story.of("validator.verdict")} == {"quarantined"}
-    assert "its check ended 2 children here" in story.of("validator.verdict")[0]["detail"]
+    assert "2 child processes died while checking it" in story.of("validator.verdict")[0]["detail"]
     restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
     assert len(restarted) > restarts.DEATHS_MAX and set(restarted) == {1, 2}
 

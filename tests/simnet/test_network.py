@@ -261,7 +261,7 @@ def test_a_dead_process_is_missed_at_once_and_a_dead_machine_later() -> None:
         assert (await events.receive()).peer == carol.id
         assert trio.current_time() == pytest.approx(started + SILENCE_SECONDS)
         assert carol.transport.connected() == []
-        with pytest.raises(ConnectError, match="nobody answers"):
+        with pytest.raises(ConnectError, match="no peer answers"):
             await connect(alice, bob)
         with pytest.raises(ConnectError, match="no answer"):
             await connect(alice, carol)

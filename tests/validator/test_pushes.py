@@ -390,7 +390,7 @@ def test_a_file_that_its_disk_has_changed_is_nobodys_fault() -> None:
 
     verdict = next(event.fields for event in _simulate(main) if event.name == "validator.verdict")
     assert verdict["outcome"] == "quarantined"
-    assert "not the one that arrived" in verdict["detail"]
+    assert "the file has changed since it arrived" in verdict["detail"]
 
 
 def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> None:

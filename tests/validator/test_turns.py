@@ -112,7 +112,7 @@ def test_another_environments_turn_is_a_proven_fault(
     forged = with_segments(rollouts, 6, change)
     found = stage.inspect(header, forged, **changes)
     assert (found.failed, found.proven_fault) == ("turns", True)
-    assert "does not go on as the environment answers" in found.detail
+    assert "differs from the environment's answer" in found.detail
 
 
 def test_a_finish_reason_that_lies_is_a_wrong_ending(stage: Stage, made: Any) -> None:
@@ -178,4 +178,4 @@ def test_turns_in_a_run_of_single_turns_are_refused(stage: Stage, made: Any) -> 
     stage.inspector._environments = Given(Single())
     found = stage.inspect(header, rollouts, **changes)
     assert (found.failed, found.proven_fault) == ("schema", True)
-    assert "environment tokens, allowed are 0" in found.detail
+    assert "environment tokens, at most 0 are allowed" in found.detail

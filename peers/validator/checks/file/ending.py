@@ -35,6 +35,9 @@ class Ending(Check[Inspection]):
         detail = ""
         if wrong.any():
             row = int(wrong.argmax())
-            what = "goes on after a stop token" if rows_after[row] else "ends where no ending is"
+            what = "continues after a stop token"
+            if not rows_after[row]:
+                what = "ends before a stop token and the token limit, after the limit, "
+                what += "or with a wrong finish reason"
             detail = f"a model segment of row {row} {what}"
         return at_most(int(wrong.sum()), 0, detail)

@@ -20,5 +20,7 @@ class Prompts(Check[Inspection]):
             if rollouts.prompt(row) != evidence.prompts[row // group_size]
             or rollouts.environment[row] != evidence.groups[row // group_size].index
         ]
-        detail = f"row {wrong[0]} has not the prompt that the seed gives" if wrong else ""
+        detail = ""
+        if wrong:
+            detail = f"row {wrong[0]} does not have the prompt that the seed determines"
         return at_most(len(wrong), 0, detail)

@@ -22,7 +22,7 @@ class Turns(Check[Inspection]):
         wrong = [row for row in range(len(evidence.rollouts)) if not self._replays(evidence, row)]
         detail = ""
         if wrong:
-            detail = f"row {wrong[0]} does not go on as the environment answers"
+            detail = f"row {wrong[0]} differs from the environment's answer"
         return at_most(len(wrong), 0, detail)
 
     def _replays(self, evidence: Inspection, row: int) -> bool:
