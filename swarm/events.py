@@ -201,10 +201,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "membership.peer_evicted": lambda f: f"peer {_short(f['remote'])} was evicted: {f['reason']}",
     "membership.waiting_for_place": lambda f: f"not admitted yet: {f['reason']}",
     "membership.place_lost": lambda f: (
-        f"peer {_short(f['remote'])} delivered nothing and gave its place to one that waited"
+        f"peer {_short(f['remote'])} delivered nothing and lost its slot to a waiting peer"
     ),
     "membership.bad_admission": lambda f: (
-        f"trusted peer {_short(f['remote'])} gave an admission that does not count: {f['reason']}"
+        f"trusted peer {_short(f['remote'])} sent an invalid admission: {f['reason']}"
     ),
     "membership.clock_corrected": lambda f: (
         f"this machine's clock is {abs(f['seconds']):.0f} s "
@@ -213,16 +213,16 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "membership.clocks_differ": lambda f: (
         f"the clock of trusted peer {_short(f['remote'])} is {abs(f['seconds']):.0f} s "
-        f"{'ahead of' if f['seconds'] > 0 else 'behind'} this machine's; going on by sequence "
-        "numbers, please set whichever is wrong (NTP)"
+        f"{'ahead of' if f['seconds'] > 0 else 'behind'} this machine's; continuing by "
+        "sequence numbers, please set the wrong one (NTP)"
     ),
     "membership.clock_behind_itself": lambda f: (
         f"this machine's clock is {f['seconds']:.0f} s behind what this peer signed before: it is "
-        "slow, or was fast then; going on, please set it (NTP)"
+        "slow, or was fast then; continuing, please set it (NTP)"
     ),
     "membership.clock_behind_manifest": lambda f: (
         f"this machine's clock is {f['seconds']:.0f} s behind the time at which the owner signed "
-        "the manifest; going on, please set it (NTP)"
+        "the manifest; continuing, please set it (NTP)"
     ),
     "membership.trusted_silent": lambda f: (
         f"trusted peer {_short(f['remote'])} does not answer: {f['reason']}"
@@ -240,7 +240,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         "of deltas"
     ),
     "shardcast.delta_failed": lambda f: (
-        f"no delta for policy {f['step']}, in full instead: {f['reason']}"
+        f"no delta for policy {f['step']}, fetching it in full: {f['reason']}"
     ),
     "shardcast.not_synced": lambda f: (
         f"policy {f['step']} could not be made durable yet: {f['reason']}"
@@ -269,7 +269,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{_times(f)}: {f['reason']}"
     ),
     "inference.verdict_late": lambda f: (
-        f"validator {_short(f['validator'])} owes a verdict; asking the next"
+        f"validator {_short(f['validator'])} has not sent its verdict in time; asking the next"
     ),
     "inference.no_validator": lambda f: (
         f"no validator takes a submission of step {f['step']}{_times(f)}; trying again"
@@ -282,7 +282,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{_judgement(f)}, in {f['seconds']:.1f} s"
     ),
     "validator.turned_down": lambda f: (
-        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not looked at: "
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not checked: "
         f"{f['reason']}{_untold(f)}"
     ),
     "validator.accepted_elsewhere": lambda f: (
@@ -308,7 +308,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"peer {_short(f['worker'])} could not be given its receipt: {f['reason']}"
     ),
     "ledger.bad_entry": lambda f: (
-        f"an entry of a trusted peer's log was not believed: {f['reason']}"
+        f"an entry of a trusted peer's log is invalid and was ignored: {f['reason']}"
     ),
     "ledger.forked": lambda f: (
         f"the log of trusted peer {_short(f['owner'])} contradicts what it signed before: "
@@ -357,7 +357,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         "their validators' logs"
     ),
     "trainer.unjudged_forgotten": lambda f: (
-        f"{f['submissions']} submissions were announced and never judged; no longer counted on"
+        f"{f['submissions']} submissions were announced but got no verdict; excluded from the "
+        "forecast"
     ),
     "trainer.unreadable": lambda f: (
         f"an accepted submission by {_short(f['worker'])} cannot be read and is left out: "
@@ -367,7 +368,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['submissions']} accepted submissions stored here cannot be read and are copied again "
         "if their validators still offer them"
     ),
-    "trainer.resumed": lambda f: f"going on from the state of step {f['step']}",
+    "trainer.resumed": lambda f: f"resuming from the state of step {f['step']}",
     "trainer.step_opened": lambda f: (
         f"step {f['step']} is open: {f['groups_wanted']} groups of policy {f['policy']} wanted"
     ),

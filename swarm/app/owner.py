@@ -46,7 +46,7 @@ def create_run(files: OwnersFiles) -> None:
     print(
         f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {files.manifest}"
     )
-    print(f"owner key: {key} (keep it safe: whoever has it owns the run)")
+    print(f"owner key: {key} (keep it safe: its holder controls the run)")
     print("next, start a peer that hands the manifest out, then the trainer and validators:")
     print(f"  python -m swarm.peer --role bootstrap --home HOME --manifest {files.manifest}")
     print("  python -m swarm.peer --role trainer --home HOME --bootstrap MULTIADDR --config FILE")
@@ -83,7 +83,7 @@ async def _update_network(
         for peer in await hand_over(node.transport, node.settings.bootstrap, envelope):
             print(
                 f"bootstrap peer {peer} has it; the trusted peers ask there every "
-                f"{BOOTSTRAP_SECONDS:g} s, and pass it on to everybody"
+                f"{BOOTSTRAP_SECONDS:g} s, and forward it to all peers"
             )
 
 

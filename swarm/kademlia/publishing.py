@@ -258,7 +258,7 @@ class Publisher:
         async with trio.open_nursery() as nursery:
             for neighbour in result.closest:
                 nursery.start_soon(tell, neighbour)
-        self._emit("dht.announced", key=key, told=heard)
+        self._emit("dht.announced", key=key, notified=heard)
         return heard
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:

@@ -177,7 +177,7 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
             for peer in entry_points:
                 nursery.start_soon(ask, peer)
     if not known and problems:
-        raise UserError(f"no run manifest could be had: {'; '.join(problems)}")
+        raise UserError(f"no peer provided a run manifest: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
     node.dht.serving = not looks_on and Run(manifest).serves(node.peer_id, node.settings.role)
     await join_dht(node, entry_points)

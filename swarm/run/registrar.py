@@ -271,7 +271,7 @@ class Registrar:
 
         idlers = [peer for peer in sorted(held) if idle(held[peer])]
         if not idlers:
-            return f"{full}, the most this run allows; waiting for a place"
+            return f"{full}, the most this run allows; waiting for a free slot"
         loser = max(idlers, key=lambda peer: (taken[held[peer].network], now - held[peer].useful))
         del self._members[loser]
         self._events.emit("membership.place_lost", remote=loser)

@@ -420,8 +420,8 @@ class TrustedPart:
         known = max((_size(head) for head in found.values()), default=0)
         if self._log.size() < known:
             raise PeerError(
-                f"{known - self._log.size()} entries of this peer's log, lost here, could not be "
-                f"had from {', '.join(sorted(found))}; start it again once they answer"
+                f"{known - self._log.size()} entries of this peer's log are lost here, and none "
+                f"of {', '.join(sorted(found))} provided them; start it again once they answer"
             )
         if self._log.size() > held:
             self._events.emit("ledger.restored", entries=self._log.size() - held)

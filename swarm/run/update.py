@@ -96,7 +96,7 @@ async def hand_over(
             taken.append(peer)
         else:
             versions = [str(manifest_in(each).version) for each in held]
-            problems.append(f"{peer} keeps to version {', '.join(versions) or 'none'}")
+            problems.append(f"{peer} still has version {', '.join(versions) or 'none'}")
     if not taken:
         raise SwarmError(f"no bootstrap peer took the manifest: {'; '.join(problems)}")
     return taken

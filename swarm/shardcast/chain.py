@@ -263,11 +263,11 @@ class Deltas:
         if scope.cancelled_caught:
             here = f"{sum(found.pieces)} of {len(found.pieces)} pieces" if found else "no manifest"
             raise DeadlineError(
-                f"nothing of the delta to step {key[1]} arrived for "
+                f"no piece of the delta to step {key[1]} arrived for "
                 f"{DELTA_STALL_SECONDS:g} s ({here} here)"
             )
         if found is None or [file.name for file in found.manifest.files] != [DELTA_FILE]:
-            raise BadManifest(f"what is named as the delta to step {key[1]} is none")
+            raise BadManifest(f"the file named as the delta to step {key[1]} is not a delta")
         return folder
 
     def _changed(self, change: Change, held: Held, index: int) -> None:

@@ -72,5 +72,5 @@ class BlobService:
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         if self.inbox is None:
-            raise Refused(503, "this peer takes no submissions, or not yet")
+            raise Refused(503, "this peer does not accept submissions (yet)")
         return self.inbox.accept(client, reference)

@@ -308,8 +308,8 @@ class CheckpointStore:
             if not lost:
                 await self.withdraw(held.key)
                 raise BadManifest(
-                    f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} has not the SHA-256 "
-                    "its manifest states although every piece is right"
+                    f"{file.name!r} of checkpoint {held.key[0]}/{held.key[1]} does not have the "
+                    "SHA-256 that its manifest states although every piece is right"
                 )
             self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
@@ -399,8 +399,8 @@ class CheckpointStore:
             # Deltas and mirrors may differ: they are only ways to get the content.
             if (known.manifest.files, known.manifest.pieces) != (manifest.files, manifest.pieces):
                 raise CheckpointConflict(
-                    f"checkpoint {lineage}/{step} was published with other content; go on with "
-                    "the next step, or open a new lineage"
+                    f"checkpoint {lineage}/{step} was published with other content; continue "
+                    "with the next step, or open a new lineage"
                 )
             await self.disk.remove(folder)
             return known, known.digest

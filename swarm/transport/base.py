@@ -197,7 +197,9 @@ class BaseTransport:
                 held[stream.peer] += stream.held_bytes
             peer = max(held, key=lambda peer: (not self._is_vouched(peer), held[peer]))
             own = (stream for stream in self._streams if stream.peer == peer)
-            max(own, key=lambda stream: stream.held_bytes).drop("there is no more room for it")
+            max(own, key=lambda stream: stream.held_bytes).drop(
+                "the streams of this peer hold too many bytes"
+            )
 
     def _admit_stream(self, peer: PeerId, protocol: str) -> Handler | None:
         """The handler for a stream that `peer` opened, or None to refuse the stream.

@@ -227,7 +227,7 @@ class LocalChild:
         try:
             return msgspec.msgpack.decode(value, type=kind)
         except DECODE_ERRORS as error:
-            self._kill(f"answered {call.what} with what is no answer ({error}) and was killed")
+            self._kill(f"sent an invalid answer to {call.what} ({error}) and was killed")
             raise await self._died() from None
 
     # --- output of the child -----------------------------------------------------------------
@@ -239,7 +239,7 @@ class LocalChild:
                 self._hear_frame(decode_response(await frames.next()))
         except DECODE_ERRORS as error:
             asked = ", ".join(call.what for call in self._pending.values()) or "nothing"
-            self._kill(f"answered {asked} with what is no answer ({error}) and was killed")
+            self._kill(f"sent an invalid answer to {asked} ({error}) and was killed")
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             pass
         self._abandon_calls()

@@ -127,7 +127,7 @@ NAMELESS = f"/dns4/nowhere.invalid/tcp/4001/p2p/{OWNER.peer_id}"
 @pytest.mark.parametrize(
     ("address", "reason", "advice"),
     [
-        (NOBODY, "nobody listens on that port", "check the port, and that the peer runs"),
+        (NOBODY, "no program listens on that port", "check the port, and that the peer runs"),
         (SILENT, "no answer within 0.5 s", "check the address, that the peer runs, and that no"),
         (NAMELESS, "the name nowhere.invalid does not resolve (", "this machine's DNS"),
         (SELF, "that is this peer itself", "give the address of another peer"),
@@ -260,7 +260,7 @@ def test_a_peer_of_another_protocol_version(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--cheat", "everything"], "--cheat is 'everything'; there is: wrong-weights"),
+        (["--cheat", "everything"], "--cheat is 'everything'; the only choice is wrong-weights"),
         (["--cheat", "wrong-weights", "--peers", "1"], "give --peers 2 or more"),
         (["--steps", "0"], "--steps is 0; give 1 to"),
         (["--peers", "1000"], "--peers is 1000; give 1 to"),

@@ -204,8 +204,8 @@ class PacedDelta(BlobService):
 @pytest.mark.parametrize(
     ("how", "delta_seconds", "seconds_max", "reason"),
     [
-        ("nobody has it", 0, 61, r"nothing of the delta to step 1 .* 60 s \(no manifest here\)"),
-        ("it stops in the middle", 400, 280, r"nothing of the .* 60 s \(\d+ of \d+ pieces here\)"),
+        ("nobody has it", 0, 61, r"no piece of the delta to step 1 .* 60 s \(no manifest here\)"),
+        ("it stops in the middle", 400, 280, r"no piece of the .* 60 s \(\d+ of \d+ pieces here\)"),
         ("it trickles", 4000, 905, r"the delta to checkpoint 0/1 was not fetched within 9\d\d s"),
         ("it is slow but steady", 800, 900, None),
     ],
@@ -406,7 +406,7 @@ def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
                 await trainer.disk.write(f"made/{name}", data)
             held, _ = await trainer.store.publish("made", 0, 1, manifest=lying)
             await fetch(worker, first, trainer)
-            with pytest.raises(BadManifest, match="not the SHA-256"):
+            with pytest.raises(BadManifest, match="does not have the SHA-256"):
                 await fetch(worker, announcement(held), trainer)
             assert worker.store.complete() == [(0, 0)]
 

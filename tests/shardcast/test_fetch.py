@@ -355,8 +355,8 @@ class _SlowDisk:
     "kind, event, reason",
     [
         ("sends wrong bytes", "piece_refused", "sent wrong bytes"),
-        ("stops in the middle", "source_passed_over", "had not sent a piece after"),
-        ("trickles", "source_passed_over", "had not sent a piece after"),
+        ("stops in the middle", "source_passed_over", "was overtaken by another source after"),
+        ("trickles", "source_passed_over", "was overtaken by another source after"),
         ("claims what it lacks", "piece_refused", "unknown blob"),
         ("has an older checkpoint only", "source_passed_over", "unknown blob"),
     ],
@@ -679,7 +679,7 @@ def test_a_second_manifest_for_the_same_step_is_a_conflict() -> None:
             first = await trainer.publish(0, some_files(seed=1))
             second = await other.publish(0, some_files(seed=2))
             await worker.fetcher.fetch(first, lambda: [trainer.source])
-            with pytest.raises(CheckpointConflict, match="0/0 is here already"):
+            with pytest.raises(CheckpointConflict, match="0/0 is already on disk"):
                 await worker.fetcher.fetch(second, lambda: [other.source])
 
     run(main)

@@ -29,7 +29,7 @@ def test_only_known_names_are_served() -> None:
         service.unregister(digest)
         with pytest.raises(Refused):
             service.open(None, digest)
-        with pytest.raises(Refused, match="takes no submissions"):
+        with pytest.raises(Refused, match="does not accept submissions"):
             service.accept(None, BlobReference(digest, 8))
 
     trio.run(main)
@@ -94,7 +94,7 @@ def test_the_inbox_of_a_role_decides_on_pushes() -> None:
             await worker.disk.write("mine", b"rollouts")
             await worker.disk.write("big", bytes(101))
             reference = BlobReference(digest_of(b"rollouts"), 8)
-            with pytest.raises(FetchError, match="takes no submissions"):
+            with pytest.raises(FetchError, match="does not accept submissions"):
                 await worker.transport.push(validator.source, reference, "mine")
             await validator.disk.allocate("blob", 1)
             validator.service.inbox = _Inbox(validator)

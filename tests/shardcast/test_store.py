@@ -432,7 +432,7 @@ def test_a_manifest_that_contradicts_itself_is_refused_with_its_files() -> None:
         await fetch(store, source, wanted)
         held = store.held(wanted.key)
         assert held is not None
-        with pytest.raises(BadManifest, match="not the SHA-256"):
+        with pytest.raises(BadManifest, match="does not have the SHA-256"):
             await store.check_files(held)
         assert store.disk.list("checkpoints") == []
 

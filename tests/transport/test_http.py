@@ -463,7 +463,7 @@ def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch
             await prove(stream)
             assert (await ask(stream, get(reference))).endswith(DATA)
             service.admitted = set()
-            assert b"not admitted any more" in await ask(stream, get(reference))
+            assert b"no longer admitted" in await ask(stream, get(reference))
             assert await stream.receive_some() == b""
 
     run(main)

@@ -253,7 +253,7 @@ def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
 ) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="parser") as child:
-            with pytest.raises(ChildDied, match="parser answered 'answer_with' with what is no"):
+            with pytest.raises(ChildDied, match="parser sent an invalid answer to 'answer_with'"):
                 await child.request("answer_with", Raw(raw=said), NoneType)
 
     trio.run(main)
@@ -485,7 +485,7 @@ def test_a_method_may_stream_its_items(compute: LocalCompute) -> None:
                 async with child.stream("count", Sized(count=13), int) as numbers:
                     assert [await anext(numbers) for _ in range(13)] == list(range(13))
                     await anext(numbers)
-            with pytest.raises(ChildDied, match="'count' with what is no answer"):
+            with pytest.raises(ChildDied, match="sent an invalid answer to 'count'"):
                 async with child.stream("count", Sized(count=1), str) as texts:
                     await anext(texts)
 

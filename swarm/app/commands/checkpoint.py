@@ -97,7 +97,7 @@ def publish_command(
     lineage: Lineage = None,
     step: Step = None,
 ) -> None:
-    """Serve a checkpoint to everybody, as a mirror, until Ctrl-C. Nothing is copied."""
+    """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
 
     def work() -> None:
         from swarm.app.progress import progress_bar
@@ -285,7 +285,7 @@ def verify_command(
             for problem in problems:
                 print(printable(problem), file=sys.stderr)
         else:
-            print(f"{folder} is what manifest {digest_of(blob).hex()} says")
+            print(f"{folder} matches manifest {digest_of(blob).hex()}")
         return 1 if problems else 0
 
     finish(work)

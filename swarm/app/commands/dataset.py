@@ -71,6 +71,6 @@ def filter_command(
             print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
 
         done = run_until_interrupted(filter_tasks, wanted, out, show)
-        print(f"{done.kept} of {done.tried} tasks are kept; they stand in {out}")
+        print(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}")
 
     finish(work)

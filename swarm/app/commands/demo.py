@@ -43,7 +43,7 @@ def demo(
 
     def work() -> int:
         if cheat not in (None, "wrong-weights"):
-            raise UserError(f"--cheat is {cheat!r}; there is: wrong-weights")
+            raise UserError(f"--cheat is {cheat!r}; the only choice is wrong-weights")
         require_extra("train", "swarm demo")
         require_extra("plots", "swarm demo")
         from swarm.app.demo.command import run_demo

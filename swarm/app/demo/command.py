@@ -50,7 +50,7 @@ async def run_demo(options: DemoOptions) -> int:
                     summary = await demo.run(nursery)
                     nursery.cancel_scope.cancel()
             except BaseException:
-                print(f"what the peers said is in {folder / 'logs'}", file=sys.stderr)
+                print(f"the peers' output is in {folder / 'logs'}", file=sys.stderr)
                 raise
     if options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -127,7 +127,7 @@ class Fetcher:
         if held.digest != checkpoint.reference.digest:
             if held.complete:
                 raise CheckpointConflict(
-                    f"checkpoint {key[0]}/{key[1]} is here already with another manifest "
+                    f"checkpoint {key[0]}/{key[1]} is already on disk with another manifest "
                     f"({held.digest.hex()[:12]}) than was announced "
                     f"({checkpoint.reference.digest.hex()[:12]})"
                 )
@@ -230,8 +230,8 @@ class Fetcher:
         job.error = FetchError(
             f"no mirror has {count} of the {len(job.held.pieces)} pieces of checkpoint "
             f"{job.key[0]}/{job.key[1]}; the first is piece {first}, of "
-            f"{job.held.manifest.files[piece.file].name}, blob/{piece.digest.hex()} ({why}). What "
-            "is here is kept: mend the mirror or name another one, and fetch again"
+            f"{job.held.manifest.files[piece.file].name}, blob/{piece.digest.hex()} ({why}). "
+            "Fetched pieces are kept: repair the mirror or name another one, and fetch again"
         )
         job.scope.cancel()
 

@@ -69,7 +69,7 @@ class Requester:
                     self._book.failed(line.name)
                     self._refused(job, late.piece, line)
                 elif late.hedge_at <= now:
-                    line.reason = f"had not sent a piece after {seconds:.1f} s, and another had"
+                    line.reason = f"was overtaken by another source after {seconds:.1f} s"
                     self._passed_over(job, late.piece, line)
         except (DiskFullError, BadManifest) as error:
             if isinstance(error, DiskFullError) and request.attempts[0].spare:

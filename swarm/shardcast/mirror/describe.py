@@ -138,7 +138,7 @@ def _check_contents(folder: Path) -> Path:
         for each in (path.is_dir() and _visible(path)) or [path]:
             if not each.is_file():
                 raise UserError(
-                    f"{each} is no file; take it away: a checkpoint is files, some of them in "
+                    f"{each} is not a file; remove it: a checkpoint is files, some of them in "
                     "folders one deep"
                 )
             names.add(each.relative_to(folder).as_posix())

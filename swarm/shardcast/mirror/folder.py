@@ -48,8 +48,7 @@ def check_out(out: Path) -> None:
                 raise UserError(f"--out {out} exists and is not an empty folder; choose another")
             if out.is_mount() or out.samefile(Path.cwd()):
                 raise UserError(
-                    f"--out {out} is in use as it is, so no other folder can take its place; "
-                    "choose a folder in it"
+                    f"--out {out} is the current folder or a mount point; choose a folder in it"
                 )
     except OSError as error:
         raise UserError(_not_written(out, error)) from error

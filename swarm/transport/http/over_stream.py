@@ -57,7 +57,7 @@ class StreamServer:
         with trio.move_on_after(limits.HEAD_SECONDS) as scope:
             first = await stream.receive()
         if scope.cancelled_caught:
-            raise StreamError(f"{stream.peer} asked for nothing in time")
+            raise StreamError(f"{stream.peer} sent no request in time")
         try:
             ask = _ask_of(first)
             service = self._serving.service()
@@ -132,7 +132,7 @@ def _ask_of(frame: bytes | None) -> Ask:
     try:
         ask = decode_ask(frame or b"")
     except DECODE_ERRORS as error:
-        raise Reply(400, "that asks for no blob") from error
+        raise Reply(400, "the request is malformed") from error
     if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= limits.BLOB_BYTES_MAX:
         raise Reply(400, "bad digest or size")
     return ask

@@ -158,7 +158,7 @@ class Session:
         if self._admitted_at is None:
             # A new admission needs a new proof: the client makes one on its next connection.
             proved = self._client is not None
-            text = "this peer is not admitted any more" if proved else "prove who you are first"
+            text = "this peer is no longer admitted" if proved else "prove your identity first"
             raise Reply(403, text, close=proved)
         return self._serving.service()
 
@@ -167,7 +167,7 @@ class Session:
         try:
             path = self._serving.disk.local_path(blob.path)
             if not path.is_file():
-                raise Reply(404, "the blob is gone")
+                raise Reply(404, "the file of this blob was removed")
             head = answer_head(200, blob.size_bytes, b"application/octet-stream")
             await self._wire.send(head, more=bool(blob.size_bytes) and not head_only)
             if head_only:

@@ -111,7 +111,7 @@ def dial_failure(text: str, error: BaseException) -> DialFailure:
         )
     if isinstance(cause, ConnectionRefusedError):
         return DialFailure(
-            text, "nobody listens on that port", "check the port, and that the peer runs"
+            text, "no program listens on that port", "check the port, and that the peer runs"
         )
     if isinstance(cause, OSError) and cause.errno is not None:
         return DialFailure(text, os.strerror(cause.errno).lower())

@@ -134,7 +134,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
 
     def _let_go(self, connection: Any) -> None:
         """Close a connection to make room for another."""
-        log.debug("%s makes way for another", connection.muxed_conn.peer_id)
+        log.debug("closing %s to make room for another connection", connection.muxed_conn.peer_id)
         connection.leaving = True
         self._start(connection, connection.close)
 
