@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,12 @@ def test_rows_of_another_version_are_left_out_or_end_the_trainer_with_a_sentence
         await store.keep_accepted(verdict(), sealed(VALIDATOR, verdict(), "run"))
         await store.keep_order(order(0, run=version(1)))
         await store.keep_consumed(2, [], 0.25)
-        for change in ("accepted SET verdict", "orders SET message", "steps SET consumed"):
-            sql = f"UPDATE {change} = x'c0'"
-            await database.transact(lambda connection, sql=sql: connection.execute(sql))
+
+        def spoil(connection: sqlite3.Connection) -> None:
+            for change in ("accepted SET verdict", "orders SET message", "steps SET consumed"):
+                connection.execute(f"UPDATE {change} = x'c0'")
+
+        await database.transact(spoil)
         assert list(store.accepted()) == [(verdict().submission, None)]
         for read in (lambda: store.newest_orders(0, 9), lambda: store.consumed(2)):
             with pytest.raises(UserError, match="written by another version of Swarm"):
