@@ -212,5 +212,5 @@ def _find(bug: str) -> int:
 
 
 def test_an_unknown_bug_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="'gremlin': there are: skipped-signature-check"):
+    with pytest.raises(UserError, match="'gremlin' is unknown; choose one of: skipped-signature"):
         check_plant("gremlin")
