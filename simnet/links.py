@@ -98,6 +98,8 @@ class Endpoint(BulkPlane):
     ) -> None:
         super().__init__(network, identity, host, line, world=world, disk=disk, nursery=nursery)
         self.relay = relay
+        self._reservations: dict[PeerId, str] = {}
+        """Addresses of the relays that hold this peer's reservations."""
         self.carried: dict[Connection, None] = {}
         """As a relay: connections of other peers, each by the end that dialled."""
         self.reserved_by: dict[PeerId, None] = {}

@@ -9,13 +9,12 @@ import trio
 
 from simnet import links
 from simnet.bulk import BulkPlane
-from simnet.lines import Line
 from simnet.links import (
     Connection,
     Endpoint,
     SimulatedStream,
 )
-from swarm.identity import Identity, PeerId
+from swarm.identity import PeerId
 from swarm.transport import (
     ConnectError,
     Framing,
@@ -25,7 +24,6 @@ from swarm.transport import (
     limits,
 )
 from swarm.transport.room import least_useful, origin_of
-from swarm.world import Disk, World
 
 CONNECT_SECONDS = 0.25
 """libp2p's shortest time to connect, measured on one machine."""
@@ -47,24 +45,7 @@ class Network(links.Network, Protocol):
 class SimulatedTransport(Endpoint):
     """`swarm.transport.Transport` on a `SimulatedNetwork`."""
 
-    def __init__(
-        self,
-        network: Network,
-        identity: Identity,
-        host: str,
-        line: Line,
-        *,
-        world: World,
-        disk: Disk,
-        nursery: trio.Nursery,
-        relay: bool = False,
-    ) -> None:
-        super().__init__(
-            network, identity, host, line, world=world, disk=disk, nursery=nursery, relay=relay
-        )
-        self._network: Network = network
-        self._reservations: dict[PeerId, str] = {}
-        """Addresses of the relays that hold this peer's reservations."""
+    _network: Network
 
     def addresses(self) -> Sequence[str]:
         own = f"/ip4/{self.host}/tcp/{PORT}/p2p/{self.peer_id}"

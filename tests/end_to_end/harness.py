@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -287,6 +288,21 @@ def processes_with(word: str) -> set[int]:
 def _kill_group(group: int, which: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, which)
+
+
+# --- attackers ---------------------------------------------------------------------------------
+
+
+def run_as_attacker(main: Callable[[], Awaitable[None]]) -> None:
+    """`trio.run(main)` in a thread of its own: the priority that `yield_processor` gives up is
+    that thread's, and cannot be raised again for the tests that follow."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(trio.run, main).result()
+
+
+def yield_processor() -> None:
+    """Give this thread the lowest priority. What it starts from now on inherits it."""
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
 
 
 # --- the swarm ---------------------------------------------------------------------------------

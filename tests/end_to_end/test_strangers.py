@@ -18,7 +18,9 @@ from tests.end_to_end.harness import (
     STEP_SECONDS,
     Peer,
     processes_with,
+    run_as_attacker,
     swarm,
+    yield_processor,
 )
 from tests.transport import attacks
 from tests.transport.hostile import connected
@@ -68,7 +70,7 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
             await peers.start()
             trainer = peers["trainer"]
             await trainer.says("trainer.step_trained", step=1, seconds=START_SECONDS + STEP_SECONDS)
-            os.setpriority(os.PRIO_PROCESS, 0, 19)
+            yield_processor()
 
             def trained() -> int:
                 return len(trainer.heard("trainer.step_trained"))
@@ -110,7 +112,7 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
                 assert peer.status.value is None
                 assert not any("Traceback" in line for line in peer.complaints), peer.complaints
 
-    trio.run(main)
+    run_as_attacker(main)
 
 
 @pytest.mark.slow

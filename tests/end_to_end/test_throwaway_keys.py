@@ -17,7 +17,14 @@ from swarm.gossip.frames import PROTOCOL
 from swarm.identity import Identity
 from swarm.messages import PeerRecord
 from swarm.transport.framing import encode_varint
-from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, swarm
+from tests.end_to_end.harness import (
+    START_SECONDS,
+    STEP_SECONDS,
+    Peer,
+    run_as_attacker,
+    swarm,
+    yield_processor,
+)
 from tests.transport.hostile import DATA, connected, data, opening
 
 from .test_strangers import resident_bytes
@@ -76,7 +83,7 @@ def test_throwaway_keys_leave_nothing_behind(tmp_path: Path, base: Path, fork_se
             await peers.start()
             trainer = peers["trainer"]
             await trainer.says("trainer.step_trained", step=1, seconds=START_SECONDS + STEP_SECONDS)
-            os.setpriority(os.PRIO_PROCESS, 0, 19)
+            yield_processor()
             for victim in VICTIMS:
                 peer = peers[victim]
                 before, began = resident_bytes(peer.pid), trio.current_time()
@@ -93,4 +100,4 @@ def test_throwaway_keys_leave_nothing_behind(tmp_path: Path, base: Path, fork_se
             reached = len(trainer.heard("trainer.step_trained"))
             await trainer.says("trainer.step_trained", step=reached + 2, seconds=STEP_SECONDS)
 
-    trio.run(main)
+    run_as_attacker(main)
