@@ -43,7 +43,7 @@ from benchmarks.trainer import (
     Meter,
     repeat_step,
 )
-from peers.policy.model import count_parameters
+from peers.engines.model import count_parameters
 from peers.trainer import metrics
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from benchmarks.study import TAIL, Variant, band, learn
 from peers.demo import OBJECTIVE, SAMPLING
+from peers.engines.demo import make_policy
 from peers.environments.base import Split, Task, draw
 from peers.environments.length import LengthOptions, LengthTargets
-from peers.policy.demo import make_policy
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.app.output import print_json
 

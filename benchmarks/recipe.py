@@ -20,11 +20,11 @@ import torch
 from msgspec.structs import replace
 
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.engines.episodes import play
+from peers.engines.native import NativeEngine
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
-from peers.policy.episodes import play
-from peers.policy.native import NativeEngine
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group

@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.spread import spread
-from peers.policy.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
+from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings

@@ -14,13 +14,13 @@ import msgspec
 import safetensors.torch
 import torch
 
+from peers.engines.device import use_hardware
+from peers.engines.engine import Engine
+from peers.engines.episodes import Episodes, play
+from peers.engines.model import read_weights
+from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
-from peers.policy.device import use_hardware
-from peers.policy.engine import Engine
-from peers.policy.engines import check_engine, make_engine
-from peers.policy.episodes import Episodes, play
-from peers.policy.model import read_weights
 from peers.proofs import toploc
 from swarm.jobs import (
     Generate,

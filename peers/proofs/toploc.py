@@ -10,7 +10,7 @@ its own 128 largest entries and compares: rounding differs a little, other weigh
 
 Unlike the package, this module compares signs, checks every proof's format before any arithmetic,
 and processes all chunks at once. A proof does not show how tokens were drawn; seeded sampling
-does (`peers.policy.sampling`).
+does (`peers.engines.sampling`).
 """
 
 from __future__ import annotations

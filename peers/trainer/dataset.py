@@ -13,13 +13,13 @@ from typing import Any
 
 import blake3
 
+from peers.engines.episodes import play
+from peers.engines.model import weight_files
+from peers.engines.native import NativeEngine
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
 from peers.environments.base import Task
 from peers.environments.episodes import grade_segments
-from peers.policy.episodes import play
-from peers.policy.model import weight_files
-from peers.policy.native import NativeEngine
 from swarm.errors import UserError
 from swarm.messages import OptionValue, Sampling
 from swarm.offline_jobs import (

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from peers.engines.engine import Engine
+from peers.engines.episodes import play
+from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.base import Split
 from peers.environments.episodes import grade_segments
-from peers.policy.engine import Engine
-from peers.policy.episodes import play
-from peers.policy.native import NativeEngine
 from swarm.jobs import Accuracy
 from swarm.messages import Sampling
 from swarm.rollouts.seeds import digest, noise_key

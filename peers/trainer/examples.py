@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from peers.engines.config import read_config
 from peers.environments import Environment, Renderer, task_of
-from peers.policy.config import read_config
 from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
 

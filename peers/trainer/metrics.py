@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from peers.policy.model import count_parameters
+from peers.engines.model import count_parameters
 from peers.trainer.learning.batch import Group, informative
 from swarm.errors import UserError
 

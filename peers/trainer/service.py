@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import torch
 
+from peers.engines.device import find_dtype, use_hardware
 from peers.environments.collection import Environments, labels
-from peers.policy.device import find_dtype, use_hardware
 from peers.trainer import metrics
 from peers.trainer.evaluation import accuracy
 from peers.trainer.learning.batch import informative

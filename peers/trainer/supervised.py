@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from peers.engines import model as policy_model
 from peers.environments import load as load_environment
-from peers.policy import model as policy_model
 from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder

@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 
 from peers.demo import ENVIRONMENT, SAMPLING
+from peers.engines import model as policy_model
+from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Environment, Renderer
 from peers.environments import load as load_environment
-from peers.policy import model as policy_model
-from peers.policy.demo import EOS_ID, make_policy
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import accuracy
 from swarm.jobs import BasePrepared

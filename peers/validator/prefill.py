@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.policy.device import use_hardware
-from peers.policy.engine import Engine, Prefill
-from peers.policy.engines import check_engine, make_engine
-from peers.policy.sampling import gumbel_noise, judge_margins
+from peers.engines.device import use_hardware
+from peers.engines.engine import Engine, Prefill
+from peers.engines.registry import check_engine, make_engine
+from peers.engines.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
 from peers.validator.checks.base import Report
@@ -173,7 +173,7 @@ class Margins(NamedTuple):
     """How well sampled tokens agree with the recomputed logits."""
 
     margin: Tensor
-    """[tokens]: see `peers.policy.sampling.Judgement`."""
+    """[tokens]: see `peers.engines.sampling.Judgement`."""
     certain: Tensor
     """[tokens]: whether the likeliest token has at least the probability `CERTAIN`."""
 

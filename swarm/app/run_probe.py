@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.engines.config import read_supported_config
 from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments.base import PROBE_TASKS, answer_of, probe_hash, probe_seed
 from peers.environments.collection import Environments
-from peers.policy.config import read_supported_config
 from swarm.errors import UserError
 from swarm.messages import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.toml import RunHashes

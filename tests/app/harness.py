@@ -14,7 +14,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from peers.demo import ENVIRONMENT
-from peers.policy.demo import save_tokenizer
+from peers.engines.demo import save_tokenizer
 from swarm.app.demo.recipe import demo_manifest
 from swarm.app.main import app
 from swarm.app.run_probe import probe_hashes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.policy.demo import save_tokenizer
+from peers.engines.demo import save_tokenizer
 from swarm.envelope import open_envelope
 from swarm.identity import Identity, load_or_create
 from swarm.messages import RunManifest

@@ -12,9 +12,9 @@ import torch
 import trio
 from typer.testing import CliRunner
 
+from peers.engines.demo import make_policy
 from peers.environments.listed import Listed
 from peers.environments.sort_digits import SortDigits
-from peers.policy.demo import make_policy
 from peers.trainer.dataset import DatasetService
 from swarm.app.dataset import parse_bounds
 from swarm.app.main import app

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from peers.policy.demo import EOS_ID, save_tokenizer
+from peers.engines.demo import EOS_ID, save_tokenizer
 from swarm.app.main import app
 from swarm.errors import UserError
 from swarm.messages import RunManifest

@@ -8,8 +8,8 @@ import blake3
 import msgspec
 import torch
 
+from peers.engines.sampling import gumbel_noise, philox
 from peers.environments.sort_digits import SortDigits
-from peers.policy.sampling import gumbel_noise, philox
 from swarm.envelope import Envelope, seal
 from swarm.identity import Identity, peer_id_bytes
 from swarm.ledger import entries, merkle

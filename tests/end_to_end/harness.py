@@ -59,8 +59,8 @@ def make_base(folder: Path) -> None:
     """Make a policy that sometimes sorts six digits, so that rewards differ within groups."""
     import torch
 
+    from peers.engines.demo import make_policy
     from peers.environments import load
-    from peers.policy.demo import make_policy
     from peers.trainer.warmup import Warmup, warm_up
 
     torch.set_num_threads(1)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Renderer, load, probe_hash
-from peers.policy.demo import EOS_ID, make_policy
 from swarm.app.demo.recipe import demo_manifest
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
@@ -37,7 +37,7 @@ import trio
 
 from peers.environments import Task
 from peers.environments.base import draw
-from peers.policy.native import NativeEngine
+from peers.engines.native import NativeEngine
 from swarm.gossip.topics import RUN
 from swarm.settings import RoleSettings
 

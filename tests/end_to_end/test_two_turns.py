@@ -11,11 +11,11 @@ import torch
 import trio
 from blake3 import blake3
 
+from peers.engines import demo
 from peers.environments import Task
 from peers.environments.base import Split
 from peers.environments.calculator import Calculator, CalculatorOptions
 from peers.inference.engine_service import EngineService
-from peers.policy import demo
 from peers.trainer.service import TrainerService
 from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.inspector import InspectorService

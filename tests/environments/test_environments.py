@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.engines.demo import EOS_ID, VOCABULARY, make_tokenizer
 from peers.environments import Renderer, Task, load, probe_hash, split_of
 from peers.environments.base import draw
 from peers.environments.sort_digits import SortDigits
-from peers.policy.demo import EOS_ID, VOCABULARY, make_tokenizer
 from swarm.errors import UserError
 
 SEEDS = st.binary(min_size=1, max_size=40)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.engines.demo import EOS_ID, save_tokenizer
 from peers.environments import Renderer, Task, load, multi_turn
 from peers.environments.base import grade
 from peers.environments.calculator import Calculator, CalculatorOptions
 from peers.environments.episodes import EpisodeLimits, environment_tokens, grade_segments
 from peers.environments.sort_digits import SortDigits
-from peers.policy.demo import EOS_ID, save_tokenizer
 from swarm.errors import UserError
 from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
 

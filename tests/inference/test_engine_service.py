@@ -13,10 +13,10 @@ import pytest
 import torch
 import trio
 
+from peers.engines import demo
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.inference.engine_service import EngineService
-from peers.policy import demo
 from peers.proofs.format import PROOF_BYTES, check_format, split
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService

@@ -417,7 +417,7 @@ def test_canonical_offsets_must_fit() -> None:
 
 
 def test_show_gives_rows_and_text(tmp_path: Path) -> None:
-    from peers.policy.demo import save_tokenizer
+    from peers.engines.demo import save_tokenizer
 
     save_tokenizer(tmp_path)
     write(tmp_path / "file", make_rollouts(), HEADER)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.policy.demo import make_policy
+from peers.engines.demo import make_policy
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import accelerator
 from benchmarks.trainer import PROMPT_TOKENS
-from peers.policy.model import count_parameters
+from peers.engines.model import count_parameters
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

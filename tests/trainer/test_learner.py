@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from peers.policy.model import load as load_model
-from peers.policy.model import read_weights
-from peers.policy.native import NativeEngine
+from peers.engines.model import load as load_model
+from peers.engines.model import read_weights
+from peers.engines.native import NativeEngine
 from peers.trainer.learning import packing
 from peers.trainer.learning.batch import Batch, Group, informative, make_batch
 from peers.trainer.learning.learner import Learner

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from peers.policy.model import load as load_model
-from peers.policy.native import NativeEngine
+from peers.engines.model import load as load_model
+from peers.engines.native import NativeEngine
 from peers.trainer.learning import packing
 from peers.trainer.learning.batch import Batch, Group, make_batch
 from peers.trainer.learning.objective import Tokens, Totals, loss

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from peers.policy.model import read_weights
+from peers.engines.model import read_weights
 from peers.trainer.learning.learner import Learner
 from swarm.errors import DiskFullError
 from tests.trainer.ranks_harness import run_ranks

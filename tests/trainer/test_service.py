@@ -11,12 +11,12 @@ import trio
 from blake3 import blake3
 
 from peers.demo import ENVIRONMENT, SAMPLING
+from peers.engines.demo import BOS_ID
+from peers.engines.native import NativeEngine
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.base import Task, split_of
 from peers.environments.sort_digits import SortDigits
-from peers.policy.demo import BOS_ID
-from peers.policy.native import NativeEngine
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.packing import ATTENTIONS
 from peers.trainer.service import TrainerService

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from peers.policy.model import load as load_model
-from peers.policy.model import read_weights
-from peers.policy.native import NativeEngine
+from peers.engines.model import load as load_model
+from peers.engines.model import read_weights
+from peers.engines.native import NativeEngine
 from peers.trainer.learning import packing
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.ranks import Ranks

@@ -9,10 +9,10 @@ import torch
 import trio
 from typer.testing import CliRunner
 
+from peers.engines.demo import EOS_ID
+from peers.engines.model import load as load_model
+from peers.engines.model import read_weights
 from peers.environments import Renderer
-from peers.policy.demo import EOS_ID
-from peers.policy.model import load as load_model
-from peers.policy.model import read_weights
 from peers.trainer.examples import stop_id
 from peers.trainer.supervised import SftService
 from swarm.app.main import app

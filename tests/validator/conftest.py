@@ -12,8 +12,8 @@ import torch
 import trio
 from blake3 import blake3
 
+from peers.engines import demo
 from peers.inference.engine_service import EngineService
-from peers.policy import demo
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Generate, Inspect, Inspected, Judge, Judged, Load, SubmissionOrder

@@ -14,10 +14,10 @@ import trio
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from peers.engines import demo
+from peers.engines.native import NativeEngine
+from peers.engines.sampling import gumbel_noise
 from peers.inference.engine_service import EngineService
-from peers.policy import demo
-from peers.policy.native import NativeEngine
-from peers.policy.sampling import gumbel_noise
 from peers.proofs import toploc
 from peers.validator import prefill as prefill_module
 from peers.validator.prefill import PrefillService, judge_sampling, sampling_figures
@@ -27,9 +27,9 @@ from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
 from swarm.rollouts.submission_file import Header
+from tests.engines.harness import prefill_completions
 from tests.orders import ORDER
 from tests.orders import policy as reference
-from tests.policy.harness import prefill_completions
 from tests.rollouts.harness import completion, single_turns
 from tests.validator.conftest import STOP_IDS, Stage, generate, load
 

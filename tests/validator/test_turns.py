@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from peers.engines.demo import LENGTH_MAX
 from peers.environments import Task
 from peers.environments.sort_digits import SortDigits
-from peers.policy.demo import LENGTH_MAX
 from peers.validator.checks.file import CHECKS
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import trio
 
-from peers.policy.device import find_device
+from peers.engines.device import find_device
 from peers.trainer.learning.launch import JOIN_SECONDS, Launch, Store, connect, dist
 from peers.trainer.learning.ranks import RankError, Ranks
 from peers.trainer.learning.watch import Watch

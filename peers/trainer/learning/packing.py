@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from peers.policy.config import why_unsupported
+from peers.engines.config import why_unsupported
 from peers.trainer.learning.batch import Batch
 from swarm.errors import UserError
 

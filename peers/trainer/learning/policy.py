@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.policy import model as policy_model
+from peers.engines import model as policy_model
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.packing import (

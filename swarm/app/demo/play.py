@@ -18,7 +18,7 @@ import trio
 from rich.console import Console
 
 from peers.demo import ENVIRONMENT
-from peers.policy.demo import save_tokenizer
+from peers.engines.demo import save_tokenizer
 from swarm.app.demo.cast import configure, make_peers
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive

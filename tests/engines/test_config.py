@@ -11,8 +11,8 @@ import torch
 import transformers
 import trio
 
-from peers.policy.config import why_unsupported
-from peers.policy.engines import make_engine
+from peers.engines.config import why_unsupported
+from peers.engines.registry import make_engine
 from peers.trainer.learning.batch import Group, make_batch
 from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService
@@ -20,8 +20,8 @@ from swarm.errors import UserError
 from swarm.messages import Objective
 from swarm.offline_jobs import StartTuning, TuningSettings
 from swarm.rollouts.rollout import Rollout
-from tests.policy.harness import prefill_completions
-from tests.policy.test_native import save_random
+from tests.engines.harness import prefill_completions
+from tests.engines.test_native import save_random
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,

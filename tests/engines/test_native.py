@@ -10,11 +10,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.policy import demo, model, native, sampling
-from peers.policy.engines import make_engine
-from peers.policy.native import NativeEngine
+from peers.engines import demo, model, native, sampling
+from peers.engines.native import NativeEngine
+from peers.engines.registry import make_engine
 from swarm.errors import UserError
-from tests.policy.harness import prefill_completions
+from tests.engines.harness import prefill_completions
 
 SMALL = {
     "vocab_size": 50,

@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Generate one completion per prompt, up to its first stop id or the token limit.
 
         `rows[i]` is the row of prompt i in its submission (group · G + sample). The row and
-        `noise_key` determine the noise (see `peers.policy.sampling`); with a key of None the
+        `noise_key` determine the noise (see `peers.engines.sampling`); with a key of None the
         likeliest token is taken. A prompt may be an unfinished episode: `starts[i]` is then the
         number of tokens already sampled in it (default 0), and `max_new_tokens` limits the tokens
         sampled in the whole episode. Raises `ValueError` for an empty prompt, an id outside the

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peers.policy.demo import make_policy
-from peers.policy.device import find_device, find_dtype, use_hardware
-from peers.policy.engines import make_engine
+from peers.engines.demo import make_policy
+from peers.engines.device import find_device, find_dtype, use_hardware
+from peers.engines.registry import make_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 

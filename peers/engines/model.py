@@ -12,8 +12,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from peers.policy.config import read_supported_config
-from peers.policy.tokenizer import copy_tokenizer
+from peers.engines.config import read_supported_config
+from peers.engines.tokenizer import copy_tokenizer
 from swarm.errors import UserError
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.policy.config import read_supported_config, rope_parameters
-from peers.policy.engine import Completions, Prefill
-from peers.policy.model import read_weights
-from peers.policy.sampling import gumbel_noise, sample
+from peers.engines.config import read_supported_config, rope_parameters
+from peers.engines.engine import Completions, Prefill
+from peers.engines.model import read_weights
+from peers.engines.sampling import gumbel_noise, sample
 from swarm.errors import UserError
 from swarm.world.progress import checkpoint
 
@@ -58,7 +58,7 @@ class _Layer:
 
 
 class NativeEngine:
-    """See `peers.policy.engine.Engine`. Computes in the stored dtype, logits in fp32."""
+    """See `peers.engines.engine.Engine`. Computes in the stored dtype, logits in fp32."""
 
     def __init__(
         self,

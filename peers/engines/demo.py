@@ -49,7 +49,7 @@ def make_policy(folder: Path, seed: int = 0) -> Any:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    from peers.policy.model import save
+    from peers.engines.model import save
 
     config = Qwen2Config(
         vocab_size=len(VOCABULARY),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peers.policy.engine import Engine, Prefill
+from peers.engines.engine import Engine, Prefill
 
 
 def prefill_completions(

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from peers.policy.device import find_device, find_dtype
-from peers.policy.engine import Engine
-from peers.policy.native import NativeEngine
+from peers.engines.device import find_device, find_dtype
+from peers.engines.engine import Engine
+from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 

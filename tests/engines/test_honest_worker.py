@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from peers.engines import demo
+from peers.engines.engine import Completions, Prefill
+from peers.engines.native import NativeEngine
+from peers.engines.sampling import Judgement, gumbel_noise, judge_margins
 from peers.environments import Renderer, load
-from peers.policy import demo
-from peers.policy.engine import Completions, Prefill
-from peers.policy.native import NativeEngine
-from peers.policy.sampling import Judgement, gumbel_noise, judge_margins
 from peers.proofs import toploc
-from tests.policy.harness import prefill_completions
+from tests.engines.harness import prefill_completions
 
 KEY = (11, 12)
 ROWS = range(24)

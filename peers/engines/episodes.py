@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peers.engines.engine import Engine
 from peers.environments import Environment, Renderer, Task
 from peers.environments.episodes import EpisodeLimits, environment_tokens
-from peers.policy.engine import Engine
 from swarm.messages import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
 
@@ -24,7 +24,7 @@ class Episodes:
 
     rollouts: list[Rollout]
     hidden: list[Tensor]
-    """bf16 [n, hidden]: see `peers.policy.engine.Completions`."""
+    """bf16 [n, hidden]: see `peers.engines.engine.Completions`."""
     prompt_hidden: list[Tensor]
     """bf16 [at most 128, hidden]: the rows before the first of `hidden`."""
 

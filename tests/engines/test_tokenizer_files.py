@@ -9,8 +9,8 @@ import pytest
 import transformers
 import trio
 
-from peers.policy.demo import make_policy
-from peers.policy.tokenizer import BYTES_MAX, copy_tokenizer
+from peers.engines.demo import make_policy
+from peers.engines.tokenizer import BYTES_MAX, copy_tokenizer
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.supervised import SftService

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.policy.sampling import gumbel_noise, judge_margins, philox, sample
+from peers.engines.sampling import gumbel_noise, judge_margins, philox, sample
 
 WORD = st.integers(0, 2**32 - 1)
 

@@ -1,0 +1,1 @@
+"""Engines: what generates and prefills, their models and sampling, episodes. Imports torch."""

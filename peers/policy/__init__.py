@@ -1,1 +1,0 @@
-"""Policies: loading and saving models, seeded sampling, generation engines. Imports torch."""
