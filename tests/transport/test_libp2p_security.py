@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.identity.identify.identify import ID as IDENTIFY_PROTOCOL
 from libp2p.network.config import RetryConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
@@ -401,7 +403,20 @@ def test_another_protocol_version_is_named(tmp_path) -> None:
             bob.serve("/swarm/gossip/2.0.0", echo)
             await alice.connect(BOB.peer_id, bob.addresses())
             await trio.sleep(0.3)  # identify runs by itself after connecting
-            with pytest.raises(StreamError, match=r"speaks version 2\.0\.0, this one 1\.0\.0"):
-                await alice.open_stream(BOB.peer_id, "/swarm/gossip/1.0.0")
+            asked: list[Any] = []
+            identify = bob._host.get_mux().handlers[IDENTIFY_PROTOCOL]
+
+            async def count(stream: Any) -> None:
+                asked.append(stream)
+                await identify(stream)
+
+            bob._host.set_stream_handler(IDENTIFY_PROTOCOL, count)
+            known = alice._swarm.peerstore.peer_data_map[ID.from_string(BOB.peer_id)].protocols
+            for identified in (True, False):
+                if not identified:
+                    known.clear()  # as if its answer had not come yet
+                with pytest.raises(StreamError, match=r"speaks version 2\.0\.0, this one 1\.0\.0"):
+                    await alice.open_stream(BOB.peer_id, "/swarm/gossip/1.0.0")
+                assert len(asked) == (not identified)
 
     run(main)

@@ -332,8 +332,8 @@ class Libp2pTransport(BaseTransport):
         peer_id = ID.from_string(peer)
         spoken: list[str] = []
         with contextlib.suppress(Exception):  # the sentence is only less precise then
-            # What the peer announced on connecting may not have come yet.
-            await self._host._identify_peer(peer_id, reason="unknown protocol")
+            if not self._host._has_cached_protocols(peer_id):  # its announcement has not come yet
+                await self._host._identify_peer(peer_id, reason="unknown protocol")
             spoken = self._swarm.peerstore.get_protocols(peer_id)
         for other in sorted(spoken):
             other_stem, _, other_version = str(other).rpartition("/")
