@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -46,8 +45,8 @@ RECORDS_MAX = 1024
 """Number of peer records remembered (about 0.5 KB each)."""
 
 RECORDS_BYTES_MAX = 2 << 20
-"""Bytes of all peer records remembered. Strangers choose a record's length, and in memory it takes
-three times as much."""
+"""Bytes of all peer records remembered; beyond them the longest of an unconnected peer is dropped.
+Strangers choose a record's length, and in memory it takes three times as much."""
 
 RECORD_BYTES_MAX = 11 * 1024
 """Largest peer record remembered. It has room for 16 + 16 addresses of 300 characters, and 16 such
@@ -115,7 +114,8 @@ class Node:
     """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None
     """This node inside its run; None until it has found one."""
-    _records: OrderedDict[str, Envelope] = field(default_factory=OrderedDict)
+    _records: dict[str, Envelope] = field(default_factory=dict)
+    """The newest record of each known peer, the most recently learnt last."""
     _records_bytes: int = 0
     _refused: dict[str, RunManifest] = field(default_factory=dict)
     """The last refused manifest of each run."""
@@ -209,16 +209,26 @@ class Node:
         if len(envelope.raw) > RECORD_BYTES_MAX:
             return  # padded
         held = self._records.get(envelope.sender)
-        if held is None or held.body.sequence < envelope.body.sequence:
-            self._records[envelope.sender] = envelope
-            self._records.move_to_end(envelope.sender)
-            self._records_bytes += len(envelope.raw) - (len(held.raw) if held is not None else 0)
-            while len(self._records) > RECORDS_MAX or self._records_bytes > RECORDS_BYTES_MAX:
-                # Identities are free, so however many are announced, connected peers stay.
-                connected = {self.peer_id, *self.transport.connected()}
-                oldest = next(iter(self._records))
-                forgotten = next((p for p in self._records if p not in connected), oldest)
-                self._records_bytes -= len(self._records.pop(forgotten).raw)
+        if held is not None and held.body.sequence >= envelope.body.sequence:
+            return
+        self._forget_record(envelope.sender)
+        self._records[envelope.sender] = envelope
+        self._records_bytes += len(envelope.raw)
+        while (crowded := len(self._records) > RECORDS_MAX) or (
+            self._records_bytes > RECORDS_BYTES_MAX
+        ):
+            # Identities are free, so however many are announced, connected peers stay.
+            connected = {self.peer_id, *self.transport.connected()}
+            others = [peer for peer in self._records if peer not in connected]
+            others = others or list(self._records)
+            # A flood of long records displaces only long ones.
+            longest = max(others, key=lambda peer: len(self._records[peer].raw))
+            self._forget_record(others[0] if crowded else longest)
+
+    def _forget_record(self, peer: str) -> None:
+        held = self._records.pop(peer, None)
+        if held is not None:
+            self._records_bytes -= len(held.raw)
 
     def record(self, peer: str) -> PeerRecord | None:
         """Return the newest known record of a peer."""
@@ -255,7 +265,7 @@ class Node:
                 await self.transport.connect(peer, record.addresses)
                 return
             except PeerError:
-                self._records.pop(peer, None)
+                self._forget_record(peer)
         record = await self.find_record(peer)
         addresses: Sequence[str] = record.addresses if record is not None else ()
         if not addresses:

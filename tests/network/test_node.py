@@ -8,8 +8,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
+import pytest
 import trio
 
+from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord, RunManifest
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
@@ -127,6 +129,33 @@ def test_peers_that_were_met_are_remembered_however_many_one_is_told_of(tmp_path
             held = trainer.node.records()
             assert sum(len(envelope.raw) for envelope in held) <= RECORDS_BYTES_MAX
             assert {TRAINER.peer_id, worker.node.peer_id} <= {one.sender for one in held}
+
+    in_virtual_time(main)
+
+
+def test_a_flood_of_long_records_displaces_only_long_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Swarm(tmp_path).peer(TRAINER) as trainer:
+            learn(trainer, range(1000, 1100))
+            long = ["/dns4/" + "x" * 280] * 16
+            for number in range(3000, 3400):
+                record = PeerRecord(roles=["relay"], addresses=long, bulk_addresses=long)
+                trainer.node.learn_record(sealed(identity(number), record, ""))
+            held = [envelope.sender for envelope in trainer.node.records()]
+            assert {identity(number).peer_id for number in range(1000, 1100)} < set(held)
+            assert held[-1] == identity(3399).peer_id, "the newest of the long ones is kept"
+
+    in_virtual_time(main)
+
+
+def test_the_bytes_of_an_unreachable_peers_record_are_free_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Swarm(tmp_path).peer(TRAINER) as trainer:
+            before = trainer.node._records_bytes
+            learn(trainer, [1000])
+            with pytest.raises(PeerError):
+                await trainer.node.reach(identity(1000).peer_id)
+            assert trainer.node._records_bytes == before
 
     in_virtual_time(main)
 
