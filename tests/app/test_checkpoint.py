@@ -24,7 +24,7 @@ from swarm.shardcast.mirror.describe import describe
 from swarm.shardcast.mirror.export import export
 from swarm.shardcast.mirror.fetch import fetch
 from swarm.shardcast.mirror.serve import serve
-from swarm.transport.memory import MemoryNetwork
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer, real_peer
 from tests.shardcast.test_chain import fetch as fetch_from
 from tests.shardcast.test_chain import fetched, holds, policies, publish

@@ -12,8 +12,8 @@ import trio.testing
 from simnet.clock import run_virtual
 from swarm.identity import Identity, PeerId
 from swarm.kademlia import InvalidRecord, Kademlia, RecordInfo
-from swarm.transport.memory import MemoryNetwork, MemoryTransport
 from swarm.world import Disk
+from tests.memory_network import MemoryNetwork, MemoryTransport
 from tests.worlds import WALL, VirtualWorld
 
 

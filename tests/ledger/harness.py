@@ -24,8 +24,8 @@ from swarm.run.records import record_validators
 from swarm.run.run import Run
 from swarm.run.trusted import TrustedPart
 from swarm.settings import PeerSettings
-from swarm.transport.memory import MemoryNetwork
 from swarm.world.disk import LocalDatabase, LocalDisk
+from tests.memory_network import MemoryNetwork
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
 from tests.worlds import VirtualWorld
 

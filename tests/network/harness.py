@@ -33,8 +33,8 @@ from swarm.run.clock import TrustedClock
 from swarm.run.lease import Lease
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import Disk
+from tests.memory_network import MemoryNetwork
 from tests.worlds import WALL, VirtualWorld
 
 T = TypeVar("T")

@@ -25,10 +25,10 @@ from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source, Transport
 from swarm.transport.libp2p import open_libp2p
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import Child, ChildError, Compute, Disk, Job, World
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.memory_disk import MemoryDisk
 from tests.worlds import VirtualWorld
 

@@ -29,9 +29,9 @@ from swarm.shardcast.manifest import (
 )
 from swarm.shardcast.service import BlobService
 from swarm.transport import OpenBlob, Refused, Source
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer, run
 from tests.shardcast.test_delta import changed, safetensors
 from tests.shardcast.test_manifest import parsed, raw_manifest

@@ -15,7 +15,7 @@ import trio
 from swarm.shardcast import chain as chain_module
 from swarm.shardcast.delta import Chain, encode
 from swarm.shardcast.held import delta_key
-from swarm.transport.memory import MemoryNetwork
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer
 from tests.shardcast.test_chain import fetch, fetched, holds, publish
 from tests.shardcast.test_delta import changed, pieces_of, safetensors

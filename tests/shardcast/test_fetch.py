@@ -17,8 +17,8 @@ from swarm.shardcast.fetch import job
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece, Sink
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run, same_files
 from tests.shardcast.memory_disk import MemoryDisk
 
@@ -365,7 +365,7 @@ def test_whoever_does_not_deliver_is_named_and_avoided(
     kind: str, event: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A piece comes in several parts, so that a source can stop between them.
-    monkeypatch.setattr("swarm.transport.memory.INLINE_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr("tests.memory_network.INLINE_BYTES_MAX", 64 * 1024)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.01)
@@ -882,7 +882,7 @@ def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both send in small reads; the liar's come between the honest ones and after them."""
-    monkeypatch.setattr("swarm.transport.memory.INLINE_BYTES_MAX", 16 * KIB)
+    monkeypatch.setattr("tests.memory_network.INLINE_BYTES_MAX", 16 * KIB)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.05)

@@ -21,7 +21,7 @@ from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.have.messages import PROTOCOL
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream
-from swarm.transport.memory import MemoryNetwork
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 from tests.worlds import VirtualWorld
 

@@ -7,8 +7,8 @@ from swarm.identity import Identity, PeerId
 from swarm.shardcast.manifest import digest_of
 from swarm.shardcast.service import BlobService
 from swarm.transport import BlobReference, FetchError, Refused
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import Sink
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 from tests.shardcast.memory_disk import MemoryDisk
 

@@ -27,8 +27,8 @@ from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.have.messages import PROTOCOL
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Arrived, BlobReference, Source, Stream, Transport
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece, Sink
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 from tests.worlds import VirtualWorld
 

@@ -11,7 +11,7 @@ from swarm.shardcast import limits, seeding
 from swarm.shardcast import uploads as uploads_module
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.transport import Refused
-from swarm.transport.memory import MemoryNetwork
+from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import peer, run
 
 SIZE = limits.PIECE_BYTES_MIN

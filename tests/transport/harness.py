@@ -17,9 +17,9 @@ from simnet.network import SimulatedNetwork
 from swarm.identity import Identity, PeerId
 from swarm.transport import BlobReference, OpenBlob, Refused, Transport
 from swarm.transport.libp2p import open_libp2p
-from swarm.transport.memory import MemoryNetwork
 from swarm.world import Piece
 from swarm.world.disk import LocalPiece
+from tests.memory_network import MemoryNetwork
 from tests.worlds import VirtualWorld
 
 ALICE, BOB, CAROL, MALLORY = (Identity(bytes([n]) * 32) for n in range(1, 5))

@@ -20,7 +20,7 @@ from swarm.transport.http.messages import BLOB_PROTOCOL, Answer, Ask
 from swarm.transport.http.over_stream import StreamServer, fetch_over_stream
 from swarm.transport.http.pace import Pace, Uplink
 from swarm.transport.http.serving import Serving
-from swarm.transport.memory import MemoryNetwork
+from tests.memory_network import MemoryNetwork
 from tests.worlds import VirtualWorld
 
 from .harness import ALICE, BOB, FolderDisk, Service, Sink

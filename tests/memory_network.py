@@ -135,14 +135,6 @@ class _MemoryBytes:
         self._outgoing.break_(reason)
 
 
-class _Link:
-    """A live connection between two peers."""
-
-    def __init__(self) -> None:
-        self.streams: list[_MemoryBytes] = []
-        self.admitted: dict[tuple[PeerId, bytes | None], bool] = {}
-
-
 class MemoryNetwork:
     """The peers of a network, the links between them, and the faults of those links."""
 
@@ -151,9 +143,10 @@ class MemoryNetwork:
         self.stalled: dict[_Pair, trio.Event] = {}
         self.ranges: dict[PeerId, str] = {}
         """Public address ranges of peers, where a test sets them."""
-        self._peers: dict[PeerId, MemoryTransport] = {}
-        self._by_port: dict[int, MemoryTransport] = {}
-        self._links: dict[_Pair, _Link] = {}
+        self.peers: dict[PeerId, MemoryTransport] = {}
+        self.by_port: dict[int, MemoryTransport] = {}
+        self._links: dict[_Pair, list[_MemoryBytes]] = {}
+        """The streams of each live connection."""
         self._cut: set[_Pair] = set()
         self._admissions: dict[tuple[PeerId | None, PeerId], tuple[bytes, bool]] = {}
         self._next_port = 20_000
@@ -163,15 +156,15 @@ class MemoryNetwork:
         self, identity: Identity, *, world: World, disk: Disk
     ) -> AsyncIterator[MemoryTransport]:
         """The transport of one peer; to the others, the end of the block is its sudden death."""
-        if identity.peer_id in self._peers:
+        if identity.peer_id in self.peers:
             raise ValueError(f"{identity.peer_id} is on this network already")
         async with trio.open_nursery() as nursery:
             self._next_port += 1
             transport = MemoryTransport(
                 self, identity, self._next_port, world=world, disk=disk, nursery=nursery
             )
-            self._peers[identity.peer_id] = transport
-            self._by_port[self._next_port] = transport
+            self.peers[identity.peer_id] = transport
+            self.by_port[self._next_port] = transport
             try:
                 yield transport
             finally:
@@ -199,19 +192,13 @@ class MemoryNetwork:
 
     def kill(self, peer: PeerId) -> None:
         """Remove a peer: others see their connections break, and nobody answers its address."""
-        transport = self._peers.pop(peer, None)
+        transport = self.peers.pop(peer, None)
         if transport is not None:
-            del self._by_port[transport.port]
+            del self.by_port[transport.port]
             for other in transport.connected():
                 self.drop(peer, other, "the connection was lost")
 
-    # --- what transports ask ---
-
-    def find(self, peer: PeerId) -> MemoryTransport | None:
-        return self._peers.get(peer)
-
-    def at(self, port: int) -> MemoryTransport | None:
-        return self._by_port.get(port)
+    # --- for the transports ---
 
     def is_cut(self, a: PeerId, b: PeerId) -> bool:
         return _pair(a, b) in self._cut
@@ -221,27 +208,27 @@ class MemoryNetwork:
         if flowing is not None:
             await flowing.wait()
 
-    def link(self, a: PeerId, b: PeerId) -> _Link | None:
-        return self._links.get(_pair(a, b))
+    def are_linked(self, a: PeerId, b: PeerId) -> bool:
+        return _pair(a, b) in self._links
 
     def connected(self, peer: PeerId) -> list[PeerId]:
         return sorted(b if a == peer else a for a, b in self._links if peer in (a, b))
 
     def join(self, a: MemoryTransport, b: MemoryTransport) -> None:
-        self._links[_pair(a.peer_id, b.peer_id)] = _Link()
+        self._links[_pair(a.peer_id, b.peer_id)] = []
         a._emit(ConnectionEvent(b.peer_id, connected=True))
         b._emit(ConnectionEvent(a.peer_id, connected=True))
 
     def drop(self, a: PeerId, b: PeerId, reason: str) -> None:
         for key in ((a, b), (b, a)):
             self._admissions.pop(key, None)
-        link = self._links.pop(_pair(a, b), None)
-        if link is None:
+        streams = self._links.pop(_pair(a, b), None)
+        if streams is None:
             return
-        for stream in link.streams:
+        for stream in streams:
             stream.break_(reason)
         for peer, other in ((a, b), (b, a)):
-            transport = self._peers.get(peer)
+            transport = self.peers.get(peer)
             if transport is not None:
                 transport._emit(ConnectionEvent(other, connected=False))
 
@@ -259,13 +246,8 @@ class MemoryNetwork:
         """The two ends of a new stream on the link of a and b."""
         forth, back = _Pipe(self, _pair(a, b)), _Pipe(self, _pair(a, b))
         ends = _MemoryBytes(back, forth), _MemoryBytes(forth, back)
-        self._links[_pair(a, b)].streams.append(ends[0])
+        self._links[_pair(a, b)].append(ends[0])
         return ends
-
-    def forget(self, a: PeerId, b: PeerId, stream: _MemoryBytes) -> None:
-        link = self.link(a, b)
-        if link is not None and stream in link.streams:
-            link.streams.remove(stream)
 
 
 class MemoryTransport(BaseTransport):
@@ -302,12 +284,12 @@ class MemoryTransport(BaseTransport):
         return self._network.connected(self.peer_id)
 
     def network_of(self, peer: PeerId) -> str:
-        linked = self._network.link(self.peer_id, peer) is not None
+        linked = self._network.are_linked(self.peer_id, peer)
         return self._network.ranges.get(peer, "") if linked else ""
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
-        if self._network.link(self.peer_id, peer) is not None:
+        if self._network.are_linked(self.peer_id, peer):
             return
         if self._is_banned(peer):
             raise ConnectError(f"{peer} is banned here")
@@ -330,7 +312,7 @@ class MemoryTransport(BaseTransport):
         if len(parts) > 6 and parts[6] != peer:
             return "the address names another peer"
         await trio.sleep(2 * self._network.latency_seconds)
-        remote = self._network.at(int(parts[4]))
+        remote = self._network.by_port.get(int(parts[4]))
         if remote is None or self._network.is_cut(self.peer_id, remote.peer_id):
             return "nobody answers"
         await self._network.wait_flowing(self.peer_id, remote.peer_id)
@@ -338,7 +320,7 @@ class MemoryTransport(BaseTransport):
             return f"{remote.peer_id} answers there"
         if remote._is_banned(self.peer_id):
             return "the peer refuses the connection"
-        if self._network.link(self.peer_id, peer) is None:
+        if not self._network.are_linked(self.peer_id, peer):
             self._network.join(self, remote)
         return None
 
@@ -354,8 +336,8 @@ class MemoryTransport(BaseTransport):
         self, peer: PeerId, protocol: str, framing: Framing = Framing.SWARM
     ) -> Stream:
         await trio.sleep(2 * self._network.latency_seconds)
-        remote = self._network.find(peer)
-        if remote is None or self._network.link(self.peer_id, peer) is None:
+        remote = self._network.peers.get(peer)
+        if remote is None or not self._network.are_linked(self.peer_id, peer):
             raise StreamError(f"stream {protocol} with {peer}: not connected")
         if protocol not in remote._handlers:
             raise StreamError(f"stream {protocol} with {peer}: the peer does not speak it")
@@ -424,10 +406,10 @@ class MemoryTransport(BaseTransport):
         """The peer behind a source, its service, and the client id that it sees."""
         await trio.sleep(self._network.latency_seconds)
         name = source.peer or ", ".join(source.addresses) or "a source without any address"
-        server = self._network.find(source.peer) if source.peer else None
+        server = self._network.peers.get(source.peer) if source.peer else None
         for address in () if source.peer else source.addresses:
             port = address.rstrip("/").rpartition(":")[2]
-            server = server or (self._network.at(int(port)) if port.isdecimal() else None)
+            server = server or (self._network.by_port.get(int(port)) if port.isdecimal() else None)
         if server is None or self._network.is_cut(self.peer_id, server.peer_id):
             raise FetchError(f"{name} cannot be reached")
         service = server._service
@@ -458,7 +440,7 @@ class MemoryTransport(BaseTransport):
                 await self._network.wait_flowing(self.peer_id, server.peer_id)
             if scope.cancelled_caught:
                 raise FetchError(f"{server.peer_id} has sent nothing for {seconds:g} s")
-            if self._network.find(server.peer_id) is not server or self._network.is_cut(
+            if self._network.peers.get(server.peer_id) is not server or self._network.is_cut(
                 self.peer_id, server.peer_id
             ):
                 raise FetchError(f"{server.peer_id} broke off after {done} bytes")
