@@ -170,10 +170,10 @@ _INFERENCE: type[InferenceService] = InferenceClient
 # --- checking --------------------------------------------------------------------------------
 
 
-class Report(Reply, frozen=True, kw_only=True):
-    """The results of a series of checks."""
+class Report(msgspec.Struct, kw_only=True):
+    """The results of a series of checks, which the validator extends check by check."""
 
-    checks: list[Check]
+    checks: list[Check] = []
     """Results up to the first failed check; all results if one computation gives all figures."""
     failed: str = ""
     """Name of the first failed check; empty if none failed."""
@@ -203,7 +203,7 @@ class Inspect(Job, frozen=True, kw_only=True):
     """Size of the largest file that is read."""
 
 
-class Inspected(Report, frozen=True, kw_only=True):
+class Inspected(Report, kw_only=True):
     """The report, and the results for training, which are empty if a check failed."""
 
     rewards: Rewards = []
@@ -272,7 +272,7 @@ class Judge(Job, frozen=True, kw_only=True):
     """Rows to check; None: all."""
 
 
-class Judged(Report, frozen=True, kw_only=True):
+class Judged(Report, kw_only=True):
     """The report, and its figures. Means are over chunks; one proof covers one chunk."""
 
     chunks: int

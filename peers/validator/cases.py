@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from peers.validator.checks.base import Report
+import msgspec
+
 from peers.validator.inbox import Key
-from swarm import jobs
 from swarm.envelope import Envelope
+from swarm.jobs import Inspected, Report
 from swarm.messages import StepOrder, Submission, Verdict
 
 
@@ -52,32 +53,13 @@ class Case:
         return slot_of(self.worker, self.submission)
 
 
-@dataclass
-class Outcome(Report):
-    """The results of all checks of a submission, and its rewards."""
-
-    rewards: list[list[float]] | None = None
-    """[groups][G]"""
-    task_means: list[float] = field(default_factory=list)
-    """[groups] Mean reward before length penalties; empty without penalties."""
-    task_spreads: list[float] = field(default_factory=list)
-    """[groups] Largest minus smallest reward before length penalties; empty without penalties."""
-    environments: list[int] = field(default_factory=list)
-    """[groups] Index among the run's environments; empty if the run has only one."""
-    rollouts_digest: bytes = b""
-    """BLAKE3-256 of the rollouts in canonical form, stored next to the submission's file."""
-    rollouts_bytes: int = 0
+class Outcome(Inspected, kw_only=True):
+    """The results of all checks of a submission, and those for training."""
 
     @classmethod
-    def of(cls, report: Report | jobs.Report) -> Outcome:
-        """Make an outcome without rewards from a report of this process or of a child."""
-        return cls(
-            checks=list(report.checks),
-            failed=report.failed,
-            detail=report.detail,
-            proven_fault=report.proven_fault,
-            quarantined=report.quarantined,
-        )
+    def of(cls, report: Report) -> Outcome:
+        """Make an outcome from a report, or from an inspection with its results for training."""
+        return cls(**msgspec.structs.asdict(report))
 
     @property
     def word(self) -> Literal["accepted", "refused", "quarantined"]:
@@ -108,11 +90,11 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         detail=outcome.detail[:500],
         proven_fault=outcome.proven_fault,
         checks=outcome.checks,
-        rewards=[] if refused else outcome.rewards or [],
+        rewards=[] if refused else outcome.rewards,
         log_index=log_index,
         task_means=[] if refused else outcome.task_means,
         task_spreads=[] if refused else outcome.task_spreads,
         environments=[] if refused else outcome.environments,
-        rollouts_digest=b"" if outcome.failed else outcome.rollouts_digest,
-        rollouts_bytes=0 if outcome.failed else outcome.rollouts_bytes,
+        rollouts_digest=b"" if outcome.failed else outcome.canonical_digest,
+        rollouts_bytes=0 if outcome.failed else outcome.canonical_bytes,
     )

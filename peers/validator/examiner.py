@@ -8,7 +8,7 @@ from typing import NamedTuple
 import trio
 
 from peers.validator.cases import Case, Outcome
-from peers.validator.checks.base import first_failure
+from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, Age
@@ -102,12 +102,6 @@ class Examiner:
         inspected = await children.inspector.inspect(inspect)
         self._inspector_restarts.succeeded()
         outcome = Outcome.of(inspected)
-        outcome.rewards = inspected.rewards
-        outcome.task_means = inspected.task_means
-        outcome.task_spreads = inspected.task_spreads
-        outcome.environments = inspected.environments
-        outcome.rollouts_digest = inspected.canonical_digest
-        outcome.rollouts_bytes = inspected.canonical_bytes
         history = History(
             worker=case.worker,
             group_digests=inspected.group_digests,
@@ -116,7 +110,7 @@ class Examiner:
             pace=self._paces[case.worker],
             now=self._peer.node.world.now(),
         )
-        outcome.run(HISTORY, history)
+        run(HISTORY, history, outcome)
         if outcome.failed:
             return outcome
         ungraded = inspected.ungraded

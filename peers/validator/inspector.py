@@ -7,7 +7,6 @@ The hostile file itself is opened in a separate process (`peers.validator.parsin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ import numpy as np
 from peers.environments import Renderer, multi_turn
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
-from peers.validator.checks.base import Report
+from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from swarm.errors import DECODE_ERRORS, UserError
-from swarm.jobs import Inspect, Inspected, InspectionService, SubmissionOrder
+from swarm.jobs import Inspect, Inspected, InspectionService, Report, SubmissionOrder
 from swarm.messages import EnvironmentReference
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
@@ -59,17 +58,17 @@ class InspectorService:
         graded: list[list[float]] = []
         ungraded = ""
         try:
-            report.run(CHECKS, inspection)
+            run(CHECKS, inspection, report)
             if not report.failed:
                 graded = _rewards(inspection.rollouts, inspection)
         except UserError as error:  # an environment cannot replay its turns, or grade them
             ungraded = str(error)
         if report.failed:
-            return Inspected(**asdict(report))
+            return Inspected(**msgspec.structs.asdict(report))
         rollouts = inspection.rollouts
         penalised = bool(graded) and any(each.task.length_weight for each in drawn)
         return Inspected(
-            **asdict(report),
+            **msgspec.structs.asdict(report),
             ungraded=ungraded,
             rewards=_less_penalties(rollouts, drawn, graded) if graded else [],
             task_means=[sum(group) / len(group) for group in graded] if penalised else [],

@@ -25,7 +25,7 @@ from peers.engines.registry import check_engine, make_engine
 from peers.engines.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
-from peers.validator.checks.base import Report
+from peers.validator.checks.base import run_all
 from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
 from swarm import jobs
 from swarm.jobs import Hardware, Judge, Judged, Load, PoliciesLoaded
@@ -120,8 +120,10 @@ class PrefillService:
             sampling=sampling_figures(margins),
             thresholds=job.thresholds,
         )
-        report = Report().run_all(CHECKS, found)
-        return Judged(**asdict(report), **asdict(found.proofs), **asdict(found.sampling))
+        report = run_all(CHECKS, found)
+        return Judged(
+            **msgspec.structs.asdict(report), **asdict(found.proofs), **asdict(found.sampling)
+        )
 
 
 _SERVICE: type[jobs.PrefillService] = PrefillService

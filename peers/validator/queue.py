@@ -6,13 +6,14 @@ import msgspec
 import trio
 
 from peers.validator.cases import Case
-from peers.validator.checks.base import Report, first_failure
+from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import TURN, Turn
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
 from swarm.envelope import Dropped, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
+from swarm.jobs import Report
 from swarm.messages import StepOrder, Submission
 from swarm.run.run import Run
 from swarm.world import Database

@@ -8,12 +8,13 @@ import trio
 
 from peers.validator.cases import Case, Outcome, slot_of, verdict_on
 from peers.validator.checks.announcement import CHECKS, Announcement
-from peers.validator.checks.base import Report, first_failure
+from peers.validator.checks.base import first_failure
 from peers.validator.docket import Docket, verdict_in
 from peers.validator.inbox import Inbox, Key
 from peers.validator.queue import CaseQueue
 from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Rationed
+from swarm.jobs import Report
 from swarm.messages import (
     Acknowledgement,
     Admission,

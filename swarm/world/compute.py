@@ -14,6 +14,7 @@ import trio
 from swarm.errors import UserError
 from swarm.events import Events
 from swarm.world import Child, ChildDied
+from swarm.world.child import ONE_THREAD
 from swarm.world.fork_server import ENVIRONMENT
 from swarm.world.frames import Assignment
 from swarm.world.local_child import LocalChild
@@ -99,7 +100,14 @@ class LocalCompute:
         try:
             server = self._reach_fork_server() if interpreter is None else None
             if server is None:
-                return Spawned(connection, stderr, interpreter)
+                program = [interpreter or sys.executable, "-m", "swarm.world.child"]
+                return Spawned(
+                    [*program, str(connection.fileno()), str(os.getpid())],
+                    output=stderr,
+                    errors=stderr,
+                    environment=ONE_THREAD | {"PYTHONUNBUFFERED": "1"} | os.environ,
+                    keep_open=[connection.fileno()],
+                )
         except OSError as error:
             if interpreter is not None:
                 raise UserError(

@@ -31,7 +31,7 @@ from swarm.world.frames import (
     encode,
     raw,
 )
-from swarm.world.process import Process
+from swarm.world.process import Process, lines_of
 
 T = TypeVar("T")
 
@@ -269,22 +269,15 @@ class LocalChild:
             assert isinstance(response, Part | Progress)
 
     async def _read_stderr(self, stderr: int) -> None:
-        rest = b""
         async with trio.lowlevel.FdStream(stderr) as stream:
-            async for block in stream:
-                *lines, rest = (rest + block).split(b"\n")
-                rest = rest[-4096:]
-                for line in lines:
-                    self._hear(line)
-        if rest:
-            self._hear(rest)
+            async for line in lines_of(stream):
+                self._hear(line)
         self._stderr_ended.set()
 
-    def _hear(self, raw_line: bytes) -> None:
+    def _hear(self, text: str) -> None:
         """Keep a line of stderr, and emit it unless there are too many."""
-        text = raw_line[:400].decode("utf-8", "replace")
         # An error message may quote a hostile file: drop characters that control a terminal.
-        line = "".join(c if c.isprintable() else " " for c in text).rstrip()
+        line = "".join(c if c.isprintable() else " " for c in text[:400]).rstrip()
         self._last_lines.append(line)
         second = int(trio.current_time())
         if second != self._said_second:

@@ -1,7 +1,7 @@
-"""Handles of child processes: pidfds, so that no other process is ever signalled.
+"""Processes that this one starts, watches and ends, and the text that they write.
 
-A child runs in its own session, so Ctrl-C in a terminal reaches only its owner, which ends the
-child by closing the socket. The kernel kills the child when its owner dies.
+A process is held by its pidfd, so that no other is ever signalled. It runs in its own session, so
+Ctrl-C in a terminal reaches only its owner.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 
 import trio
 
-from swarm.world.child import ONE_THREAD
-
 GRACE_SECONDS = 2.0
 """Time for a child to end by itself, or to stop a cancelled call, before it is killed."""
+
+LINE_BYTES_MAX = 256 * 1024
 
 
 class Process(abc.ABC):
@@ -52,30 +52,54 @@ class Process(abc.ABC):
 
 
 class Spawned(Process):
-    """A child of this process."""
+    """A child of this process, and the process group that it leads."""
 
-    def __init__(self, connection: socket.socket, stderr: int, interpreter: str | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: int,
+        errors: int,
+        environment: Mapping[str, str],
+        keep_open: Sequence[int] = (),
+    ) -> None:
+        """Start a command that writes to the pipes `output` and `errors`; raises `OSError`."""
         # Not trio's open_process: it starts children from a worker thread, and the kernel treats
         # the end of that thread as the parent's death (PR_SET_PDEATHSIG).
         self._popen = subprocess.Popen(
-            [
-                interpreter or sys.executable,
-                "-m",
-                "swarm.world.child",
-                str(connection.fileno()),
-                str(os.getpid()),
-            ],
-            pass_fds=[connection.fileno()],
+            command,
+            pass_fds=keep_open,
             stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            env=ONE_THREAD | {"PYTHONUNBUFFERED": "1"} | os.environ,
+            stdout=output,
+            stderr=errors,
+            env=environment,
             start_new_session=True,
         )
         super().__init__(os.pidfd_open(self._popen.pid))
 
+    async def status(self) -> int:
+        """Wait for the exit status, negative for a signal; kill the rest of the group."""
+        await self.wait()
+        self._signal_group(signal.SIGKILL)  # before it is reaped, so that the group is still its
+        return self._popen.wait()
+
+    async def terminate(self, grace_seconds: float) -> None:
+        """End the group: SIGTERM, and SIGKILL after `grace_seconds` or when the process ends."""
+        with trio.CancelScope(shield=True):
+            if self._popen.returncode is None:
+                self._signal_group(signal.SIGTERM)
+                with trio.move_on_after(grace_seconds):
+                    await self.wait()
+                self._signal_group(signal.SIGKILL)
+                await self.status()
+        self.close()
+
     async def how_it_ended(self) -> str:
         return _ending(self._popen.wait())
+
+    def _signal_group(self, which: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, which)
 
 
 class Forked(Process):
@@ -98,10 +122,27 @@ class Forked(Process):
         self._server.close()
 
 
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"was killed by signal {-code}"
+def _ending(status: int) -> str:
+    return f"{'ended' if status >= 0 else 'was killed'} {describe_status(status)}"
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, by its exit status: "with status 1" or "by SIGKILL"."""
+    if status >= 0:
+        return f"with status {status}"
+    with suppress(ValueError):  # a real-time signal has no name
+        return f"by {signal.Signals(-status).name}"
+    return f"by signal {-status}"
+
+
+async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
+    """Read lines of text from a pipe, each cut to `LINE_BYTES_MAX`."""
+    held = b""
+    with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+        async for chunk in stream:
+            *whole, held = (held + chunk).split(b"\n")
+            for line in whole:
+                yield line[:LINE_BYTES_MAX].decode("utf-8", errors="replace")
+            held = held[:LINE_BYTES_MAX]
+        if held:
+            yield held.decode("utf-8", errors="replace")

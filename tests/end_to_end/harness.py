@@ -24,7 +24,6 @@ import msgspec
 import trio
 
 from peers.demo import ENVIRONMENT
-from swarm.app.demo.processes import lines_of
 from swarm.app.demo.recipe import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
@@ -34,6 +33,7 @@ from swarm.observable import Observable
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
+from swarm.world.process import lines_of
 
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 60.0

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from peers.validator.checks import announcement, file, history, policy, standing
-from peers.validator.checks.base import Check, Finding, Report, at_most, first_failure
+from peers.validator.checks.base import Check, Finding, at_most, first_failure, run, run_all
 from swarm import messages
+from swarm.jobs import Report
 
 
 class Below(Check[int]):
@@ -27,24 +28,24 @@ LOOSE, TIGHT, TIGHTER = Below("loose", 9), Below("tight", 4, proven=True), Below
 
 
 def test_checks_run_in_order_up_to_the_first_that_fails() -> None:
-    report = Report().run([LOOSE, TIGHT, TIGHTER], 5)
+    report = run([LOOSE, TIGHT, TIGHTER], 5, Report())
     assert report.checks == [
         messages.Check(name="loose", figure=5, threshold=9, passed=True),
         messages.Check(name="tight", figure=5, threshold=4, passed=False),
     ]
     assert (report.failed, report.detail) == ("tight", "5 is more than 4")
     assert report.proven_fault and not report.quarantined
-    assert report.run([LOOSE], 5).checks[2:] == [], "nothing runs after a failure"
+    assert run([LOOSE], 5, report).checks[2:] == [], "nothing runs after a failure"
 
 
 def test_all_figures_are_reported_where_they_are_known_and_the_first_fault_counts() -> None:
-    report = Report().run_all([LOOSE, TIGHTER, TIGHT], 5)
+    report = run_all([LOOSE, TIGHTER, TIGHT], 5)
     assert [check.passed for check in report.checks] == [True, False, False]
     assert (report.failed, report.proven_fault) == ("tighter", False)
 
 
 def test_a_failure_may_withhold_a_submission_without_blame() -> None:
-    report = Report().run([LOOSE, Withholding("speed", 2)], 5)
+    report = run([LOOSE, Withholding("speed", 2)], 5, Report())
     assert (report.failed, report.quarantined, report.proven_fault) == ("speed", True, False)
 
 
@@ -53,7 +54,7 @@ def test_a_check_may_find_the_fault_of_another() -> None:
         def examine(self, evidence: int) -> Finding:
             return Finding(1, 0, passed=False, detail="torn", check="header", proven=False)
 
-    report = Report().run([Reads("schema", 0, proven=True), LOOSE], 5)
+    report = run([Reads("schema", 0, proven=True), LOOSE], 5, Report())
     assert (report.failed, report.checks[-1].name, report.proven_fault) == (
         "header",
         "header",

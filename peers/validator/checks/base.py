@@ -1,13 +1,14 @@
-"""The interface of a check, and the report of the checks that were run."""
+"""The interface of a check, and the functions that run checks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from swarm import messages
+from swarm.jobs import Report
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Given = TypeVar("Given")
@@ -50,46 +51,21 @@ class Check(ABC, Generic[Evidence]):
         """Run the check."""
 
 
-@dataclass
-class Report:
-    """The results of checks, and the first failure."""
+def run(checks: Iterable[Check[Given]], evidence: Given, report: Report) -> Report:
+    """Run checks up to the first failure and add their results to `report`; returns it."""
+    for check in checks:
+        if report.failed:
+            break
+        _add(report, check, check.examine(evidence))
+    return report
 
-    checks: list[messages.Check] = field(default_factory=list)
-    failed: str = ""
-    """Name of the first failed check; empty if none failed."""
-    detail: str = ""
-    proven_fault: bool = False
-    quarantined: bool = False
 
-    def run(self, checks: Iterable[Check[Given]], evidence: Given) -> Report:
-        """Run checks up to the first failure and add their results; returns itself."""
-        for check in checks:
-            if self.failed:
-                break
-            self.add(check, check.examine(evidence))
-        return self
-
-    def run_all(self, checks: Iterable[Check[Given]], evidence: Given) -> Report:
-        """Run every check and add its result, because all figures are known; returns itself."""
-        for check in checks:
-            self.add(check, check.examine(evidence))
-        return self
-
-    def add(self, check: Check[Any], finding: Finding) -> None:
-        """Add the result of one check."""
-        name = finding.check or check.name
-        self.checks.append(
-            messages.Check(
-                name=name,
-                figure=finding.figure,
-                threshold=finding.threshold,
-                passed=finding.passed,
-            )
-        )
-        if not finding.passed and not self.failed:
-            self.failed, self.detail = name, finding.detail
-            self.proven_fault = check.proven if finding.proven is None else finding.proven
-            self.quarantined = check.quarantines
+def run_all(checks: Iterable[Check[Given]], evidence: Given) -> Report:
+    """Run every check and report its result, because all figures are known."""
+    report = Report()
+    for check in checks:
+        _add(report, check, check.examine(evidence))
+    return report
 
 
 def first_failure(checks: Iterable[Check[Given]], evidence: Given) -> Report | None:
@@ -97,7 +73,22 @@ def first_failure(checks: Iterable[Check[Given]], evidence: Given) -> Report | N
     for check in checks:
         finding = check.examine(evidence)
         if not finding.passed:
-            report = Report()
-            report.add(check, finding)
-            return report
+            return _add(Report(), check, finding)
     return None
+
+
+def _add(report: Report, check: Check[Any], finding: Finding) -> Report:
+    name = finding.check or check.name
+    report.checks.append(
+        messages.Check(
+            name=name,
+            figure=finding.figure,
+            threshold=finding.threshold,
+            passed=finding.passed,
+        )
+    )
+    if not finding.passed and not report.failed:
+        report.failed, report.detail = name, finding.detail
+        report.proven_fault = check.proven if finding.proven is None else finding.proven
+        report.quarantined = check.quarantines
+    return report

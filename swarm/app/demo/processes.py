@@ -1,27 +1,27 @@
-"""The demo's processes: start them, read their output, restart dead ones, end them all.
+"""The demo's processes: read their output, restart dead ones, end them all.
 
-Each process gets a process group of its own. Ctrl-C therefore reaches only the demo, which then
-ends all groups, so that no child of a process outlives it.
+Ctrl-C reaches only the demo, which then ends all process groups, so that no child of a process
+outlives it. Restarts are not those of `swarm.world.restarts`: a peer reports no success, so its
+lifetime decides whether deaths count as in a row.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
 from swarm.errors import SwarmError
+from swarm.world.process import Spawned, describe_status, lines_of
 
-LINE_BYTES_MAX = 256 * 1024
 LAST_LINES_KEPT = 12
 LAST_LINE_CHARACTERS = 400
 TERMINATE_SECONDS = 3.5
@@ -89,7 +89,7 @@ async def keep_alive(process: Process, watcher: Watcher) -> None:
         if deaths >= DEATHS_IN_A_ROW_MAX:
             last = "\n".join(f"  {line}" for line in process.last_lines) or "  (it said nothing)"
             raise ProcessFailed(
-                f"{process.name} died {deaths} times in a row, last {_how(status)}; "
+                f"{process.name} died {deaths} times in a row, last {describe_status(status)}; "
                 f"it said:\n{last}"
             )
         watcher.died(process.name, status)
@@ -97,91 +97,54 @@ async def keep_alive(process: Process, watcher: Watcher) -> None:
         await trio.sleep(min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** (deaths - 1)))
 
 
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"with status {status}"
-    with suppress(ValueError):
-        return f"by {signal.Signals(-status).name}"
-    return f"by signal {-status}"
+async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
+    """Run the process once; returns its exit status, negative for a signal."""
+    with ExitStack() as files:
+        log = files.enter_context(process.log.open("a", encoding="utf-8")) if process.log else None
+        child, output, errors = _spawn(process, restart)
+
+        async def listen(pipe: int, *, for_events: bool) -> None:
+            async with trio.lowlevel.FdStream(pipe) as stream:
+                async for line in lines_of(stream):
+                    if log is not None:
+                        log.write(line + "\n")
+                        log.flush()
+                    event = _event_of(line) if for_events else None
+                    if event is not None:
+                        watcher.said(process.name, event)
+                    elif for_events or line.strip():
+                        process.last_lines.append(line[:LAST_LINE_CHARACTERS])
+
+        try:
+            process.pid = child.pid()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(listen, output, for_events=True))
+                nursery.start_soon(partial(listen, errors, for_events=False))
+                # Its own children may hold the pipes open; `status` kills them.
+                return await child.status()
+        finally:
+            process.pid = None
+            await child.terminate(TERMINATE_SECONDS)
 
 
-def _spawn(process: Process, restart: bool) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start the process once.
-
-    Returns it with the read ends of the pipes of its standard output and standard error.
-
-    Does not use trio's `open_process`, which forks in a worker thread. The kernel treats the end
-    of that thread as the parent's death, and would kill a child that asked to die with its parent,
-    such as the fork server.
-    """
+def _spawn(process: Process, restart: bool) -> tuple[Spawned, int, int]:
+    """Start the process once; returns it with the read ends of its output and error pipes."""
     command = list(process.command(restart))
     output, output_end = os.pipe()
-    complaints, complaints_end = os.pipe()
+    errors, errors_end = os.pipe()
     try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output_end,
-            stderr=complaints_end,
-            start_new_session=True,
-            env={**os.environ, **process.environment},
-        )
+        environment = {**os.environ, **process.environment}
+        child = Spawned(command, output=output_end, errors=errors_end, environment=environment)
     except OSError as error:
         os.close(output)
-        os.close(complaints)
+        os.close(errors)
         raise ProcessFailed(
             f"{process.name} cannot be started ({error.strerror}: {command[0]})"
         ) from error
     finally:
         os.close(output_end)
-        os.close(complaints_end)
-    return child, output, complaints
-
-
-async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
-    """Run the process once; returns its exit status, negative for a signal."""
-    child, output, complaints = _spawn(process, restart)
-    process.pid = child.pid
-    log = process.log.open("a", encoding="utf-8") if process.log is not None else None
-    watch = os.pidfd_open(child.pid)
-
-    def keep(line: str) -> None:
-        if log is not None:
-            log.write(line + "\n")
-            log.flush()
-
-    async def listen() -> None:
-        async with trio.lowlevel.FdStream(output) as stream:
-            async for line in lines_of(stream):
-                keep(line)
-                event = _event_of(line)
-                if event is not None:
-                    watcher.said(process.name, event)
-                    continue
-                process.last_lines.append(line[:LAST_LINE_CHARACTERS])
-
-    async def hear_complaints() -> None:
-        async with trio.lowlevel.FdStream(complaints) as stream:
-            async for line in lines_of(stream):
-                keep(line)
-                if line.strip():
-                    process.last_lines.append(line[:LAST_LINE_CHARACTERS])
-
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(listen)
-            nursery.start_soon(hear_complaints)
-            await trio.lowlevel.wait_readable(watch)
-            # Its own children may hold the pipes open, so kill them too.
-            _signal_group(child.pid, signal.SIGKILL)
-        return child.wait()
-    finally:
-        process.pid = None
-        with trio.CancelScope(shield=True):
-            await _end(child, watch)
-        os.close(watch)
-        if log is not None:
-            log.close()
+        os.close(errors_end)
+    return child, output, errors
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
@@ -193,35 +156,3 @@ def _event_of(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) else None
-
-
-async def _end(child: subprocess.Popen[bytes], watch: int) -> None:
-    """End a process and its process group. `watch` is its pidfd."""
-    if child.poll() is None:
-        _signal_group(child.pid, signal.SIGTERM)
-        with trio.move_on_after(TERMINATE_SECONDS):
-            await trio.lowlevel.wait_readable(watch)
-    _signal_group(child.pid, signal.SIGKILL)
-    await trio.lowlevel.wait_readable(watch)
-    child.wait()
-
-
-def _signal_group(group: int, which: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, which)
-
-
-async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
-    """Read lines of text from a pipe, each cut to `LINE_BYTES_MAX`."""
-    held = b""
-    with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
-        async for chunk in stream:
-            *whole, held = (held + chunk).split(b"\n")
-            for line in whole:
-                yield line[:LINE_BYTES_MAX].decode("utf-8", errors="replace")
-            held = held[:LINE_BYTES_MAX]
-        if held:
-            yield held.decode("utf-8", errors="replace")
-
-
-__all__ = ["Process", "ProcessFailed", "Watcher", "keep_alive", "lines_of"]
