@@ -13,13 +13,12 @@ from typing import Any
 
 import blake3
 
-from peers.engines.episodes import play
 from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
 from peers.environments.base import Task
-from peers.environments.episodes import grade_segments
+from peers.trainer.evaluation import rewards
 from swarm.errors import UserError
 from swarm.messages import OptionValue, Sampling
 from swarm.offline_jobs import (
@@ -31,10 +30,7 @@ from swarm.offline_jobs import (
     TasksMeasured,
 )
 from swarm.rollouts.seeds import digest, noise_key
-from swarm.world.job_thread import JobThread
-
-BATCH = 128
-"""Completions generated at a time."""
+from swarm.world.job_thread import JobThread, in_job_thread
 
 
 class DatasetService:
@@ -54,15 +50,8 @@ class DatasetService:
         self._engine = NativeEngine(self._folder)
         self._thread = JobThread()
 
-    async def describe(self, job: DescribePolicy) -> PolicyDescribed:
-        """See `FilterService.describe`."""
-        return await self._thread.run(self._describe, job)
-
-    async def measure(self, job: MeasureTasks) -> TasksMeasured:
-        """See `FilterService.measure`."""
-        return await self._thread.run(self._measure, job)
-
-    def _describe(self, job: DescribePolicy) -> PolicyDescribed:
+    @in_job_thread
+    def describe(self, job: DescribePolicy) -> PolicyDescribed:
         hasher = blake3.blake3()
         for path in weight_files(self._folder):
             hasher.update_mmap(path)
@@ -77,7 +66,8 @@ class DatasetService:
             policy=hasher.hexdigest(), stop_ids=stops if isinstance(stops, list) else [stops]
         )
 
-    def _measure(self, job: MeasureTasks) -> TasksMeasured:
+    @in_job_thread
+    def measure(self, job: MeasureTasks) -> TasksMeasured:
         sampling = Sampling(
             temperature=job.temperature,
             max_new_tokens=job.max_new_tokens,
@@ -127,29 +117,17 @@ class DatasetService:
         An attempt's noise follows from the seed and the task's index, which starts at `first`.
         """
         attempts = sampling.group_size
-        wanted = [(task, attempt) for task in range(len(tasks)) for attempt in range(attempts)]
-        key = noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big")))
-        passes = [0] * len(tasks)
-        for start in range(0, len(wanted), BATCH):
-            some = wanted[start : start + BATCH]
-            played = play(
-                self._engine,
-                self._renderer,
-                [(self._environment, tasks[task]) for task, _ in some],
-                [(first + task) * attempts + attempt for task, attempt in some],
-                key,
-                sampling,
-            )
-            for (task, _), rollout in zip(some, played.rollouts, strict=True):
-                reward = grade_segments(
-                    self._environment,
-                    tasks[task],
-                    self._renderer,
-                    rollout.segments,
-                    sampling.stop_ids,
-                )
-                passes[task] += reward >= 1.0
-        return passes
+        found = rewards(
+            self._engine,
+            self._renderer,
+            self._environment,
+            [task for task in tasks for _ in range(attempts)],
+            first * attempts,
+            noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big"))),
+            sampling,
+        )
+        passed = [reward >= 1.0 for reward in found]
+        return [sum(passed[at : at + attempts]) for at in range(0, len(passed), attempts)]
 
 
 _SERVICE: type[FilterService] = DatasetService

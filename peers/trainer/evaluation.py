@@ -1,7 +1,8 @@
-"""Evaluation of a policy's accuracy, on prompts that neither SFT nor RL ever draws."""
+"""Playing tasks for their rewards, and a policy's accuracy on prompts that no training draws."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from peers.engines.engine import Engine
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
-from peers.environments.base import Split
+from peers.environments.base import Split, Task
 from peers.environments.episodes import grade_segments
 from swarm.jobs import Accuracy
 from swarm.messages import Sampling
@@ -18,6 +19,25 @@ from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128
 """Episodes generated at a time."""
+
+
+def rewards(
+    engine: Engine,
+    renderer: Renderer,
+    environment: Environment,
+    tasks: Sequence[Task],
+    first_row: int,
+    key: tuple[int, int] | None,
+    sampling: Sampling,
+) -> Iterator[float]:
+    """Play one episode per task, in batches, and yield its reward; rows count from `first_row`."""
+    for start in range(0, len(tasks), BATCH):
+        batch = tasks[start : start + BATCH]
+        rows = range(first_row + start, first_row + start + len(batch))
+        work = [(environment, task) for task in batch]
+        played = play(engine, renderer, work, rows, key, sampling)
+        for task, rollout in zip(batch, played.rollouts, strict=True):
+            yield grade_segments(environment, task, renderer, rollout.segments, sampling.stop_ids)
 
 
 def mean_reward(
@@ -35,7 +55,6 @@ def mean_reward(
 
     The tasks depend on `seed` and the split only, so two policies answer the same ones.
     """
-    renderer = Renderer(tokenizer_folder)
     drawn = digest("swarm/1/evaluation", seed.to_bytes(8, "big"), split.encode())
     key = None if greedy else noise_key(drawn)
     tasks = [
@@ -44,18 +63,8 @@ def mean_reward(
         )
         for index in range(prompts)
     ]
-    total = 0.0
-    for start in range(0, prompts, BATCH):
-        batch = tasks[start : start + BATCH]
-        rows = range(start, start + len(batch))
-        played = play(
-            engine, renderer, [(environment, task) for task in batch], rows, key, sampling
-        )
-        for task, rollout in zip(batch, played.rollouts, strict=True):
-            total += grade_segments(
-                environment, task, renderer, rollout.segments, sampling.stop_ids
-            )
-    return total / prompts
+    renderer = Renderer(tokenizer_folder)
+    return sum(rewards(engine, renderer, environment, tasks, 0, key, sampling)) / prompts
 
 
 @torch.inference_mode()

@@ -49,7 +49,7 @@ from swarm.jobs import (
     TrainStep,
     Unreadable,
 )
-from swarm.world.job_thread import J, JobThread, R
+from swarm.world.job_thread import J, JobThread, R, in_job_thread
 
 
 def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
@@ -86,65 +86,21 @@ class TrainerService:
         self._learner: Learner | None = None
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
-        self._thread = _LearnerThread(self._ranks)
-
-    async def start(self, job: StartTraining) -> Done:
-        """See `TrainingService.start`."""
-        return await self._thread.run(self._start, job)
-
-    async def resume(self, job: Resume) -> Resumed:
-        """See `swarm.jobs.Resume`."""
-        return await self._thread.run(self._resume, job)
-
-    async def follow(self, job: Follow) -> Done:
-        """See `swarm.jobs.Follow`."""
-        return await self._thread.run(self._follow, job)
-
-    async def roll_back(self, job: RollBack) -> Done:
-        """See `swarm.jobs.RollBack`."""
-        return await self._thread.run(self._roll_back, job)
-
-    async def record_to(self, job: RecordTo) -> Recording:
-        """See `TrainingService.record_to`."""
-        return await self._thread.run(self._record_to, job)
-
-    async def record(self, job: Record) -> Done:
-        """See `swarm.jobs.Record`."""
-        return await self._thread.run(self._record, job)
-
-    async def train(self, job: TrainStep) -> Trained:
-        """See `swarm.jobs.TrainStep`."""
-        return await self._thread.run(self._train, job)
-
-    async def begin_save(self, job: BeginSave) -> Done:
-        """See `swarm.jobs.BeginSave`."""
-        return await self._thread.run(self._begin_save, job)
-
-    async def finish_save(self, job: FinishSave) -> Done:
-        """See `swarm.jobs.FinishSave`."""
-        return await self._thread.run(self._finish_save, job)
-
-    async def export(self, job: Export) -> Done:
-        """See `swarm.jobs.Export`."""
-        return await self._thread.run(self._export, job)
-
-    async def evaluate(self, job: Evaluate) -> Evaluated:
-        """See `swarm.jobs.Evaluate`."""
-        return await self._thread.run(self._evaluate, job)
-
-    async def prepare_base(self, job: PrepareBase) -> BasePrepared:
-        """See `swarm.jobs.PrepareBase`."""
-        return await self._thread.run(self._prepare_base, job)
+        self._thread: JobThread = _LearnerThread(self._ranks)
 
     async def end(self, job: EndTraining) -> Done:
-        """See `swarm.jobs.EndTraining`. A single process has no other ranks to end."""
+        """A single process has no other ranks to end."""
         return Done()
 
-    def _start(self, job: StartTraining) -> Done:
+    @in_job_thread
+    def start(self, job: StartTraining) -> Done:
+        self._begin(job)
+        return Done()
+
+    def _begin(self, job: StartTraining) -> None:
         self._sampling = job.lessons.sampling
         self._references = job.environments
         self._environments = Environments(job.environments)
-        self._base = Path(job.model)
         settings = LearnerSettings(
             objective=job.lessons.objective,
             optimiser=job.lessons.optimiser,
@@ -157,24 +113,23 @@ class TrainerService:
             ),
             attention=None if job.attention == "fastest" else job.attention,
         )
-        reason = (
-            ""
-            if settings.attention is None
-            else why_not(settings.attention, self._ranks.device, settings.sharding.mixed_precision)
-        )
-        if reason:
+        attention, sharding = settings.attention, settings.sharding
+        if attention and (
+            reason := why_not(attention, self._ranks.device, sharding.mixed_precision)
+        ):
             raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
-        self._learner = Learner(self._base, settings, ranks=self._ranks)
-        return Done()
+        self._learner = Learner(Path(job.model), settings, ranks=self._ranks)
 
-    def _resume(self, job: Resume) -> Resumed:
-        self._start(job.start)
+    @in_job_thread
+    def resume(self, job: Resume) -> Resumed:
+        self._begin(job.start)
         learner = self._held()
         learner.load(Path(job.folder), _paths(job.policies))
         consumed = [name for names in learner.consumed.values() for name in names]
         return Resumed(step=learner.step, consumed=[bytes.fromhex(name) for name in consumed])
 
-    def _follow(self, job: Follow) -> Done:
+    @in_job_thread
+    def follow(self, job: Follow) -> Done:
         lessons = job.lessons
         self._sampling = lessons.sampling
         self._references = job.environments
@@ -190,14 +145,16 @@ class TrainerService:
         )
         return Done()
 
-    def _roll_back(self, job: RollBack) -> Done:
+    @in_job_thread
+    def roll_back(self, job: RollBack) -> Done:
         learner = self._held()
         consumed = learner.consumed
         learner.load(Path(job.folder), _paths(job.policies))
         learner.begin_lineage(job.lineage, consumed)
         return Done()
 
-    def _record_to(self, job: RecordTo) -> Recording:
+    @in_job_thread
+    def record_to(self, job: RecordTo) -> Recording:
         self._peak_flops = job.peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
             lessons = job.lessons
@@ -210,13 +167,15 @@ class TrainerService:
             )
         return Recording(ranks=self._ranks.world)
 
-    def _record(self, job: Record) -> Done:
+    @in_job_thread
+    def record(self, job: Record) -> Done:
         self._metrics.record(
             job.step, {**job.figures, "environment_rewards": job.environment_rewards}
         )
         return Done()
 
-    def _train(self, job: TrainStep) -> Trained:
+    @in_job_thread
+    def train(self, job: TrainStep) -> Trained:
         learner = self._held()
         started = time.perf_counter()
         read = [read_groups(submission, learner.policies) for submission in job.submissions]
@@ -249,19 +208,23 @@ class TrainerService:
             ],
         )
 
-    def _begin_save(self, job: BeginSave) -> Done:
+    @in_job_thread
+    def begin_save(self, job: BeginSave) -> Done:
         self._held().begin_save(Path(job.folder))
         return Done()
 
-    def _finish_save(self, job: FinishSave) -> Done:
+    @in_job_thread
+    def finish_save(self, job: FinishSave) -> Done:
         self._held().finish_save()
         return Done()
 
-    def _export(self, job: Export) -> Done:
+    @in_job_thread
+    def export(self, job: Export) -> Done:
         self._held().export(Path(job.folder))
         return Done()
 
-    def _evaluate(self, job: Evaluate) -> Evaluated:
+    @in_job_thread
+    def evaluate(self, job: Evaluate) -> Evaluated:
         if self._ranks.rank != 0:  # only rank 0 answers
             return Evaluated(sampled=0.0, greedy=0.0)
         found: dict[str, Accuracy] = {}
@@ -280,7 +243,8 @@ class TrainerService:
             environments=found,
         )
 
-    def _prepare_base(self, job: PrepareBase) -> BasePrepared:
+    @in_job_thread
+    def prepare_base(self, job: PrepareBase) -> BasePrepared:
         if self._ranks.rank != 0:
             return BasePrepared(sft_steps=0, sampled=0.0, greedy=0.0)
         return prepare_base(Path(job.folder), job.seed)

@@ -19,7 +19,7 @@ import torch
 from peers.engines import model as policy_model
 from peers.environments import load as load_environment
 from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
-from peers.trainer.learning.batch import Batch
+from peers.trainer.learning.batch import Batch, Group, make_batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.packing import Scorer, fastest_attention, lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks
@@ -27,7 +27,7 @@ from peers.trainer.learning.schedule import learning_rate
 from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
 from swarm.jobs import Done, Export, Sharding
-from swarm.messages import Optimiser
+from swarm.messages import Objective, Optimiser
 from swarm.offline_jobs import (
     StartTuning,
     Tune,
@@ -38,7 +38,8 @@ from swarm.offline_jobs import (
     Validate,
     Validated,
 )
-from swarm.world.job_thread import JobThread
+from swarm.rollouts.rollout import Rollout
+from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import report
 
 
@@ -63,23 +64,8 @@ class SftService:
     def __init__(self) -> None:
         self._thread = JobThread()
 
-    async def start(self, job: StartTuning) -> TuningStarted:
-        """See `TuningService.start`."""
-        return await self._thread.run(self._start, job)
-
-    async def step(self, job: Tune) -> Tuned:
-        """See `swarm.offline_jobs.Tune`."""
-        return await self._thread.run(self._step, job)
-
-    async def validate(self, job: Validate) -> Validated:
-        """See `swarm.offline_jobs.Validate`."""
-        return await self._thread.run(self._validate, job)
-
-    async def save(self, job: Export) -> Done:
-        """Write the policy as a plain Hugging Face folder, durably, in its original dtype."""
-        return await self._thread.run(self._save, job)
-
-    def _start(self, job: StartTuning) -> TuningStarted:
+    @in_job_thread
+    def start(self, job: StartTuning) -> TuningStarted:
         self._settings = job.settings
         check(self._settings)
         self._base = Path(job.model)
@@ -132,7 +118,8 @@ class SftService:
             )
         return left_out
 
-    def _step(self, job: Tune) -> Tuned:
+    @in_job_thread
+    def step(self, job: Tune) -> Tuned:
         batch = as_batch(list(itertools.islice(self._order, self._settings.batch)))
         tokens = batch.token_count()
         self._optimiser.zero_grad()
@@ -160,8 +147,9 @@ class SftService:
             skipped=not finite,
         )
 
+    @in_job_thread
     @torch.no_grad()
-    def _validate(self, job: Validate) -> Validated:
+    def validate(self, job: Validate) -> Validated:
         if not self._held_back:
             return Validated()
         self._model.eval()
@@ -176,7 +164,9 @@ class SftService:
         exact = torch.stack([answer.sum() for answer in answers]).neg().exp().mean()
         return Validated(loss=float(surprise.mean()), exact=float(exact))
 
-    def _save(self, job: Export) -> Done:
+    @in_job_thread
+    def save(self, job: Export) -> Done:
+        """Write the policy as a plain Hugging Face folder, durably, in its original dtype."""
         weights = {
             name: value.detach().to(self._dtype).cpu()
             for name, value in self._model.named_parameters()
@@ -196,18 +186,5 @@ _SERVICE: type[TuningService] = SftService
 
 def as_batch(examples: Sequence[Example]) -> Batch:
     """Make a batch of examples, with their answers as completions."""
-    return Batch(
-        tokens=torch.tensor([token for prompt, answer in examples for token in (*prompt, *answer)]),
-        sampled=torch.tensor(
-            [
-                mask
-                for prompt, answer in examples
-                for mask in (*[False] * len(prompt), *[True] * len(answer))
-            ]
-        ),
-        lengths=torch.tensor([len(prompt) + len(answer) for prompt, answer in examples]),
-        completion_lengths=torch.tensor([len(answer) for _, answer in examples]),
-        advantage=torch.zeros(len(examples)),
-        policy=torch.zeros(len(examples), dtype=torch.int64),
-        temperature=torch.ones(len(examples), dtype=torch.float64),
-    )
+    groups = [Group([Rollout.single_turn(*each)], [0.0], policy=0) for each in examples]
+    return make_batch(groups, Objective())
