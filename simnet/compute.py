@@ -1,17 +1,18 @@
 """Cost models in place of child processes: they answer the roles' calls in virtual time.
 
-A model replaces a service by its name, with the same methods and parameters (a test compares them).
-It reads and writes the peer's simulated disk, charges virtual time by the peer's `Hardware`, and
-answers like the real service. Submissions are small real files with real hashes, so that the roles
-exchange them as on a real network. Lengths and rewards follow from the submission's seed, so that
-every reader of a file finds the same.
+A model replaces a service by its name, with the same jobs and replies. It reads and writes the
+peer's simulated disk, charges virtual time by the peer's `Hardware`, and answers like the real
+service. Submissions are small real files with real hashes, so that the roles exchange them as on a
+real network. Lengths and rewards follow from the submission's seed, so that every reader of a file
+finds the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -37,6 +38,8 @@ from swarm.world import Child, ChildDied, ChildError, Job, job_type
 TOKENIZER = b'{"simulated": "tokenizer"}'
 WEIGHTS = "model.safetensors"
 TOKENIZER_HASH = blake3(TOKENIZER).digest()
+START_SECONDS = 3.0
+"""Time to start a child."""
 _LEADS_TO = " -> "
 """Separator of two contents' names in the name of the delta from the first to the second."""
 PROBE_HASH = digest_of("simnet/1/probe")
@@ -504,6 +507,15 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 
 
+_END = object()
+"""Follows the last item of a stream."""
+
+
+def _over_the_pipe(value: Any, kind: type[T]) -> T:
+    """What the other side of a real child's pipe would decode."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+
+
 class SimulatedChild:
     """A cost model behind `swarm.world.Child`."""
 
@@ -517,24 +529,31 @@ class SimulatedChild:
         """How the child died; empty while it lives."""
 
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
-        kind = job_type(getattr(self._model, method))
-        given = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=kind)
-        answer = await self._answer(method, given)
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=reply)
+        work = getattr(self._model, method)
+        given = _over_the_pipe(job, job_type(work))
+        return _over_the_pipe(await self._answer(method, job, partial(work, given)), reply)
 
     @asynccontextmanager
     async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
-        raise NotImplementedError("no cost model streams")
-        yield
+        work = getattr(self._model, method)
+        parts = work(_over_the_pipe(job, job_type(work)))
 
-    async def _answer(self, method: str, job: Job) -> Any:
+        async def items() -> AsyncGenerator[T, None]:
+            next_part = partial(anext, parts, _END)
+            while (part := await self._answer(method, job, next_part)) is not _END:
+                yield _over_the_pipe(part, item)
+
+        async with aclosing(parts), aclosing(items()) as found:
+            yield found
+
+    async def _answer(self, method: str, job: Job, work: Callable[[], Awaitable[Any]]) -> Any:
         async with self._busy:
             if self._died:
                 raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
             with trio.CancelScope() as self._calling:
                 try:
                     await self._machine_answers(method, job.patience_seconds)
-                    result = await getattr(self._model, method)(job)  # always makes progress
+                    result = await work()  # always makes progress
                     await self._machine_answers(method, job.patience_seconds)
                 except PowerCut:
                     raise
@@ -561,18 +580,10 @@ class SimulatedChild:
 
 
 class SimulatedCompute:
-    """Implements `swarm.world.Compute` with `models` by service name."""
+    """Implements `swarm.world.Compute` with `MODELS`."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        models: Mapping[str, Callable[..., Any]] | None = None,
-        *,
-        start_seconds: float = 3.0,
-    ) -> None:
+    def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._models = MODELS if models is None else models
-        self._start_seconds = start_seconds
         self.children: dict[str, SimulatedChild] = {}
         """Running children, by name."""
 
@@ -590,10 +601,10 @@ class SimulatedCompute:
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
-        if service not in self._models:
+        if service not in MODELS:
             raise ChildDied(f"{name}: there is no cost model of {service} in this simulation", name)
-        await trio.sleep(self._start_seconds)
-        model = self._models[service](self._setting, **(arguments or {}))
+        await trio.sleep(START_SECONDS)
+        model = MODELS[service](self._setting, **(arguments or {}))
         child = self.children[name] = SimulatedChild(name, model, self._setting.disk)
         try:
             yield child

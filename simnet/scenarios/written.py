@@ -78,7 +78,7 @@ class _Group(_Table):
     step_seconds: _Positive = 15.0
     skew_seconds: float = 0.0
     adversary: str | None = None
-    """Kind of adversary (`simnet/adversaries.py`), if the peers are adversaries."""
+    """Kind of adversary (`simnet/adversaries/`), if the peers are adversaries."""
     disk_gb: _Positive = 1000.0
     join_from_seconds: Annotated[float, Meta(ge=0)] = 0.0
     join_over_seconds: _Positive = 10.0

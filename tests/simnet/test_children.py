@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, SimulatedCompute, Workload
+from simnet.compute import Hardware, SimulatedChild, SimulatedCompute, Workload
+from simnet.disk import SimulatedDisk
 from simnet.invariants import Invariants
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.world import restarts
+from swarm.world import ChildDied, ChildError, Job, restarts
 
 STEPS = 4
 SLOW = Hardware(step_seconds=5.0)
@@ -125,3 +126,38 @@ def test_a_child_that_always_dies_ends_its_peer_after_so_many_deaths_in_a_row() 
     restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
     assert restarted == list(range(1, restarts.DEATHS_MAX))
     assert "trainer ended: trainer was killed" in story.simulation.violations[0]
+
+
+class Count(Job, frozen=True):
+    patience_seconds: ClassVar[float] = 10.0
+    to: int
+
+
+class Counter:
+    """A cost model that streams a number per second, and cannot count beyond 3."""
+
+    async def count(self, job: Count) -> AsyncIterator[int]:
+        for number in range(job.to):
+            await trio.sleep(1.0)
+            if number > 3:
+                raise ValueError("too many")
+            yield number
+
+
+def test_a_cost_model_streams_until_it_ends_fails_or_dies() -> None:
+    async def main() -> None:
+        child = SimulatedChild("counter", Counter(), SimulatedDisk())
+        async with child.stream("count", Count(to=3), int) as numbers:
+            assert [number async for number in numbers] == [0, 1, 2]
+        assert trio.current_time() == 3.0
+        async with child.stream("count", Count(to=3), int) as numbers:
+            assert await anext(numbers) == 0  # leaving the block cancels the rest
+        with pytest.raises(ChildError, match="too many"):
+            async with child.stream("count", Count(to=9), int) as numbers:
+                assert [number async for number in numbers] == [0, 1, 2, 3]
+        with pytest.raises(ChildDied, match="counter was killed"):
+            async with child.stream("count", Count(to=3), int) as numbers:
+                async for _ in numbers:
+                    child.die()
+
+    run_virtual(main, seed=1)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import trio
 
-from simnet.adversaries import Adversary
+from simnet.adversaries.base import Adversary
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap

@@ -1,0 +1,98 @@
+"""What kinds of adversaries have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import msgspec
+import trio
+
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.gossip.frames import Push
+from swarm.gossip.topics import RUN, WORK
+from swarm.kademlia import wire
+from swarm.messages import Checkpoint, Message, StepOrder
+from swarm.node.run_node import RunNode
+from swarm.roles import Role
+from swarm.transport import BlobReference, Framing, Source, Stream, Transport
+
+ATTACK_SECONDS = 5.0
+"""Time between two attempts of a repeated attack."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of adversary, and how its attack ends."""
+
+    acts: type[Role]
+    """The role class that it really runs."""
+    claims: str = "relay"
+    """The role that it claims."""
+    fabricates: str = ""
+    """What its engine fabricates: `simnet.compute.Setting.fabricates`."""
+    uplink_bytes_per_second: float | None = None
+    caught_by: str = ""
+    """The event by which honest peers report it, or the check that its submissions fail; empty if
+    the attack is harmless."""
+
+
+class Adversary:
+    """Joins like a relay, follows all announcements, and attacks every few seconds."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._heard: list[Envelope] = []
+        for kind in (Checkpoint, StepOrder):
+            peer.gossip.listen(kind, self._hear)
+
+    def _hear(self, envelope: Envelope) -> None:
+        self._heard = [*self._heard[-99:], envelope]
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._peer.policies.follow)
+            while True:
+                await trio.sleep(ATTACK_SECONDS)
+                await self.attack()
+
+    async def attack(self) -> None:
+        """Attack once; does nothing where wrong answers are the whole attack."""
+        await trio.lowlevel.checkpoint()
+
+    def push(self, *envelopes: bytes) -> None:
+        """Send envelopes to every neighbour, bypassing this peer's own checks."""
+        for neighbour in list(self._peer.gossip._slots.neighbours.values()):
+            for raw in envelopes:
+                self._peer.gossip._post(neighbour, Push(raw))
+
+    async def claim(self, sender: str, message: Message) -> bytes:
+        """Make an envelope that names `sender` but is signed with this peer's own key."""
+        mine = await self._peer.seal(message, STATE_LIFETIME_SECONDS)
+        body = msgspec.structs.replace(mine.body, sender=sender)
+        return mine.raw[:64] + msgspec.msgpack.encode(body)
+
+
+def answer_dht(transport: Transport, answer: Callable[[wire.Message], wire.Message | None]) -> None:
+    """Make a peer answer every DHT request with `answer`; None is silence."""
+
+    async def serve(stream: Stream) -> None:
+        while (raw := await stream.receive()) is not None:
+            said = answer(wire.decode(raw))
+            if said is not None:
+                await stream.send(wire.encode(said))
+
+    cast(Any, transport)._handlers.pop(wire.PROTOCOL, None)
+    transport.serve(wire.PROTOCOL, serve, Framing.DELIMITED)
+
+
+def deliver_nothing(peer: RunNode) -> None:
+    """Make a peer's pushes of files succeed without sending anything."""
+
+    async def keep(target: Source, reference: BlobReference, path: str) -> None:
+        await trio.lowlevel.checkpoint()
+
+    cast(Any, peer.node.transport).push = keep

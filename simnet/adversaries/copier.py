@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import trio
+
+from peers.inference.role import InferenceRole
+from simnet.adversaries.base import Kind
+from swarm.envelope import Envelope
+from swarm.gossip.topics import RUN, WORK
+from swarm.identity import PeerId
+from swarm.jobs import Generate, Generated, InferenceService
+from swarm.messages import Acknowledgement, StepOrder
+from swarm.node.run_node import RunNode
+
+
+class Copier(InferenceRole):
+    """Hands in another worker's files as its own, byte for byte, while that worker delivers them.
+    The files follow from the seed, so any peer with the weights can make them. *Caught*: by
+    `header`, which names the maker, and evicted; the other worker is credited."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+
+    def __init__(self, peer: RunNode) -> None:
+        super().__init__(peer)
+        self._victim = peer.peer_id
+        peer.gossip.listen(Acknowledgement, self._hear)
+
+    def _hear(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.message, Acknowledgement)
+        self._victim = PeerId(envelope.message.worker)
+
+    async def _make_submission(
+        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
+    ) -> None:
+        await super()._make_submission(_EngineOf(engine, self._victim), order, nursery)
+
+
+class _EngineOf:
+    """An engine that generates another worker's files instead of the peer's own."""
+
+    def __init__(self, engine: InferenceService, worker: PeerId) -> None:
+        self._engine = engine
+        self._worker = worker
+        self.load, self.probe = engine.load, engine.probe
+
+    async def generate(self, job: Generate) -> Generated:
+        order = msgspec.structs.replace(job.order, worker=self._worker)
+        return await self._engine.generate(msgspec.structs.replace(job, order=order))
+
+
+KIND = Kind(Copier, "inference", caught_by="header")
