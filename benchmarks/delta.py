@@ -35,7 +35,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.arguments import at_least
 from benchmarks.spread import load_average, spread
 from swarm.app.output import print_json
-from swarm.shardcast.delta import Chain, encode
+from swarm.shardcast.delta import encode, make
 from swarm.shardcast.jobs import PieceToMake
 from swarm.shardcast.manifest import piece_size_for
 
@@ -135,9 +135,8 @@ def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
             file.truncate(len(data))
 
     def apply() -> None:
-        with Chain(base, target, [delta]) as chain:
-            if len(chain.make(pieces)) < len(pieces):
-                raise RuntimeError("a piece did not come out right")
+        if len(make(base, target, [delta], pieces)) < len(pieces):
+            raise RuntimeError("a piece did not come out right")
 
     def copy() -> None:
         buffer = bytearray(size)

@@ -29,14 +29,12 @@ This module needs numpy and runs in a child process (`DeltaService`); the networ
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,7 @@ from blake3 import blake3
 
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.shardcast import jobs
-from swarm.shardcast.jobs import PieceToMake
+from swarm.shardcast.jobs import DeltaEncoded, PieceToMake
 from swarm.world.progress import checkpoint
 
 DELTA_BLOCK_BYTES = 256 * 1024
@@ -85,8 +83,9 @@ class _File(msgspec.Struct, array_like=True, frozen=True):
     size_bytes: int
     word_bytes: int
 
-    def blocks(self, block_bytes: int) -> int:
-        return -(-self.size_bytes // block_bytes)
+    @property
+    def blocks(self) -> int:
+        return -(-self.size_bytes // DELTA_BLOCK_BYTES)
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -179,92 +178,65 @@ def apply_block(payload: bytes, block: npt.NDArray[np.uint8], word: int) -> None
 # --- files -----------------------------------------------------------------------------------
 
 
+def _layout(path: Path) -> tuple[int, int, dict[str, Any]] | None:
+    """Sizes of a safetensors file and its header, and the tensors by name; None for other files."""
+    if not path.is_file():
+        return None
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or not 2 <= length <= min(size - 8, _SAFETENSORS_HEADER_BYTES_MAX):
+            return None
+        raw = file.read(length)
+    try:
+        tensors = msgspec.json.decode(raw, type=dict[str, dict[str, Any]])
+    except DECODE_ERRORS:
+        return None
+    tensors.pop("__metadata__", None)
+    return size, length, tensors
+
+
 def word_bytes_of(path: Path) -> int:
     """The word size in bytes for comparing a safetensors file; 0 for any other file.
 
     It is the narrowest word of its tensors, so that no word spans two of them. A wider value that
     changes then counts as several changes, which is as exact.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or not 2 <= length <= min(size - 8, _SAFETENSORS_HEADER_BYTES_MAX):
-            return 0
-        raw = file.read(length)
-    try:
-        header = msgspec.json.decode(raw, type=dict[str, dict[str, Any]])
-    except DECODE_ERRORS:
+    layout = _layout(path)
+    if layout is None:
         return 0
-    dtypes = [entry.get("dtype") for name, entry in header.items() if name != "__metadata__"]
-    widths = [_WORD_BYTES.get(str(dtype), 1) for dtype in dtypes]
+    size, length, tensors = layout
+    widths = [_WORD_BYTES.get(str(tensor.get("dtype")), 1) for tensor in tensors.values()]
     return math.gcd(8, 8 + length, size, *widths)  # 8 and the sizes suffice without tensors
 
 
-def _same_layout(base: Path, new: Path) -> bool:
-    """Whether two safetensors files hold tensors of the same names, types, shapes and order."""
-    if not base.is_file() or base.stat().st_size != new.stat().st_size:
-        return False
-    with base.open("rb") as old_file, new.open("rb") as new_file:
-        length = old_file.read(8)
-        if new_file.read(8) != length:
-            return False
-        size = int.from_bytes(length, "little")
-        try:
-            return bool(
-                size <= _SAFETENSORS_HEADER_BYTES_MAX
-                and _tensors(old_file.read(size)) == _tensors(new_file.read(size))
-            )
-        except ValueError:
-            return False
-
-
-def _tensors(header: bytes) -> Any:
-    tensors = json.loads(header)
-    tensors.pop("__metadata__", None)
-    return tensors
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Size and change counts of a delta that `encode` made."""
-
-    size_bytes: int
-    """Size of the delta file; 0 when it was given up and removed."""
-    changed_words: int
-    words: int
-    """Words compared."""
-
-
-def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_bytes: int) -> Encoded:
+def encode(
+    base: Path, new: Path, out: Path, names: Sequence[str], *, limit_bytes: int
+) -> DeltaEncoded:
     """Write to `out`, durably, the delta from files `names` of folder `base` to those of `new`.
 
     Files that are no safetensors, or have other tensors than in the base, are left out: peers that
     apply the delta fetch them in full. The delta is given up, with `size_bytes` 0, if no file is
     left or it would exceed `limit_bytes`. Needs a few megabytes of memory.
     """
-    block_bytes = DELTA_BLOCK_BYTES
     files = []
     for name in names:
-        word = word_bytes_of(new / name) if (new / name).is_file() else 0
-        if word and _same_layout(base / name, new / name):
+        word = word_bytes_of(new / name)
+        if word and _layout(base / name) == _layout(new / name):
             files.append(_File(name, (new / name).stat().st_size, word))
     if not files:
-        return Encoded(0, 0, 0)
-    header = msgspec.msgpack.encode(_Header(block_bytes, files))
-    blocks = sum(file.blocks(block_bytes) for file in files)
-    lengths = np.zeros(blocks, "<u4")
+        return DeltaEncoded(size_bytes=0, changed_words=0, words=0)
+    header = msgspec.msgpack.encode(_Header(DELTA_BLOCK_BYTES, files))
+    lengths = np.zeros(sum(file.blocks for file in files), "<u4")
     table_at = len(MAGIC) + 4 + len(header)
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
     done_bytes, changed, number = table_at + lengths.nbytes, 0, 0
     with out.open("wb") as target:
         target.seek(done_bytes)
         for file in files:
-            with (
-                (base / file.name).open("rb", buffering=0) as old_file,
-                (new / file.name).open("rb", buffering=0) as source,
-            ):
-                for old, fresh in _pairs(old_file, source, block_bytes):
+            with (base / file.name).open("rb") as old_file, (new / file.name).open("rb") as source:
+                for old, fresh in _pairs(old_file, source):
                     checkpoint()
                     payload = encode_block(old, fresh, file.word_bytes)
                     if payload:
@@ -284,86 +256,59 @@ def encode(base: Path, new: Path, out: Path, names: Sequence[str], *, limit_byte
     words = sum(file.size_bytes // file.word_bytes for file in files)
     if done_bytes > limit_bytes:
         out.unlink()
-        return Encoded(0, changed, words)
-    return Encoded(done_bytes, changed, words)
+        done_bytes = 0
+    return DeltaEncoded(size_bytes=done_bytes, changed_words=changed, words=words)
 
 
 def _pairs(
-    old: FileIO, new: FileIO, block_bytes: int
+    old: BufferedReader, new: BufferedReader
 ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
     """Blocks of two equally long files, in two buffers that each block reuses."""
-    buffers = np.empty(block_bytes, np.uint8), np.empty(block_bytes, np.uint8)
-    while count := _fill(old, buffers[0]):
-        if _fill(new, buffers[1]) != count:
+    buffers = np.empty(DELTA_BLOCK_BYTES, np.uint8), np.empty(DELTA_BLOCK_BYTES, np.uint8)
+    while count := old.readinto(buffers[0].data):
+        if new.readinto(buffers[1].data) != count:
             raise BadDelta("a checkpoint changed while it was compared")
         yield buffers[0][:count], buffers[1][:count]
 
 
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
-
-
-def _fill(file: FileIO, buffer: npt.NDArray[np.uint8]) -> int:
-    """Read until the buffer is full or the file ends; returns the bytes read."""
-    view, done = buffer.data, 0
-    while done < len(view) and (count := file.readinto(view[done:]) or 0):
-        done += count
-    return done
-
-
 class Delta:
-    """A delta file opened for reading, in a `with` block."""
+    """A delta file opened for reading."""
 
-    def __init__(self, path: Path) -> None:
-        """Open a delta file; raises `BadDelta`, and `OSError` when it cannot be read."""
-        self._file = path.open("rb")
-        try:
-            self._read_header(path.stat().st_size)
-        except BaseException:
-            self._file.close()
-            raise
+    def __init__(self, file: BufferedReader) -> None:
+        """Read the header; raises `BadDelta`."""
+        self._file = file
         self._decompressor = zstandard.ZstdDecompressor()
-
-    def _read_header(self, size_bytes: int) -> None:
-        start = self._file.read(len(MAGIC) + 4)
+        size_bytes = os.fstat(file.fileno()).st_size
+        start = file.read(len(MAGIC) + 4)
         if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 4:
             raise BadDelta("the delta does not begin as a delta does")
         length = int.from_bytes(start[len(MAGIC) :], "little")
         if length > min(_HEADER_BYTES_MAX, size_bytes):
             raise BadDelta(f"the delta's header claims {length} bytes")
         try:
-            header = _decode_header(self._file.read(length))
+            header = _decode_header(file.read(length))
         except DECODE_ERRORS as error:
             raise BadDelta(f"the delta's header cannot be decoded: {error}") from error
-        self.block_bytes = header.block_bytes
-        if self.block_bytes != DELTA_BLOCK_BYTES:
-            raise BadDelta(f"the delta's blocks have {self.block_bytes} bytes")
+        if header.block_bytes != DELTA_BLOCK_BYTES:
+            raise BadDelta(f"the delta's blocks have {header.block_bytes} bytes")
         self.files: dict[str, _File] = {}
         self._first: dict[str, int] = {}
         blocks = 0
-        for file in header.files:
-            if file.word_bytes not in _UNSIGNED or file.size_bytes % file.word_bytes:
-                raise BadDelta(f"the delta's words have {file.word_bytes} bytes")
-            if file.size_bytes < 0 or file.name in self.files:
-                raise BadDelta(f"the delta lists {file.name[:80]!r} wrongly")
-            self.files[file.name] = file
-            self._first[file.name] = blocks
-            blocks += file.blocks(self.block_bytes)
-        table_at = len(start) + length
-        if table_at + 4 * blocks > size_bytes:
+        for each in header.files:
+            if each.word_bytes not in _UNSIGNED or each.size_bytes % each.word_bytes:
+                raise BadDelta(f"the delta's words have {each.word_bytes} bytes")
+            if each.size_bytes < 0 or each.name in self.files:
+                raise BadDelta(f"the delta lists {each.name[:80]!r} wrongly")
+            self.files[each.name] = each
+            self._first[each.name] = blocks
+            blocks += each.blocks
+        frames_at = len(start) + length + 4 * blocks
+        if frames_at > size_bytes:
             raise BadDelta(f"the delta is too short for {blocks} blocks")
-        self._lengths = np.frombuffer(self._file.read(4 * blocks), "<u4").astype(np.int64)
-        self._offsets = np.cumsum(self._lengths) - self._lengths + table_at + 4 * blocks
-        if table_at + 4 * blocks + int(self._lengths.sum()) != size_bytes:
+        self._lengths = np.frombuffer(file.read(4 * blocks), "<u4").astype(np.int64)
+        self._offsets = np.cumsum(self._lengths) - self._lengths + frames_at
+        if frames_at + int(self._lengths.sum()) != size_bytes:
             raise BadDelta("the delta's blocks do not add up to its size")
-
-    def __enter__(self) -> Delta:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._file.close()
 
     def change(self, name: str, number: int, block: npt.NDArray[np.uint8]) -> None:
         """Apply the changes of block `number` of a file to `block`, in place."""
@@ -384,98 +329,70 @@ class Delta:
         apply_block(payload, block, file.word_bytes)
 
 
-class Chain:
-    """Deltas that lead, one after the other, from a complete checkpoint to a later one.
+def make(
+    base: Path, target: Path, deltas: Sequence[Path], pieces: Sequence[PieceToMake]
+) -> list[int]:
+    """Make pieces, check them, and write the right ones to their offsets in `target`.
 
-    Opened in a `with` block.
+    `base` and `target` are checkpoint folders; `deltas` are files that lead from one to the other,
+    oldest first. Returns the indices of the right pieces; raises `BadDelta`. Memory: the largest
+    piece and a few megabytes.
     """
-
-    def __init__(self, base: Path, target: Path, deltas: Sequence[Path]) -> None:
-        """Open the deltas; raises `BadDelta`.
-
-        `base` and `target` are checkpoint folders, `deltas` files, oldest first.
-        """
-        self._base, self._target = base, target
-        with ExitStack() as stack:
-            self._deltas = [stack.enter_context(Delta(path)) for path in deltas]
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Chain:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._stack.close()
-
-    def covers(self, name: str) -> bool:
-        """Whether the base and every delta of the chain have this file, all in the same size."""
-        sizes = {delta.files[name].size_bytes for delta in self._deltas if name in delta.files}
-        path = self._base / name
-        return (
-            all(name in delta.files for delta in self._deltas)
-            and len(sizes) == 1
-            and path.is_file()
-            and path.stat().st_size == sizes.pop()
-        )
-
-    def make(self, pieces: Sequence[PieceToMake]) -> list[int]:
-        """Make pieces, check them, and write the right ones to their offsets in the target.
-
-        Returns the indices of the right ones. Memory: the largest piece and a few megabytes.
-        """
-        made = []
-        buffer = np.empty(max((piece.size_bytes for piece in pieces), default=0), np.uint8)
+    made = []
+    buffer = np.empty(max((piece.size_bytes for piece in pieces), default=0), np.uint8)
+    with ExitStack() as stack:
+        chain = [Delta(stack.enter_context(path.open("rb"))) for path in deltas]
         for name, some in itertools.groupby(pieces, key=lambda piece: piece.name):
-            if not self.covers(name):
+            if not _cover(chain, base, name):
                 continue
-            with (
-                (self._base / name).open("rb", buffering=0) as source,
-                (self._target / name).open("r+b", buffering=0) as target,
-            ):
+            with (base / name).open("rb") as source, (target / name).open("r+b") as file:
                 for piece in some:
                     data = buffer[: piece.size_bytes]
                     source.seek(piece.offset)
-                    if _fill(source, data) != piece.size_bytes:
+                    if source.readinto(data.data) != piece.size_bytes:
                         continue
-                    self._change(piece, data)
+                    _change(chain, piece, data)
                     if blake3(data.data).digest() == piece.digest:
-                        _write(target.fileno(), data.data, piece.offset)
+                        file.seek(piece.offset)
+                        file.write(data.data)
                         made.append(piece.index)
-        return made
-
-    def _change(self, piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:
-        step = DELTA_BLOCK_BYTES
-        for start in range(0, piece.size_bytes, step):
-            checkpoint()
-            part = data[start : start + step]
-            for delta in self._deltas:
-                delta.change(piece.name, (piece.offset + start) // step, part)
+    return made
 
 
-# --- the child -------------------------------------------------------------------------------
+def _cover(chain: Sequence[Delta], base: Path, name: str) -> bool:
+    """Whether the base and every delta of a chain have this file, all in the same size."""
+    path = base / name
+    return path.is_file() and all(
+        name in delta.files and delta.files[name].size_bytes == path.stat().st_size
+        for delta in chain
+    )
+
+
+def _change(chain: Sequence[Delta], piece: PieceToMake, data: npt.NDArray[np.uint8]) -> None:
+    """Apply the deltas of a chain to a piece of the base, in place."""
+    for start in range(0, piece.size_bytes, DELTA_BLOCK_BYTES):
+        checkpoint()
+        part = data[start : start + DELTA_BLOCK_BYTES]
+        for delta in chain:
+            delta.change(piece.name, (piece.offset + start) // DELTA_BLOCK_BYTES, part)
 
 
 class DeltaService:
     """Implements `swarm.shardcast.jobs.DeltaService`."""
 
-    async def encode(self, job: jobs.EncodeDelta) -> jobs.DeltaEncoded:
-        """See `encode`."""
-        return await trio.to_thread.run_sync(self._encode, job)
+    async def encode(self, job: jobs.EncodeDelta) -> DeltaEncoded:
+        return await trio.to_thread.run_sync(
+            lambda: encode(
+                Path(job.base), Path(job.new), Path(job.out), job.names, limit_bytes=job.limit_bytes
+            )
+        )
 
     async def make(self, job: jobs.MakePieces) -> jobs.PiecesMade:
-        """See `Chain.make`."""
-        return await trio.to_thread.run_sync(self._make, job)
-
-    def _encode(self, job: jobs.EncodeDelta) -> jobs.DeltaEncoded:
-        made = encode(
-            Path(job.base), Path(job.new), Path(job.out), job.names, limit_bytes=job.limit_bytes
+        deltas = [Path(each) for each in job.deltas]
+        made = await trio.to_thread.run_sync(
+            make, Path(job.base), Path(job.target), deltas, job.pieces
         )
-        return jobs.DeltaEncoded(
-            size_bytes=made.size_bytes, changed_words=made.changed_words, words=made.words
-        )
-
-    def _make(self, job: jobs.MakePieces) -> jobs.PiecesMade:
-        with Chain(Path(job.base), Path(job.target), [Path(each) for each in job.deltas]) as chain:
-            return jobs.PiecesMade(made=chain.make(job.pieces))
+        return jobs.PiecesMade(made=made)
 
 
 _SERVICE: type[jobs.DeltaService] = DeltaService

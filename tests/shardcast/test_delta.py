@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from swarm.shardcast import delta as delta_module
 from swarm.shardcast.delta import (
     BadDelta,
-    Chain,
     Delta,
     DeltaService,
     apply_block,
     changed_positions,
     encode,
     encode_block,
+    make,
     word_bytes_of,
 )
 from swarm.shardcast.jobs import EncodeDelta, MakePieces, PieceToMake
@@ -79,8 +79,7 @@ def _hash(data: bytes) -> bytes:
 def made(base: Path, target: Path, deltas: list[Path], name: str, data: bytes) -> list[int]:
     """Make one file from a chain; indices of the pieces that came out right."""
     write(target, {name: bytes(len(data))})
-    with Chain(base, target, deltas) as chain:
-        return chain.make(pieces_of(data, name))
+    return make(base, target, deltas, pieces_of(data, name))
 
 
 # --- blocks ----------------------------------------------------------------------------------
@@ -220,8 +219,8 @@ def test_what_cannot_be_compared_is_left_out(tmp_path: Path) -> None:
     )
     names = ["reshaped", "same", "gone", "added", "odd", "short"]
     assert encode(base, new, tmp_path / "d", names, limit_bytes=1 << 20).size_bytes
-    with Delta(tmp_path / "d") as delta:
-        assert list(delta.files) == ["same"]
+    with (tmp_path / "d").open("rb") as file:
+        assert list(Delta(file).files) == ["same"]
     nothing = encode(base, new, tmp_path / "e", ["gone", "odd"], limit_bytes=1 << 20)
     assert nothing.size_bytes == 0 and not (tmp_path / "e").exists()
 
@@ -327,6 +326,6 @@ def test_the_service_encodes_and_applies(tmp_path: Path) -> None:
     wanted = EncodeDelta(base=base, new=fresh, out=delta, names=["m"], limit_bytes=1 << 20)
     assert trio.run(service.encode, wanted).changed_words == 500
     piece = PieceToMake(0, "m", 0, len(new), _hash(new))
-    make = MakePieces(base=base, target=target, deltas=[delta], pieces=[piece])
-    assert trio.run(service.make, make).made == [0]
+    order = MakePieces(base=base, target=target, deltas=[delta], pieces=[piece])
+    assert trio.run(service.make, order).made == [0]
     assert (tmp_path / "c/m").read_bytes() == new

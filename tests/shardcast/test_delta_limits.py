@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from swarm.shardcast import chain as chain_module
-from swarm.shardcast.delta import Chain, encode
+from swarm.shardcast.delta import encode, make
 from swarm.shardcast.held import delta_key
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer
@@ -138,6 +138,6 @@ def test_neither_encoding_nor_applying_holds_a_file(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     with (tmp_path / "target/m").open("wb") as target:
         target.truncate(len(files[1]))
-    with memory_below(6 * MIB), Chain(base, tmp_path / "target", [delta]) as chain:
-        assert chain.make(pieces) == list(range(len(pieces)))
+    with memory_below(6 * MIB):
+        assert make(base, tmp_path / "target", [delta], pieces) == list(range(len(pieces)))
     assert (tmp_path / "target/m").read_bytes() == files[1]
