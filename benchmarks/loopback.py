@@ -80,7 +80,7 @@ async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
             for other in others:
                 await transport.connect(other["peer"], other["addresses"])
             if disk.exists("made"):
-                held, _ = await store.publish("made", 0, 0)
+                held = await store.publish("made", 0, 0)
                 say(digest=held.digest.hex(), manifest_bytes=held.manifest_bytes)
                 await hear()
             else:

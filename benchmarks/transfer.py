@@ -83,7 +83,7 @@ async def swarm_server(folder: Path) -> None:
     world, disk, identity = Machine(), LocalDisk(folder), Identity(bytes(32))
     async with open_libp2p(identity, ["/ip4/127.0.0.1/tcp/0"], world=world, disk=disk) as transport:
         store = CheckpointStore(disk, RUN, Events(world, identity.peer_id))
-        held, _ = await store.publish("made", 0, 0)
+        held = await store.publish("made", 0, 0)
         transport.serve_bulk(BlobService(lambda peer, credential: True, store=store))
         say(
             ready=True,

@@ -293,10 +293,10 @@ class Cast:
             start = number * each
             part = Symbol("weights", start, min(each, size - start))
             self.origin.disk.put(f"made/model-{number:05d}.safetensors", 0, part)
-        held, digest = await self.origin.store.publish("made", 0, 1)
+        held = await self.origin.store.publish("made", 0, 1)
         return Checkpoint(
             reference=CheckpointReference(
-                lineage=0, step=1, digest=digest, size_bytes=held.manifest_bytes
+                lineage=0, step=1, digest=held.digest, size_bytes=held.manifest_bytes
             ),
             total_bytes=held.manifest.total_bytes,
         )

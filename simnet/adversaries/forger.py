@@ -46,8 +46,7 @@ class Forger(Adversary):
         held = self._peer.store.held((order.lineage, order.policy + 1))
         if held is not None:
             return held
-        held, _ = await self._peer.store.publish(folder, order.lineage, order.policy + 1)
-        return held
+        return await self._peer.store.publish(folder, order.lineage, order.policy + 1)
 
     def _newest_folder(self) -> str:
         held = self._peer.store.held(self._peer.store.complete()[-1])

@@ -304,7 +304,7 @@ class RunNode:
                 nursery.start_soon(self._evictions.cut_off)
                 nursery.start_soon(self._neighbours.be_reachable)
                 nursery.start_soon(self.policies.provide_newest)
-                nursery.start_soon(self.store.settler.run)
+                nursery.start_soon(self.store.settle_received)
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._find_neighbours)
                 nursery.start_soon(self.versions.keep_stored)

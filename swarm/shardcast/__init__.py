@@ -7,8 +7,7 @@ others at once.
 
 - `manifest`: what a checkpoint consists of, and how a hostile manifest is refused
 - `store`: checkpoints on disk, complete and partial; survives a crash at any point. Its parts are
-  `held` (one checkpoint), `index` (which checkpoint holds a blob), `recovery`, `settling` and
-  `seeding`
+  `held` (one checkpoint, and which holds a blob) and `recovery`
 - `delta`: the file that turns one checkpoint into the next, bit for bit (in a child process)
 - `chain`: when a delta is published, and when one is used
 - `sources`: which source to ask next

@@ -93,8 +93,7 @@ class Deltas:
         if failed:
             raise failed[0]
         manifest = msgspec.structs.replace(built[0], deltas=links, mirrors=list(mirrors))
-        held, _ = await self._store.publish(folder, lineage, step, manifest=manifest)
-        return held
+        return await self._store.publish(folder, lineage, step, manifest=manifest)
 
     def _base(self, key: Key) -> Held | None:
         """The newest complete checkpoint of this lineage before `key`."""
@@ -158,8 +157,7 @@ class Deltas:
             )
             if not made.size_bytes:
                 return None
-            held, _ = await self._store.publish(making, key[0], key[1], is_delta=True)
-            return held
+            return await self._store.publish(making, key[0], key[1], is_delta=True)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await disk.remove(making)
@@ -205,7 +203,7 @@ class Deltas:
             cost += link.manifest_bytes + link.total_bytes
             if cost > missing * DELTA_SHARE_MAX:
                 return None
-            base = self._store.named(link.base)
+            base = self._store.blobs.named(link.base)
             if base is not None and base.complete and not base.is_delta:
                 return base, held.manifest.deltas[:count][::-1]
         return None

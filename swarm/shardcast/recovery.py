@@ -31,22 +31,19 @@ async def read_back(disk: Disk, run: str, path: str, key: Key) -> Held | None:
         return None
     if (manifest.run, manifest.lineage, manifest.step) != (run, *key[:2]):
         return None
-    held = Held(manifest, digest_of(blob), len(blob), path, is_delta=len(key) > 2)
-    if disk.exists(f"{path}/{COMPLETE_NAME}") and all(
+    complete = disk.exists(f"{path}/{COMPLETE_NAME}") and all(
         disk.exists(f"{path}/{file.name}")
         and disk.size_bytes(f"{path}/{file.name}") == file.size_bytes
         for file in manifest.files
-    ):
-        held.pieces = bytearray(b"\x01" * len(manifest.pieces))
-        held.complete = True
-        return held
-    held.pieces = bytearray(len(manifest.pieces))
-    try:
-        await allocate(disk, held)
-    except DiskFullError:
-        # This peer stopped before it preallocated the files: only the manifest is on disk.
-        return None
-    await _hash_pieces(disk, held)
+    )
+    held = Held(manifest, digest_of(blob), len(blob), path, complete, is_delta=len(key) > 2)
+    if not complete:
+        try:
+            await allocate(disk, held)
+        except DiskFullError:
+            # This peer stopped before it preallocated the files: only the manifest is on disk.
+            return None
+        await _hash_pieces(disk, held)
     return held
 
 

@@ -58,17 +58,14 @@ class BlobService:
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
         """Open a blob to send. Raises `Refused`: 404 ("not yet" for a piece still missing here),
         and 503 when `uploads` is busy."""
-        registered = self._registered.get(digest)
-        if registered is not None:
-            return OpenBlob(registered.path, registered.offset, registered.size_bytes)
-        if self._store is not None:
-            sender = self._uploads if self._uploads is not None else self._store
-            blob = sender.open(digest)
-            if blob is not None:
-                return blob
-            if self._store.knows(digest):
+        blob = self._registered.get(digest)
+        if blob is None and self._store is not None:
+            blob = (self._uploads or self._store.blobs).open(digest)
+            if blob is None and self._store.blobs.of(digest):
                 raise Refused(404, "not yet")
-        raise Refused(404, "unknown blob")
+        if blob is None:
+            raise Refused(404, "unknown blob")
+        return blob
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         if self.inbox is None:

@@ -12,7 +12,7 @@ complete; their folders do not show it.
 
 There is no journal. At start every piece on disk is hashed, and a fetch resumes with the pieces
 that do not match. So a *received* checkpoint below `CHECKPOINT_SYNC_BYTES` is never fsynced: a
-power cut costs at most another fetch. A larger one is fsynced in the background (`settling`) while
+power cut costs at most another fetch. A larger one is fsynced in the background (`settle`) while
 it is already in use, then marked, and not hashed again: reading hundreds of gigabytes at each start
 would cost more. A *published* checkpoint is always durable before `publish` returns.
 """
@@ -29,8 +29,7 @@ import trio
 from swarm.errors import DiskFullError, SwarmError
 from swarm.events import Events
 from swarm.shardcast import limits
-from swarm.shardcast.held import Change, Held, Key, Watcher, delta_key
-from swarm.shardcast.index import BlobIndex
+from swarm.shardcast.held import BlobIndex, Change, Held, Key, Watcher, delta_key
 from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,
@@ -40,14 +39,15 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.shardcast.recovery import COMPLETE_NAME, allocate, is_right, read_back
-from swarm.shardcast.seeding import Seeding
-from swarm.shardcast.settling import Settler
-from swarm.transport import OpenBlob
 from swarm.world import Disk, Sink
 
 CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024
 """A received checkpoint at least this large is fsynced when complete, and trusted at the next
 start. A smaller one is not fsynced but hashed at the next start, which is cheaper."""
+
+SEEDING_BYTES_MIN = 256 * 1024 * 1024
+"""Size from which a published checkpoint is super-seeded: each piece is sent once before any is
+sent twice. A smaller one reaches every peer before that matters."""
 
 _FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.delta)?")
 _SPARE_NAME = ".spare"
@@ -80,13 +80,14 @@ class CheckpointStore:
         self._quota_bytes = quota_bytes
         self.root = root
         self._held: dict[Key, Held] = {}
-        self._index = BlobIndex()
-        self.seeding = Seeding(self._index, self._notify)
+        self.blobs = BlobIndex()
         self._pins: Counter[Key] = Counter()
         self._watchers: list[Watcher] = []
         self._trimming = trio.Lock()
         self._spares = 0
-        self.settler = Settler(self, events)
+        self._unsettled: list[Held] = []
+        """Large received checkpoints, complete, that are not fsynced yet."""
+        self._received = trio.Event()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -98,28 +99,9 @@ class CheckpointStore:
         """The checkpoint or delta with this key, complete or not; None without its manifest."""
         return self._held.get(key)
 
-    def named(self, digest: bytes) -> Held | None:
-        """The checkpoint whose manifest has this digest."""
-        return self._index.named(digest)
-
     def all(self) -> list[Held]:
         """Every checkpoint and delta whose manifest is on disk, oldest first."""
         return [self._held[key] for key in sorted(self._held)]
-
-    def knows(self, digest: bytes) -> bool:
-        """Whether a manifest in the store names this blob, present or missing."""
-        return bool(self._index.of(digest))
-
-    def has(self, digest: bytes) -> bool:
-        """Whether a piece or manifest is present."""
-        return self._index.has(digest)
-
-    def open(self, digest: bytes) -> OpenBlob | None:
-        """Open a piece or manifest to send; None if it is missing.
-
-        Until the blob is released, its checkpoint is not removed.
-        """
-        return self._index.open(digest)
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` at every change, from now on."""
@@ -186,14 +168,12 @@ class CheckpointStore:
 
     def _remember(self, held: Held) -> None:
         self._held[held.key] = held
-        self._index.add(held)
+        self.blobs.add(held)
         self._notify(Change.BEGUN, held)
 
     def _forget(self, held: Held) -> None:
         del self._held[held.key]
-        self.seeding.forget(held.key)
-        self.settler.forget(held.key)
-        self._index.remove(held)
+        self.blobs.remove(held)
         self._notify(Change.REMOVED, held)
 
     def _name(self, key: Key) -> str:
@@ -226,7 +206,6 @@ class CheckpointStore:
             await self._delete(folder)
             raise
         held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
-        held.pieces = bytearray(len(manifest.pieces))
         try:
             await self._make_sure_of_room(held)
             await allocate(self.disk, held)
@@ -321,7 +300,7 @@ class CheckpointStore:
         copied = 0
         for index in held.missing():
             reference = held.manifest.pieces[index]
-            blob = self.open(reference.digest)
+            blob = self.blobs.open(reference.digest)
             if blob is None:
                 continue
             sink = self.sink(held, index)
@@ -346,10 +325,37 @@ class CheckpointStore:
                 raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
             held.complete = True
             if held.manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
-                self.settler.add(held)
+                self._unsettled.append(held)
+                self._received.set()
             self._notify(Change.COMPLETE, held)
         await self.trim()
         return held.folder
+
+    async def settle_received(self) -> None:
+        """Settle each large checkpoint once it is complete, until cancelled."""
+        while True:
+            await self._received.wait()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Fsync and mark the large received checkpoints, so that no start hashes them again.
+
+        A disk error is reported as an event; the next start then hashes the checkpoint.
+        """
+        self._received = trio.Event()
+        while self._unsettled:
+            held = self._unsettled.pop(0)
+            if self._held.get(held.key) is not held:  # removed meanwhile
+                continue
+            self.pin(held.key)
+            try:
+                await self.disk.sync(held.folder)
+                if self._held.get(held.key) is held:
+                    await self.disk.write(f"{held.folder}/{COMPLETE_NAME}", b"")
+            except (OSError, SwarmError) as error:
+                self._events.emit("shardcast.not_synced", step=held.key[1], reason=str(error))
+            finally:
+                self.unpin(held.key)
 
     async def discard(self, key: Key) -> None:
         """Remove a partial checkpoint, even if its manifest has not arrived."""
@@ -377,23 +383,19 @@ class CheckpointStore:
         *,
         manifest: CheckpointManifest | None = None,
         is_delta: bool = False,
-    ) -> tuple[Held, bytes]:
+    ) -> Held:
         """Move a folder on this disk into the store as a checkpoint, with its manifest.
 
         `manifest` is trusted if given; else the folder is hashed. With `is_delta`, the folder is
         the delta that leads to (lineage, step). Everything is durable before this returns.
 
-        Returns the checkpoint and its manifest's digest. Publishing the same content again returns
-        the existing checkpoint; other content under the same (lineage, step) raises
-        `CheckpointConflict`.
+        Publishing the same content again returns the existing checkpoint; other content under the
+        same (lineage, step) raises `CheckpointConflict`.
         """
-        key: Key = (lineage, step)
-        if is_delta:
-            key = delta_key(key)
+        key = delta_key((lineage, step)) if is_delta else (lineage, step)
         if manifest is None:
             manifest = await build(self.disk, folder, run=self.run, lineage=lineage, step=step)
         blob = manifest.encode()
-        digest = digest_of(blob)
         known = self._held.get(key)
         if known is not None and known.complete:
             # Deltas and mirrors may differ: they are only ways to get the content.
@@ -403,7 +405,7 @@ class CheckpointStore:
                     "with the next step, or open a new lineage"
                 )
             await self.disk.remove(folder)
-            return known, known.digest
+            return known
         await self.discard(key)
         await self.disk.write(f"{folder}/{MANIFEST_NAME}", blob)
         await self.disk.sync(folder)
@@ -412,13 +414,38 @@ class CheckpointStore:
         final = self._name(key)
         await self.disk.rename(folder, final)
         await self.disk.sync(final)
-        held = Held(manifest, digest, len(blob), final, complete=True, is_delta=is_delta)
-        held.pieces = bytearray(b"\x01" * len(manifest.pieces))
-        self.seeding.begin(held)
+        held = Held(manifest, digest_of(blob), len(blob), final, complete=True, is_delta=is_delta)
+        if manifest.total_bytes >= SEEDING_BYTES_MIN:
+            held.unsent = (1 << len(manifest.pieces)) - 1
         self._remember(held)
         self._notify(Change.COMPLETE, held)
         await self.trim()
-        return held, digest
+        return held
+
+    @property
+    def is_seeding(self) -> bool:
+        """Whether a checkpoint published here has pieces that were never sent."""
+        return any(held.unsent for held in self._held.values())
+
+    def leave(self, digest: bytes) -> bool:
+        """Note a request for a blob. False if it is a piece that was sent already while other
+        pieces of its checkpoint were not."""
+        may = True
+        for held, index in self.blobs.of(digest):
+            if held.unsent and index >= 0:
+                if held.unsent >> index & 1:
+                    held.unsent ^= 1 << index
+                    self._notify(Change.LEFT, held, index)
+                    return True
+                may = False
+        return may
+
+    def end_seeding(self, digest: bytes) -> None:
+        """End super-seeding of the checkpoints that this piece or manifest belongs to."""
+        for held, index in self.blobs.of(digest):
+            if held.unsent:
+                held.unsent = 0
+                self._notify(Change.LEFT, held, index)
 
     # --- starting ----------------------------------------------------------------------------
 

@@ -67,11 +67,11 @@ class Uploads:
         now = self._world.now()
         self._leave_out_the_slow(now)
         busy = self._active_bytes >= UPLOAD_SECONDS * self.bytes_per_second
-        if busy and store.has(digest):
+        if busy and store.blobs.has(digest):
             raise Refused(503, "busy")
-        if store.seeding.active and not self._may_leave(digest):
+        if store.is_seeding and not self._may_leave(digest):
             raise Refused(503, "busy: other pieces leave first")
-        blob = store.open(digest)
+        blob = store.blobs.open(digest)
         if blob is None:
             return None
         if not self._active_bytes:
@@ -97,13 +97,13 @@ class Uploads:
     def _may_leave(self, digest: bytes) -> bool:
         """Whether a piece may be sent: all of its checkpoint were sent once, or this one never."""
         now = self._world.now()
-        left = self._store.seeding.leave(digest)
+        left = self._store.leave(digest)
         if left or now - self._left_at < SEEDING_SECONDS:
             if left:
                 self._left_at = now
             return left
         # No client asks for the rest: better any piece than none.
-        self._store.seeding.end(digest)
+        self._store.end_seeding(digest)
         return True
 
     def _release(self, number: int, blob: OpenBlob) -> None:

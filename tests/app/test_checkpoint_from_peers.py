@@ -84,7 +84,7 @@ async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
         async with part.joined():
             for path in policy.iterdir():
                 await node.disk.write(f"made/{path.name}", path.read_bytes())
-            held, _ = await part.store.publish("made", 0, 4)
+            held = await part.store.publish("made", 0, 4)
             checkpoint: Checkpoint = announcement(held)
             await part.announce(checkpoint, STATE_LIFETIME_SECONDS)
             yield Trainer(node, part, policy)

@@ -23,7 +23,7 @@ async def publish(peer: Peer) -> list[BlobReference]:
     """Have a peer hold a checkpoint; its pieces."""
     data = random.Random(1).randbytes(PIECES * limits.PIECE_BYTES_MIN)
     await peer.node.disk.write("made/model.safetensors", data)
-    held, _ = await peer.run_node.store.publish("made", 0, 0)
+    held = await peer.run_node.store.publish("made", 0, 0)
     return [BlobReference(piece.digest, piece.size_bytes) for piece in held.manifest.pieces]
 
 

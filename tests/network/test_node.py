@@ -37,7 +37,7 @@ async def publish(peer: Peer, step: int) -> bytes:
     """A small checkpoint of this peer; its manifest's digest."""
     disk = peer.node.disk
     await disk.write("made/model.safetensors", bytes([step]) * limits.PIECE_BYTES_MIN)
-    held, _ = await peer.run_node.store.publish("made", 0, step)
+    held = await peer.run_node.store.publish("made", 0, step)
     return held.digest
 
 

@@ -47,7 +47,7 @@ def test_a_peer_of_a_run_fetches_no_more_than_its_quota(tmp_path: Path) -> None:
         async with swarm.apart(TRAINER) as trainer, swarm.apart(ALICE) as validator:
             trainer.node.transport.serve_bulk(trainer.run_node.blobs)
             await trainer.node.disk.write("made/model.safetensors", bytes(QUOTA + 1))
-            held, _ = await trainer.run_node.store.publish("made", 0, 0)
+            held = await trainer.run_node.store.publish("made", 0, 0)
             for quota in (QUOTA, 2 * QUOTA):
                 settings = PeerSettings(role=["observer"], quota_bytes=quota)
                 node = replace(validator.node, settings=settings)

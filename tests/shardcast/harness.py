@@ -140,7 +140,7 @@ class Peer:
 
     async def publish(self, step: int, files: dict[str, bytes], lineage: int = 0) -> Checkpoint:
         await put_folder(self.disk, "made", files)
-        held, _ = await self.store.publish("made", lineage, step)
+        held = await self.store.publish("made", lineage, step)
         return announcement(held)
 
 

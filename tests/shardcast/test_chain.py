@@ -343,7 +343,7 @@ def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
                 await trainer.disk.write(f"made/{name}", data)
             manifest = await build(trainer.disk, "made", run=RUN, lineage=0, step=2)
             manifest = msgspec.structs.replace(manifest, deltas=[link])
-            held, _ = await trainer.store.publish("made", 0, 2, manifest=manifest)
+            held = await trainer.store.publish("made", 0, 2, manifest=manifest)
             await fetch(worker, first, trainer)
             await fetch(worker, announcement(held), trainer)
             assert holds(worker, tmp_path / "2", 2, files[2])
@@ -404,7 +404,7 @@ def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
             await trainer.store.withdraw((0, 1))
             for name, data in files[1].items():
                 await trainer.disk.write(f"made/{name}", data)
-            held, _ = await trainer.store.publish("made", 0, 1, manifest=lying)
+            held = await trainer.store.publish("made", 0, 1, manifest=lying)
             await fetch(worker, first, trainer)
             with pytest.raises(BadManifest, match="does not have the SHA-256"):
                 await fetch(worker, announcement(held), trainer)

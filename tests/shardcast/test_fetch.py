@@ -63,7 +63,7 @@ class _Corrupt:
         self.served = 0
 
     def open(self, client: PeerId | None, digest: bytes) -> OpenBlob:
-        blob = self.honest.store.open(digest)
+        blob = self.honest.store.blobs.open(digest)
         assert blob is not None
         blob.release()
         self.served += 1
@@ -195,7 +195,7 @@ def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none(
             lie, turns = corrupt.open, itertools.count(1)
 
             def sometimes_lie(client: PeerId | None, digest: bytes) -> OpenBlob:
-                blob = trainer.store.open(digest)
+                blob = trainer.store.blobs.open(digest)
                 assert blob is not None
                 if next(turns) % 5 == 0:
                     blob.release()
@@ -206,7 +206,7 @@ def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none(
             def sometimes_forget(client: PeerId | None, digest: bytes) -> OpenBlob:
                 if next(turns) % 7 == 0:
                     raise Refused(404, "unknown blob")
-                blob = trainer.store.open(digest)
+                blob = trainer.store.blobs.open(digest)
                 assert blob is not None
                 forgetful.disk.files[blob.path] = trainer.disk.files[blob.path]
                 return blob
@@ -228,7 +228,7 @@ def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in_none(
             # Every piece counted once, by whoever sent it right.
             pieces = [e.fields["piece"] for e in worker.events.named("shardcast.piece_received")]
             assert len(set(pieces)) == len(pieces)
-            assert not trainer.store.named(checkpoint.reference.digest).readers  # type: ignore[union-attr]
+            assert not trainer.store.blobs.named(checkpoint.reference.digest).readers  # type: ignore[union-attr]
 
     run(main)
 

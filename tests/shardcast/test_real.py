@@ -29,7 +29,7 @@ def test_a_chain_over_real_sockets_and_files(tmp_path: Path) -> None:
                 real_peer(3, tmp_path / "client") as client,
             ):
                 await put_folder(trainer.disk, "made", files)
-                held, _ = await trainer.store.publish("made", 0, 0)
+                held = await trainer.store.publish("made", 0, 0)
                 checkpoint = announcement(held)
                 await relay.connect(trainer)
                 await client.connect(relay)

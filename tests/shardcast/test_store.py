@@ -43,7 +43,7 @@ async def published(step: int, files: dict[str, bytes]) -> tuple[MemoryDisk, Hel
     """A trainer's disk with one checkpoint."""
     disk = MemoryDisk()
     await put_folder(disk, "made", files)
-    held, _ = await (await opened(disk)).publish("made", 0, step)
+    held = await (await opened(disk)).publish("made", 0, step)
     return disk, held
 
 
@@ -83,7 +83,7 @@ def check_store(store: CheckpointStore) -> None:
     assert isinstance(disk, MemoryDisk)
     for held in store.all():
         for digest in [held.digest, *(piece.digest for piece in held.manifest.pieces)]:
-            blob = store.open(digest)
+            blob = store.blobs.open(digest)
             if blob is not None:
                 data = disk.files[blob.path].data[blob.offset : blob.offset + blob.size_bytes]
                 assert digest_of(bytes(data)) == digest
@@ -106,7 +106,7 @@ def test_receiving_survives_a_stop_at_every_point(
         store = await opened(uninterrupted, keep=2)
         for source, wanted in sources:
             await fetch(store, source, wanted)
-            await store.settler.settle()
+            await store.settle()
         assert store.complete() == [(0, 1), (0, 2)]
         assert uninterrupted.exists("checkpoints/0-2/.complete") == large
         rng = random.Random(0)
@@ -118,7 +118,7 @@ def test_receiving_survives_a_stop_at_every_point(
             with pytest.raises(PowerCut):
                 for source, wanted in sources:
                     await fetch(store, source, wanted)
-                    await store.settler.settle()
+                    await store.settle()
                     settled.append(wanted.key)
             done = settled if power else store.complete()
             disk.cut_at = None
@@ -182,8 +182,8 @@ def test_a_restart_keeps_the_pieces_that_hash_right() -> None:
         store = await opened(disk)
         held = store.held((0, 0))
         assert held is not None and held.missing() == [1, 2, 3, 5, 6]
-        assert store.open(wanted.manifest.pieces[2].digest) is None
-        assert store.knows(wanted.manifest.pieces[2].digest)
+        assert store.blobs.open(wanted.manifest.pieces[2].digest) is None
+        assert store.blobs.of(wanted.manifest.pieces[2].digest)
         await fetch(store, source, wanted)
         assert same_files(disk, "checkpoints/0-0", files_of(1, pieces=6))
 
@@ -197,16 +197,16 @@ def test_a_piece_is_served_once_it_is_committed() -> None:
         changes: list[tuple[Change, int]] = []
         store.watch(lambda change, held, index: changes.append((change, index)))
         await begin(store, source, wanted)
-        blob = store.open(wanted.digest)
+        blob = store.blobs.open(wanted.digest)
         assert blob is not None and blob.path == "checkpoints/0-0/.manifest"
         digest = wanted.manifest.pieces[1].digest
-        assert store.open(digest) is None
+        assert store.blobs.open(digest) is None
         await receive(store, source, wanted, 1)
-        blob = store.open(digest)
+        blob = store.blobs.open(digest)
         assert blob is not None
         assert (blob.path, blob.offset) == ("checkpoints/0-0/model.safetensors", 0)
         assert changes == [(Change.BEGUN, -1), (Change.PIECE, 1)]
-        assert store.open(b"x" * 32) is None and not store.knows(b"x" * 32)
+        assert store.blobs.open(b"x" * 32) is None and not store.blobs.of(b"x" * 32)
 
     trio.run(main)
 
@@ -219,12 +219,12 @@ def test_retention_spares_what_is_pinned_or_being_sent() -> None:
 
         async def publish(step: int) -> None:
             await put_folder(disk, "made", files_of(step))
-            helds.append((await store.publish("made", 0, step))[0])
+            helds.append(await store.publish("made", 0, step))
 
         await publish(0)
         await publish(1)
         store.pin((0, 0))
-        reading = store.open(helds[1].manifest.pieces[1].digest)
+        reading = store.blobs.open(helds[1].manifest.pieces[1].digest)
         assert reading is not None
         await publish(2)
         await publish(3)
@@ -236,7 +236,7 @@ def test_retention_spares_what_is_pinned_or_being_sent() -> None:
         await store.trim()
         assert store.complete() == [(0, 2), (0, 3)]
         assert disk.list("checkpoints") == ["0-2", "0-3"]
-        assert not store.knows(helds[0].digest)
+        assert not store.blobs.of(helds[0].digest)
         # A new lineage supersedes every step of the old one.
         await put_folder(disk, "made", files_of(9))
         await store.publish("made", 1, 0)
@@ -315,7 +315,7 @@ def test_publishing_twice_is_once_and_never_two_things() -> None:
         digests = []
         for _ in range(2):
             await put_folder(disk, "made", files_of(1))
-            digests.append((await store.publish("made", 0, 1))[1])
+            digests.append((await store.publish("made", 0, 1)).digest)
             assert not disk.exists("made")
         assert digests[0] == digests[1]
         await put_folder(disk, "made", files_of(2))
@@ -469,7 +469,7 @@ def test_others_have_their_turn_while_known_pieces_are_copied(tmp_path: Path) ->
             for name, data in files_of(0, pieces=20).items():
                 await disk.write(f"made/{name}", data)
             store = CheckpointStore(disk, RUN, Events(VirtualWorld(), "me"), root=root)
-            return store, (await store.publish("made", 0, step))[0]
+            return store, await store.publish("made", 0, step)
 
         store, _ = await published_below("checkpoints", 0)
         _, wanted = await published_below("elsewhere", 1)
@@ -513,7 +513,7 @@ def test_a_large_received_checkpoint_is_used_first_and_synced_then(
         disk = MemoryDisk()
         store = await opened(disk)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(store.settler.run)
+            nursery.start_soon(store.settle_received)
             await fetch(store, *await published(0, files_of(0)))
             assert store.complete() == [(0, 0)] and disk.syncs == 0
             await trio.testing.wait_all_tasks_blocked()

@@ -7,7 +7,7 @@ import random
 import pytest
 import trio
 
-from swarm.shardcast import limits, seeding
+from swarm.shardcast import limits, store
 from swarm.shardcast import uploads as uploads_module
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.transport import Refused
@@ -96,7 +96,7 @@ def test_a_busy_source_is_not_blamed_and_the_fetch_goes_on() -> None:
 def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seeding, "SEEDING_BYTES_MIN", 1)
+    monkeypatch.setattr(store, "SEEDING_BYTES_MIN", 1)
 
     async def main() -> None:
         network = MemoryNetwork(latency_seconds=0.02)
@@ -140,7 +140,7 @@ def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
 def test_a_publisher_of_whom_nobody_asks_the_rest_sends_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seeding, "SEEDING_BYTES_MIN", 1)
+    monkeypatch.setattr(store, "SEEDING_BYTES_MIN", 1)
 
     async def main() -> None:
         async with peer(MemoryNetwork(), 1) as one:
@@ -153,6 +153,6 @@ def test_a_publisher_of_whom_nobody_asks_the_rest_sends_anything(
                 one.service.open(None, digest)
             await trio.sleep(uploads_module.SEEDING_SECONDS)
             one.service.open(None, digest).release()
-            assert held.unsent == 0 and not one.store.seeding.active
+            assert held.unsent == 0 and not one.store.is_seeding
 
     run(main)

@@ -142,7 +142,7 @@ class Announcer:
 
     def _entry(self, peer: PeerId, digest: bytes, announced: Announced) -> Entry | None:
         """The news about one checkpoint for a neighbour, if any."""
-        held = self._store.named(digest)
+        held = self._store.blobs.named(digest)
         if held is None:
             announced.gone = True
             return Gone(digest) if announced.at > -inf else None
@@ -230,7 +230,7 @@ class Announcer:
         if unsent and unsent.bit_count() <= len(held.pieces) * SEEDING_END_SHARE:
             # Sending a few of the last pieces twice is better than waiting for the neighbours
             # that they were shown to.
-            self._store.seeding.end(held.digest)
+            self._store.end_seeding(held.digest)
             return
         bit = 1 << index if index >= 0 else 0
         all_shown = not unsent & ~self.mine_of(held).shown
@@ -242,7 +242,7 @@ class Announcer:
 
     def note_progress(self, peer: PeerId, digest: bytes, claim: Claim) -> None:
         """Announce new pieces soon to a neighbour that lacks only few."""
-        neighbour, held = self.neighbours.get(peer), self._store.named(digest)
+        neighbour, held = self.neighbours.get(peer), self._store.blobs.named(digest)
         if neighbour is None or held is None or held.complete:
             return
         announced = neighbour.announced.get(digest)

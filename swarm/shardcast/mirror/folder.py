@@ -25,9 +25,8 @@ def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
         if change is Change.PIECE and held.digest in done:
             done[held.digest] += pieces[index].size_bytes
         else:
-            present = held.pieces or bytes(len(pieces))
             done[held.digest] = sum(
-                piece.size_bytes for piece, has in zip(pieces, present, strict=True) if has
+                piece.size_bytes for piece, has in zip(pieces, held.pieces, strict=True) if has
             )
         progress(done[held.digest], held.manifest.total_bytes)
 
