@@ -9,7 +9,7 @@ therefore need no left padding, and each row computes what it would compute alon
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,42 @@ class _Layer:
     down: Tensor
 
 
+@dataclass
+class _NoiseAhead:
+    """The noise of the live rows, computed for many steps at once."""
+
+    key: tuple[int, int]
+    rows: Tensor
+    """Row of each prompt in its submission, int64 [B]."""
+    starts: Tensor
+    """Position of each prompt's first new token, int64 [B]."""
+    steps: int
+    vocabulary_size: int
+    block: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[live, steps ahead, vocabulary]"""
+    first: int = 0
+    """The block's first step."""
+
+    def at(self, step: int, live: Tensor) -> Tensor:
+        """Noise [live, vocabulary] of the batch rows `live`, which are the block's rows."""
+        if step == 0 or step == self.first + self.block.shape[1]:
+            ahead = max(1, NOISE_ENTRIES_MAX // (len(live) * self.vocabulary_size))
+            steps = torch.arange(step, min(step + ahead, self.steps), device=live.device)
+            # A few rows at a time: a large vocabulary times all rows takes gigabytes.
+            some = max(1, NOISE_ENTRIES_MAX // (len(steps) * self.vocabulary_size))
+            parts = [
+                gumbel_noise(
+                    self.key,
+                    self.rows[part, None],
+                    self.starts[part, None] + steps,
+                    self.vocabulary_size,
+                )
+                for part in torch.split(live, some)
+            ]
+            self.block, self.first = torch.cat(parts), step
+        return self.block[:, step - self.first]
+
+
 class NativeEngine:
     """See `peers.engines.engine.Engine`. Computes in the stored dtype, logits in fp32."""
 
@@ -92,8 +128,8 @@ class NativeEngine:
         """See `Engine.load_weights`."""
         config = read_supported_config(folder)
         changed = [
-            field
-            for field in (
+            name
+            for name in (
                 "model_type",
                 "vocab_size",
                 "hidden_size",
@@ -107,7 +143,7 @@ class NativeEngine:
                 "rope_scaling",
                 "rms_norm_eps",
             )
-            if config.get(field) != self._config.get(field)
+            if config.get(name) != self._config.get(name)
         ]
         if changed:
             raise UserError(
@@ -128,96 +164,65 @@ class NativeEngine:
     ) -> Completions:
         """See `Engine.generate`."""
         starts = [0] * len(prompts) if starts is None else starts
-        if not len(rows) == len(starts) == len(prompts):
-            raise ValueError(f"{len(rows)} rows, {len(starts)} starts, {len(prompts)} prompts")
-        if stop_ids:
-            self._check_tokens(stop_ids, length=0)
-        for prompt, start in zip(prompts, starts, strict=True):
-            if not 0 <= start < max_new_tokens:
-                raise ValueError(f"no position from {start} is below the limit {max_new_tokens}")
-            self._check_tokens(prompt, len(prompt) + max_new_tokens - start)
+        self._check_request(prompts, rows, starts, stop_ids, max_new_tokens)
         if not prompts:
             return Completions([], [], [], [])
-        steps = max_new_tokens - min(starts)
+        count, steps = len(prompts), max_new_tokens - min(starts)
 
         # A group's samples share their prompt: prefill each distinct prompt once.
-        order = {tuple(prompt): None for prompt in prompts}
-        distinct = {prompt: index for index, prompt in enumerate(order)}
-        source = [distinct[tuple(prompt)] for prompt in prompts]
-        slots = max(len(prompt) for prompt in distinct) + steps
-        keys, values, prompt_hidden = self._prefill_prompts(list(distinct), source, slots)
-        positions = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        index_of = {prompt: index for index, prompt in enumerate(distinct)}
+        source = [index_of[tuple(prompt)] for prompt in prompts]
+        keys, values, prompt_hidden = self._prefill_prompts(
+            distinct, source, slots=max(map(len, distinct)) + steps
+        )
         hidden = torch.stack([prompt_hidden[index][-1] for index in source])
 
-        count = len(prompts)
         tokens = torch.zeros(count, steps, dtype=torch.long, device=self._device)
         log_mu = torch.zeros(count, steps, device=self._device)
         states: list[tuple[Tensor, Tensor]] = []  # per step: (live batch rows, their states)
-        lengths = torch.zeros(count, dtype=torch.long)
+        lengths = torch.zeros(count, dtype=torch.long, device=self._device)  # 0: unfinished
         stops = torch.zeros(self.vocabulary_size, dtype=torch.bool, device=self._device)
         stops[list(stop_ids)] = True
         live = torch.arange(count, device=self._device)  # batch row of each cache row
-        done = torch.zeros(count, dtype=torch.bool, device=self._device)  # per cache row
-        submission_rows = torch.tensor(list(rows), device=self._device)
-        first_positions = torch.tensor(list(starts), device=self._device)
-        noise_block: Tensor | None = None
-        block_start = block_end = 0
+        prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        limits = max_new_tokens - torch.tensor(list(starts), device=self._device)
+        noise = None
+        if noise_key is not None:
+            row_of, start_of = torch.tensor([list(rows), list(starts)], device=self._device)
+            noise = _NoiseAhead(noise_key, row_of, start_of, steps, self.vocabulary_size)
 
         for step in range(steps):
             checkpoint()
             logits = self.logits(hidden)  # [live, vocabulary]
-            noise = None
-            if noise_key is not None:
-                if noise_block is None or step >= block_end:
-                    ahead = max(1, NOISE_ENTRIES_MAX // (len(live) * self.vocabulary_size))
-                    block_start, block_end = step, min(step + ahead, steps)
-                    noise_block = _noise(
-                        noise_key,
-                        submission_rows[live],
-                        first_positions[live, None]
-                        + torch.arange(block_start, block_end, device=self._device),
-                        self.vocabulary_size,
-                    )  # [live, positions ahead, vocabulary]
-                noise = noise_block[:, step - block_start]
-            chosen = sample(logits, noise, temperature)
+            chosen = sample(logits, noise.at(step, live) if noise else None, temperature)
             tokens[live, step] = chosen
-            log_mu[live, step] = torch.log_softmax(logits / temperature, -1).gather(
-                -1, chosen[:, None]
-            )[:, 0]
+            log_all = torch.log_softmax(logits / temperature, -1)
+            log_mu[live, step] = log_all.gather(-1, chosen[:, None])[:, 0]
             states.append((live, hidden.to(torch.bfloat16)))
-            full = first_positions[live] + step + 1 == max_new_tokens
-            ended = (stops[chosen] | full) & ~done
+            ended = (stops[chosen] | (limits[live] == step + 1)) & (lengths[live] == 0)
             if bool(ended.any()):
-                lengths[live[ended].cpu()] = step + 1
-                done = done | ended
-                left = int((~done).sum())
-                if left == 0:
+                lengths[live[ended]] = step + 1
+                going = (lengths[live] == 0).nonzero()[:, 0]
+                if len(going) == 0:
                     break
-                if left <= len(live) // 2:  # copying the cache pays once half the rows are idle
-                    keep = (~done).nonzero()[:, 0]
-                    keys = [cache[keep] for cache in keys]
-                    values = [cache[keep] for cache in values]
-                    live, positions, chosen, done = (
-                        live[keep],
-                        positions[keep],
-                        chosen[keep],
-                        done[keep],
-                    )
-                    if noise_block is not None:
-                        noise_block = noise_block[keep]
-            hidden = self._decode(chosen, positions, keys, values)
-            positions = positions + 1
+                if len(going) <= len(live) // 2:  # copying the cache pays once half of it is idle
+                    live, chosen = live[going], chosen[going]
+                    keys = [cache[going] for cache in keys]
+                    values = [cache[going] for cache in values]
+                    if noise:
+                        noise.block = noise.block[going]
+            hidden = self._decode(chosen, prompt_lengths[live] + step, keys, values)
 
         all_states = torch.zeros(
             count, len(states), self.hidden_size, dtype=torch.bfloat16, device=self._device
         )
         for step, (alive, state) in enumerate(states):
             all_states[alive, step] = state
-        token_lists = tokens.tolist()
         ends = lengths.tolist()
         before = [rows[:-1][-PROMPT_ROWS_MAX:].to(torch.bfloat16) for rows in prompt_hidden]
         return Completions(
-            tokens=[row[:end] for row, end in zip(token_lists, ends, strict=True)],
+            tokens=[row[:end] for row, end in zip(tokens.tolist(), ends, strict=True)],
             hidden=[all_states[row, :end] for row, end in enumerate(ends)],
             log_probabilities=[log_mu[row, :end] for row, end in enumerate(ends)],
             prompt_hidden=[before[index] for index in source],
@@ -260,6 +265,24 @@ class NativeEngine:
     def logits(self, states: Tensor) -> Tensor:
         """See `Engine.logits`."""
         return F.linear(states.float(), self._head)
+
+    def _check_request(
+        self,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        starts: Sequence[int],
+        stop_ids: Sequence[int],
+        max_new_tokens: int,
+    ) -> None:
+        """Raise `ValueError` as `Engine.generate` promises."""
+        if not len(rows) == len(starts) == len(prompts):
+            raise ValueError(f"{len(rows)} rows, {len(starts)} starts, {len(prompts)} prompts")
+        if stop_ids:
+            self._check_tokens(stop_ids, length=0)
+        for prompt, start in zip(prompts, starts, strict=True):
+            if not 0 <= start < max_new_tokens:
+                raise ValueError(f"no position from {start} is below the limit {max_new_tokens}")
+            self._check_tokens(prompt, len(prompt) + max_new_tokens - start)
 
     def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
         if not tokens:
@@ -463,21 +486,6 @@ def _rotary_frequencies(
     loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](loaded, device)
     return frequencies, float(scale)
-
-
-def _noise(key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
-    """`gumbel_noise` [n, positions, vocabulary_size] of `rows` [n] at `positions` [n, positions].
-
-    It is computed for a few rows at a time: a large vocabulary times all rows takes gigabytes.
-    """
-    step = max(1, NOISE_ENTRIES_MAX // (positions.shape[1] * vocabulary_size))
-    parts = [
-        gumbel_noise(
-            key, rows[start : start + step, None], positions[start : start + step], vocabulary_size
-        )
-        for start in range(0, len(rows), step)
-    ]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _batch_end(sequences: list[list[int]], start: int) -> int:

@@ -24,44 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.proofs.format import (
-    CHUNK_TOKENS,
-    PRIME,
-    PROOF_BYTES,
-    TOP_VALUES,
-    ProofFormatError,
-    check_format,
-)
-
-__all__ = [
-    "CHUNK_TOKENS",
-    "PRIME",
-    "PROOF_BYTES",
-    "TOP_VALUES",
-    "ChunkResult",
-    "ProofFormatError",
-    "build",
-    "check_format",
-    "chunk_rows",
-    "verify",
-]
-
-EXPONENT_MATCHES_MIN = 90
-"""Matching exponents out of 128 (arXiv 2501.16007 and INTELLECT-2, bf16)."""
-
-MANTISSA_MEAN_MAX = 10.0
-"""Mean distance of the 7-bit mantissas where exponents match (same source)."""
-
-MANTISSA_MEDIAN_MAX = 8.0
-"""Median of the same distances (same source)."""
+from peers.proofs.format import CHUNK_TOKENS, PRIME, TOP_VALUES, check_format
+from swarm.messages import Thresholds
 
 SIGN_MISMATCHES_MAX = 3
 """Wrong signs among the entries whose exponents match; a threshold of our own.
 
 Rounding never flips the sign of one of the largest entries. An honest mismatch comes from a top
 entry of the verifier that is not among the proof's: it evaluates to noise, which matches the
-exponent with the wrong sign in 1 of 512 cases. `EXPONENT_MATCHES_MIN` allows 38 such entries;
-with 38, four or more mismatches happen once in a million chunks."""
+exponent with the wrong sign in 1 of 512 cases. Even where 90 matching exponents are enough, which
+leaves 38 such entries, four or more mismatches happen once in a million chunks."""
 
 
 @dataclass(frozen=True)
@@ -122,16 +94,14 @@ def build(chunks: Sequence[Tensor]) -> list[bytes]:
 def verify(
     chunks: Sequence[Tensor],
     proofs: Sequence[bytes],
-    *,
-    exponent_matches_min: int = EXPONENT_MATCHES_MIN,
-    mantissa_mean_max: float = MANTISSA_MEAN_MAX,
-    mantissa_median_max: float = MANTISSA_MEDIAN_MAX,
-    sign_mismatches_max: int = SIGN_MISMATCHES_MAX,
+    thresholds: Thresholds = Thresholds(),  # noqa: B008 (frozen)
 ) -> list[ChunkResult]:
     """Compare each proof with its chunk of recomputed hidden states.
 
-    One call may verify the chunks of many completions, after `check_format` for each completion.
-    Formats are checked here again. Raises `ProofFormatError`.
+    The published thresholds (arXiv 2501.16007 and INTELLECT-2, bf16) are 90 exponents, and
+    mantissas that differ by at most 10 on average and 8 in the median. One call may verify the
+    chunks of many completions, after `check_format` for each completion. Formats are checked here
+    again. Raises `ProofFormatError`.
     """
     check_format(proofs, CHUNK_TOKENS * len(chunks))
     if not chunks:
@@ -155,10 +125,10 @@ def verify(
         mean = total / count if count else float("inf")
         median = float(median) if count else float("inf")
         accepted = (
-            count >= exponent_matches_min
-            and mean <= mantissa_mean_max
-            and median <= mantissa_median_max
-            and sign <= sign_mismatches_max
+            count >= thresholds.proof_exponents_min
+            and mean <= thresholds.proof_mantissa_mean_max
+            and median <= thresholds.proof_mantissa_median_max
+            and sign <= SIGN_MISMATCHES_MAX
         )
         results.append(ChunkResult(count, mean, median, sign, accepted))
     return results

@@ -23,7 +23,7 @@ from peers.trainer.learning.batch import Batch, Group, make_batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.packing import Scorer, fastest_attention, lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.schedule import learning_rate
+from peers.trainer.learning.settings import learning_rate
 from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
 from swarm.jobs import Done, Export, Sharding

@@ -151,13 +151,7 @@ def _judge_proofs(
         for before, hidden in zip(prefill.prompt_hidden, prefill.hidden, strict=True)
         for chunk in toploc.chunk_rows(before, hidden)
     ]
-    return toploc.verify(
-        chunks,
-        [part for proof in proofs for part in split(proof)],
-        exponent_matches_min=thresholds.proof_exponents_min,
-        mantissa_mean_max=thresholds.proof_mantissa_mean_max,
-        mantissa_median_max=thresholds.proof_mantissa_median_max,
-    )
+    return toploc.verify(chunks, [part for proof in proofs for part in split(proof)], thresholds)
 
 
 def _proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:

@@ -13,6 +13,7 @@ from peers.engines.native import NativeEngine
 from peers.engines.sampling import Judgement, gumbel_noise, judge_margins
 from peers.environments import Renderer, load
 from peers.proofs import toploc
+from peers.proofs.format import check_format
 from tests.engines.harness import prefill_completions
 
 KEY = (11, 12)
@@ -68,7 +69,7 @@ def verify(recomputed: Prefill, proofs: list[list[bytes]]) -> list[toploc.ChunkR
 def test_an_honest_worker_passes(folders: tuple[Path, Path]) -> None:
     made, proofs = work(folders[0])
     for tokens, row in zip(made.tokens, proofs, strict=True):
-        toploc.check_format(row, len(tokens))
+        check_format(row, len(tokens))
     recomputed, judged = judge(folders[0], made.tokens)
     assert float(judged.margin.max()) < 1e-4
     assert torch.allclose(judged.log_probability, torch.cat(made.log_probabilities), atol=1e-4)

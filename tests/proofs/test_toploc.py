@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peers.proofs import toploc
-from peers.proofs.toploc import PRIME, ProofFormatError
+from peers.proofs.format import PRIME, ProofFormatError, check_format
+from swarm.messages import Thresholds
 
 GOLDEN = Path(__file__).parent / "toploc_golden.json"
 """Made by `golden_hidden` → `build`, and equal to toploc 0.1.6's bytes:
@@ -69,7 +70,7 @@ def test_golden_bytes(tokens: int) -> None:
     expected = [bytes.fromhex(proof) for proof in json.loads(GOLDEN.read_text())[str(tokens)]]
     assert toploc.build(chunks) == expected
     assert [reference_proof(chunk) for chunk in chunks] == expected
-    toploc.check_format(expected, tokens)
+    check_format(expected, tokens)
     for result in toploc.verify(chunks, expected):
         assert result == toploc.ChunkResult(128, 0.0, 0.0, 0, True)
 
@@ -103,7 +104,7 @@ def test_build_interpolates_the_points_and_verifies(seed: int, width: int, rows:
     hidden = random_rows(rows + 32, width, seed)
     chunks = toploc.chunk_rows(hidden[:32], hidden[32:])
     proofs = toploc.build(chunks)
-    toploc.check_format(proofs, rows)
+    check_format(proofs, rows)
     assert all(result.exponent_matches == 128 for result in toploc.verify(chunks, proofs))
     # All at once equals one by one.
     assert proofs == [toploc.build([chunk])[0] for chunk in chunks]
@@ -196,7 +197,7 @@ def test_hostile_proofs_are_refused_before_arithmetic(
     proofs: list[bytes], tokens: int, message: str
 ) -> None:
     with pytest.raises(ProofFormatError, match=message):
-        toploc.check_format(proofs, tokens)
+        check_format(proofs, tokens)
     with pytest.raises(ProofFormatError):
         toploc.verify([random_rows(32, 64)] * -(-tokens // 32), proofs)
 
@@ -205,7 +206,7 @@ def test_hostile_proofs_are_refused_before_arithmetic(
 def test_any_well_formed_bytes_are_judged_and_random_ones_refused(proof: bytes) -> None:
     chunk = random_rows(32, 64)
     try:
-        toploc.check_format([proof], 32)
+        check_format([proof], 32)
     except ProofFormatError:
         return
     assert not toploc.verify([chunk], [proof])[0].accepted
@@ -243,12 +244,12 @@ def test_signs_are_compared(flipped: int, accepted: bool) -> None:
 
 @pytest.mark.parametrize(
     ("thresholds", "accepted"),
-    [({}, False), ({"mantissa_mean_max": 127.0, "mantissa_median_max": 127.0}, True)],
+    [({}, False), ({"proof_mantissa_mean_max": 127.0, "proof_mantissa_median_max": 127.0}, True)],
 )
 def test_thresholds_can_be_the_runs_own(thresholds: dict[str, Any], accepted: bool) -> None:
     hidden = random_rows(2, 64)  # 128 values, so all of them are compared
     shifted = (hidden.view(torch.int16) ^ 0x40).view(torch.bfloat16)  # 64 in every mantissa
-    result = toploc.verify([shifted], toploc.build([hidden]), **thresholds)[0]
+    result = toploc.verify([shifted], toploc.build([hidden]), Thresholds(**thresholds))[0]
     assert result == toploc.ChunkResult(128, 64.0, 64.0, 0, accepted)
 
 

@@ -197,7 +197,6 @@ def test_micro_batches_change_nothing(base: Path, monkeypatch: pytest.MonkeyPatc
 def test_several_optimiser_steps_cut_the_groups(base: Path) -> None:
     learner = Learner(base, settings(optimiser_steps=3))
     metrics = learner.train_step(random_groups(1, policy=0, count=6), 0)
-    assert learner.counters["optimiser_steps"] == 3
     assert metrics["kl_generation"] > 0  # the later parts are no longer on-policy
 
 
@@ -208,7 +207,6 @@ def test_nothing_to_learn_from_still_counts_as_a_step(base: Path) -> None:
     assert same(before, weights_of(learner))
     assert metrics["groups_zero_advantage"] == 1
     assert (learner.step, learner.consumed) == (1, {0: ["a"]})
-    assert learner.counters["optimiser_steps"] == 0
 
 
 def test_a_non_finite_step_is_skipped_and_counted(base: Path) -> None:
@@ -217,7 +215,6 @@ def test_a_non_finite_step_is_skipped_and_counted(base: Path) -> None:
     groups = [dataclasses.replace(random_groups(1, policy=0)[0], rewards=[3e38, -3e38, 0.0, 1.0])]
     metrics = learner.train_step(groups, 0)
     assert metrics["skipped"] == 1
-    assert learner.counters["skipped_steps"] == 1
     assert same(before, weights_of(learner))
     assert learner.train_step(random_groups(2, policy=0), 1)["skipped"] == 0
     assert all(bool(value.isfinite().all()) for value in weights_of(learner).values())
@@ -310,7 +307,8 @@ def test_a_resumed_run_is_bitwise_the_same(
     through = Learner(base, chosen)
     expected = run_steps(through, range(5))
 
-    first = Learner(base, chosen, lineage=4)
+    first = Learner(base, chosen)
+    first.lineage = 4
     folders: dict[int, Path] = {}
     for step in range(3):
         folders[step] = tmp_path / f"policy-{step}"
@@ -325,7 +323,6 @@ def test_a_resumed_run_is_bitwise_the_same(
     assert second.consumed == {1: ["submission-1"], 2: ["submission-2"]}
     assert run_steps(second, range(3, 5)) == expected[3:]
     assert same(weights_of(through), weights_of(second))
-    assert second.counters == through.counters
     names = {path.suffix for path in (tmp_path / "state").iterdir()}
     assert names == {".safetensors", ".json"}
 
@@ -384,7 +381,7 @@ def test_saving_again_replaces_and_a_failure_leaves_the_old(base: Path, tmp_path
     run_steps(learner, [0])
     learner.save(tmp_path / "state")
     assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 1
-    learner.counters["broken"] = object()  # type: ignore[assignment]
+    learner.consumed[1] = [object()]  # type: ignore[list-item]
     with pytest.raises(TypeError):
         learner.save(tmp_path / "state")
     assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 1

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from peers.trainer.learning.objective import Tokens, Totals, advantages, check, describe, k3, loss
+from peers.trainer.learning.objective import Tokens, Totals, advantages, describe, k3, loss
+from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.messages import Objective, Schedule
 
@@ -292,7 +293,7 @@ def test_loss_of_a_token_is_bounded(r: float, a: float, epsilon: float, gap: flo
     objective = Objective(
         epsilon=epsilon, delta=1 + epsilon + gap, kl_coefficient=0, entropy_coefficient=0
     )
-    check(objective, Schedule(steps=1, groups_per_step=1))
+    LearnerSettings(objective, Schedule(steps=1, groups_per_step=1))
     log_pi = torch.full((1,), r, dtype=torch.float64, requires_grad=True)
     value, metrics = one_token(objective, log_pi, a)
     (gradient,) = torch.autograd.grad(value, log_pi)
@@ -399,12 +400,13 @@ def test_a_group_of_one_has_no_advantage() -> None:
 )
 def test_contradicting_numbers_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        check(replace(Objective(), **change), Schedule(steps=1, groups_per_step=1))
+        LearnerSettings(replace(Objective(), **change), Schedule(steps=1, groups_per_step=1))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_objective_can_be_chosen(name: str) -> None:
-    check(Objective(name=name), Schedule(steps=1, groups_per_step=1, old="step_start"))  # type: ignore[arg-type]
+    schedule = Schedule(steps=1, groups_per_step=1, old="step_start")
+    LearnerSettings(Objective(name=name), schedule)  # type: ignore[arg-type]
 
 
 def test_missing_parts_are_refused() -> None:

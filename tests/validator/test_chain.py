@@ -19,6 +19,7 @@ from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise
 from peers.inference.engine_service import EngineService
 from peers.proofs import toploc
+from peers.proofs.format import PRIME
 from peers.validator import prefill as prefill_module
 from peers.validator.prefill import PrefillService, judge_sampling, sampling_figures
 from peers.validator.statistics import binomial_tail
@@ -208,7 +209,7 @@ def test_a_swapped_token_inside_breaks_the_proof(stage: Stage) -> None:
 
 def test_random_proofs_are_refused(stage: Stage) -> None:
     header, rollouts = stage.generate()
-    zero = toploc.PRIME.to_bytes(2, "big") + bytes(256)
+    zero = PRIME.to_bytes(2, "big") + bytes(256)
     proofs = torch.frombuffer(bytearray(zero * 16), dtype=torch.uint8).numpy()
     forged = replace(rollouts, proofs=proofs)
     judged = judge(stage, header, forged)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ class Learner:
         self,
         base: Path,
         settings: LearnerSettings,
-        lineage: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
         """Begin with the Hugging Face folder `base` as policy 0; raises `UserError`.
@@ -38,29 +38,21 @@ class Learner:
         `base` is also the KL term's reference, and the source of the tokenizer for `export`. With
         several `ranks`, every rank makes the same calls in the same order.
         """
-        settings.check()
         self.settings = settings
         self.step = 0
         """The next rollout step; also the number of the policy held."""
-        self.lineage = lineage
+        self.lineage = 0
         self.consumed: dict[int, list[str]] = {}
         """Submissions trained on, by step. Steps older than `max_staleness` are left out: their
         submissions are too old to be offered again."""
-        self.counters = {
-            "optimiser_steps": 0,
-            "skipped_steps": 0,
-            "groups": 0,
-            "groups_zero_advantage": 0,
-            "completions": 0,
-            "tokens": 0,
-        }
         self._ranks = ranks or Ranks()
         model = load_model(base, settings, self._ranks)
         spare = copy.deepcopy(model)  # before either is sharded
         self.policy = TrainedPolicy(model, base, settings, self._ranks)
         self.past = PastPolicies(spare, self._ranks, settings.sharding)
         """The policies whose rollouts can be trained on."""
-        self._saving: states.Saving | None = None
+        self._saver = ThreadPoolExecutor(1, "saving")
+        self._saving: Future[None] | None = None
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.kl_coefficient:
             self.past.reference = self.policy.published()
@@ -81,7 +73,6 @@ class Learner:
 
         Only objective, optimiser, schedule and length limit may differ.
         """
-        settings.check()
         self.settings = settings
         self.policy.follow(settings.optimiser)
         if settings.objective.kl_coefficient and self.past.reference is None:
@@ -103,18 +94,11 @@ class Learner:
         self._check_turn(groups, step)
         kept = informative(groups)
         metrics = _describe(groups, kept, step)
-        parts = self._cut(kept)
-        learnt, skipped = GrpoStep(self.policy, self.past, self.settings, step).take(parts)
-        metrics.update(learnt)
-        self.counters["optimiser_steps"] += len(parts) - skipped
-        self.counters["skipped_steps"] += skipped
-        self.counters["groups"] += len(groups)
-        self.counters["groups_zero_advantage"] += len(groups) - len(kept)
-        self.counters["completions"] += int(metrics["completions"])
-        self.counters["tokens"] += int(metrics["tokens"])
+        metrics |= GrpoStep(self.policy, self.past, self.settings, step).take(self._cut(kept))
         self.consumed[step] = [*self.consumed.get(step, []), *submissions]
         self.step += 1
-        self._forget()
+        oldest = self.step - self.settings.schedule.max_staleness
+        self.consumed = {step: names for step, names in self.consumed.items() if step >= oldest}
         self._remember()
         return metrics
 
@@ -143,10 +127,6 @@ class Learner:
         count = self.settings.schedule.max_staleness + 2
         self.past.keep(self.step, self.policy.published(), count)
 
-    def _forget(self) -> None:
-        oldest = self.step - self.settings.schedule.max_staleness
-        self.consumed = {step: names for step, names in self.consumed.items() if step >= oldest}
-
     # --- the training state ------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
@@ -164,15 +144,15 @@ class Learner:
             "step": self.step,
             "lineage": self.lineage,
             "consumed": {str(step): list(names) for step, names in self.consumed.items()},
-            "counters": dict(self.counters),
         }
-        self._saving = states.Saving(folder, states.stage(self._state()), facts, self._ranks)
+        tensors = states.stage(self._state())
+        self._saving = self._saver.submit(states.write, folder, tensors, facts, self._ranks)
 
     def finish_save(self) -> None:
         """Wait until the state of `begin_save` is durable; raises what `states.write` raises."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.finish()
+            saving.result()
 
     def _state(self) -> dict[str, Tensor]:
         """Every tensor of the state, by its name on disk; `load` fills them in place."""
@@ -188,13 +168,9 @@ class Learner:
         """
         facts = states.read_facts(folder)
         shapes = states.shapes(folder)
+        weights = {name: shape for name, shape in shapes.items() if name.startswith("model.")}
         self.policy.check_fit(
-            {
-                name.removeprefix("model."): shape
-                for name, shape in shapes.items()
-                if name.startswith("model.")
-            },
-            folder,
+            {name.removeprefix("model."): shape for name, shape in weights.items()}, folder
         )
         if any(name.startswith("optimiser.") for name in shapes):
             self.policy.make_optimiser_state()
@@ -203,7 +179,6 @@ class Learner:
         self._generator.set_state(state["generator"])
         self.step = int(facts["step"])
         self.lineage = int(facts["lineage"])
-        self.counters = {name: int(value) for name, value in facts["counters"].items()}
         self.consumed = {int(step): list(names) for step, names in facts["consumed"].items()}
         self.past.clear()
         held = self.settings.schedule.max_staleness + 2

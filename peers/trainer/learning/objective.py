@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.errors import UserError
-from swarm.messages import Objective, Schedule
+from swarm.messages import Objective
 
 LOG_RATIO_MAX = 20.0
 """Log-ratios are clamped to ± this before exp: a clamped infinite ratio has gradient NaN."""
@@ -63,13 +62,6 @@ class Totals:
 
 Share = tuple[Tensor, dict[str, Tensor]]
 """Loss per token, fp32 [n], and masks, bool [n], of tokens that the objective clips or drops."""
-
-
-def check(objective: Objective, schedule: Schedule) -> None:
-    """Raise `UserError` when an objective's numbers contradict each other or the schedule."""
-    problem = objective.problem(schedule)
-    if problem is not None:
-        raise UserError(problem)
 
 
 def advantages(rewards: Tensor, objective: Objective) -> Tensor:

@@ -160,8 +160,6 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
     in nats. `engine_kl`: KL(engine ‖ trainer) per token. `engine_outside_share`: share of tokens
     that differ by more than `ENGINE_DIFFERENCE_MAX`. Empty where engines reported none.
     """
-    if not batches:
-        return {}
     ours = torch.cat([batch.generator.log_mu.cpu() for batch in batches])
     theirs = torch.cat([batch.reported for batch in batches])
     ours, theirs = ours[~theirs.isnan()], theirs[~theirs.isnan()]

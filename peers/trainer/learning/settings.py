@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from peers.trainer.learning import schedule as schedules
-from peers.trainer.learning.objective import check
+from swarm.errors import UserError
 from swarm.jobs import Sharding
 from swarm.messages import Objective, Optimiser, Schedule
 
@@ -26,11 +26,37 @@ class LearnerSettings:
     flat: bool = False
     """Pack one long row per pass on a CPU too, as on CUDA; it is slower there."""
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise `UserError` when objective and schedule contradict each other."""
-        check(self.objective, self.schedule)
+        problem = self.objective.problem(self.schedule)
+        if problem is not None:
+            raise UserError(problem)
 
     def learning_rate(self, optimiser_step: int) -> float:
         """Learning rate of one optimiser step, counted from 0 over the whole run."""
         total = self.schedule.steps * self.optimiser.optimiser_steps
-        return schedules.learning_rate(self.optimiser, total, optimiser_step)
+        return learning_rate(self.optimiser, total, optimiser_step)
+
+
+def learning_rate(optimiser: Optimiser, optimiser_steps: int, step: int) -> float:
+    """The rate of optimiser step `step` (from 0) of `optimiser_steps` in the whole run.
+
+    It depends on the step alone, so a skipped step shifts nothing and a resumed run agrees. It
+    rises linearly over `warmup_steps`. Every decay ends at `final_learning_rate_share` of the rate
+    and stays there. Cosine: Loshchilov & Hutter 2017 (1608.03983), without restarts. WSD (warm-up,
+    stable, decay): Hu et al. 2024 (2404.06395), with the linear decay of Hägele et al. 2024
+    (2405.18392).
+    """
+    if step < optimiser.warmup_steps:
+        return optimiser.learning_rate * (step + 1) / optimiser.warmup_steps
+    begin = optimiser.warmup_steps
+    if optimiser.learning_rate_schedule == "wsd":
+        begin = max(begin, optimiser_steps - math.ceil(optimiser.decay_share * optimiser_steps))
+    done = min(1.0, max(0, step - begin) / max(1, optimiser_steps - begin))  # of the decay
+    lost = {
+        "constant": 0.0,
+        "cosine": (1 - math.cos(math.pi * done)) / 2,
+        "linear": done,
+        "wsd": done,
+    }[optimiser.learning_rate_schedule]
+    return optimiser.learning_rate * (1 - (1 - optimiser.final_learning_rate_share) * lost)

@@ -8,7 +8,6 @@ when all of it is durable.
 from __future__ import annotations
 
 import json
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,31 +103,6 @@ def read(folder: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
             )
     except (CheckpointException, OSError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(f"trainer state {folder} cannot be read ({_first_line(error)})") from error
-
-
-class Saving:
-    """A state that a thread writes to disk."""
-
-    def __init__(
-        self, folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ranks: Ranks
-    ) -> None:
-        """Begin to write; `tensors` must not change until `finish`."""
-        self._error: BaseException | None = None
-
-        def run() -> None:
-            try:
-                write(folder, tensors, facts, ranks)
-            except BaseException as error:  # raised by `finish`, in the thread that waits for it
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="saving")
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Wait until the state is durable; raises what `write` raises."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 @contextmanager

@@ -33,21 +33,18 @@ class GrpoStep:
     step: int
     """Number of the rollout step, and of the policy before it."""
 
-    def take(self, parts: list[list[Group]]) -> tuple[dict[str, float], int]:
-        """Take one optimiser step per part; return the mean metrics and the skipped steps."""
+    def take(self, parts: list[list[Group]]) -> dict[str, float]:
+        """Take one optimiser step per part; return the mean metrics."""
         first = self.step * self.settings.optimiser.optimiser_steps
         batches = [
             score(part, self.policy, self.past, self.settings, current=None if index else self.step)
             for index, part in enumerate(parts)
         ]
         figures = [self._optimise(batch, first + index) for index, batch in enumerate(batches)]
-        metrics = {
-            name: sum(each[name] / len(figures) for each in figures)
-            for name in (figures[0] if figures else ())
-        }
-        skipped = sum(each["skipped"] > 0 for each in figures)
-        shown = objectives.describe(metrics) if metrics else {}
-        return {**shown, **compare_engines(batches, self.policy.ranks)}, skipped
+        if not figures:
+            return {}
+        means = {name: sum(each[name] / len(figures) for each in figures) for name in figures[0]}
+        return {**objectives.describe(means), **compare_engines(batches, self.policy.ranks)}
 
     def _optimise(self, batch: ScoredBatch, optimiser_step: int) -> dict[str, float]:
         """Take one optimiser step on one batch; skip it if loss or gradient is not finite."""
