@@ -319,9 +319,7 @@ class Gate:
         self._others_states: OrderedDict[tuple[str, str], _Newest] = OrderedDict()
         """Newest states of other senders, which may be invented; only the most recent are kept."""
         self._rates = TokenBuckets(
-            SENDER_RATE_PER_SECOND,
-            SENDER_RATE_BURST,
-            SENDERS_REMEMBERED_MAX,
+            SENDER_RATE_PER_SECOND, SENDER_RATE_BURST, SENDERS_REMEMBERED_MAX
         )
         self.dropped: Counter[str] = Counter()
 

@@ -201,15 +201,7 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     entropy_coefficient: float = 0.0001
     normalise_by_std: bool = True
     name: Literal[
-        "grpo",
-        "dr_grpo",
-        "dapo",
-        "gspo",
-        "cispo",
-        "icepop",
-        "tis",
-        "decoupled_ppo",
-        "dppo",
+        "grpo", "dr_grpo", "dapo", "gspo", "cispo", "icepop", "tis", "decoupled_ppo", "dppo"
     ] = "grpo"
     """Formula and source of each: `peers/trainer/learning/objective.py`."""
     epsilon_high: float = 0.0

@@ -109,10 +109,7 @@ class Messenger:
             await trio.sleep_forever()
 
     async def request(
-        self,
-        peer: PeerId,
-        *envelopes: Envelope,
-        deadline_seconds: float = REQUEST_DEADLINE_SECONDS,
+        self, peer: PeerId, *envelopes: Envelope, deadline_seconds: float = REQUEST_DEADLINE_SECONDS
     ) -> list[Envelope]:
         """Send a message to a connected peer and wait for its reply.
 

@@ -94,9 +94,7 @@ def start(settings: PeerSettings) -> int:
     try:
         become_rank(settings.role)
         run_until_interrupted(
-            run_peer,
-            settings,
-            on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True),
+            run_peer, settings, on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True)
         )
     except KeyboardInterrupt:
         return 0

@@ -167,11 +167,7 @@ class Gossip:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             connections = self._transport.connection_events()
-            self._transport.serve(
-                PROTOCOL,
-                self._converse,
-                frame_bytes_max=FRAME_BYTES_MAX,
-            )
+            self._transport.serve(PROTOCOL, self._converse, frame_bytes_max=FRAME_BYTES_MAX)
             nursery.start_soon(self._tick, nursery)
             task_status.started()
             for peer in self._transport.connected():
@@ -223,10 +219,7 @@ class Gossip:
                 return
             self._slots.leave(other)
         neighbour = self._slots.greeting[peer] = Neighbour(
-            stream,
-            opened=opened,
-            range_=self._transport.network_of(peer),
-            now=self._world.now(),
+            stream, opened=opened, range_=self._transport.network_of(peer), now=self._world.now()
         )
         # A random sample: if all peers sent the same records, all would dial the same few peers.
         known = self._records()
@@ -234,8 +227,7 @@ class Gossip:
         records = [record.raw for record in self._world.random.sample(known, count)]
         wall_ms = int(self._world.wall_time() * 1000)
         self._post(
-            neighbour,
-            Hello(self._run, wall_ms, sorted(self._topics), records, self._admission),
+            neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)
         )
         try:
             with neighbour.scope:

@@ -14,9 +14,7 @@ from swarm.kademlia.dht import Kademlia
 from swarm.node.node import Node, StoredSequence, create_tables
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
-from swarm.transport import (
-    Transport,
-)
+from swarm.transport import Transport
 from swarm.world import Compute, Disk, World
 
 

@@ -8,9 +8,7 @@ import trio
 
 from swarm.envelope import BAN_SECONDS, Envelope
 from swarm.identity import PeerId
-from swarm.messages import (
-    Eviction,
-)
+from swarm.messages import Eviction
 from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.admission import NotAdmitted

@@ -10,18 +10,13 @@ import trio
 from swarm.envelope import open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
-from swarm.messages import (
-    RunManifest,
-)
+from swarm.messages import RunManifest
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.choice import choose_run, pin_owner
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.records import run_key
 from swarm.run.run import Run
-from swarm.transport import (
-    ConnectError,
-    DialFailure,
-)
+from swarm.transport import ConnectError, DialFailure
 
 BOOTSTRAP_DEADLINE_SECONDS = 15.0
 """Deadline for an answer from the bootstrap addresses. Without one, joining is an error."""

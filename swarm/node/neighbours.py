@@ -9,14 +9,10 @@ from swarm.errors import PeerError
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.identity import PeerId
-from swarm.messages import (
-    PeerRecord,
-)
+from swarm.messages import PeerRecord
 from swarm.node.node import Node
 from swarm.run.run import Run
-from swarm.transport import (
-    Reachability,
-)
+from swarm.transport import Reachability
 
 NEIGHBOUR_SEARCH_SECONDS = 3.0
 """Interval between attempts to find more gossip neighbours."""

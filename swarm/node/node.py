@@ -15,11 +15,7 @@ from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
-from swarm.messages import (
-    Message,
-    PeerRecord,
-    RunManifest,
-)
+from swarm.messages import Message, PeerRecord, RunManifest
 from swarm.run.changes import changes
 from swarm.run.exchange import serve_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
@@ -27,9 +23,7 @@ from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.records import peer_key
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
-from swarm.transport import (
-    Transport,
-)
+from swarm.transport import Transport
 from swarm.world import Compute, Database, Disk, World
 
 PEER_RECORD_LIFETIME_SECONDS = 3600.0

@@ -24,9 +24,7 @@ from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.shardcast.uploads import Uploads
-from swarm.transport import (
-    Source,
-)
+from swarm.transport import Source
 
 SOURCES_MAX = 64
 """Number of peers considered as sources of one checkpoint."""
@@ -90,12 +88,7 @@ class Policies:
         )
         self.deltas = Deltas(store, node.compute, node.events)
         self.fetcher = Fetcher(
-            node.world,
-            node.transport,
-            store,
-            node.events,
-            have=self.have,
-            deltas=self.deltas,
+            node.world, node.transport, store, node.events, have=self.have, deltas=self.deltas
         )
         self._needed: Observable[list[CheckpointReference]] = Observable([])
         """Policies that roles wait for and that are not yet complete on this peer's disk."""
@@ -181,10 +174,7 @@ class Policies:
         return held is not None and held.complete
 
     async def _fetch(self, reference: CheckpointReference, deadline_seconds: float) -> str:
-        checkpoint = Checkpoint(
-            reference=reference,
-            total_bytes=0,
-        )
+        checkpoint = Checkpoint(reference=reference, total_bytes=0)
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
             if not self._is_here(reference):

@@ -7,10 +7,7 @@ from typing import Protocol
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import SwarmError
 from swarm.identity import PeerId
-from swarm.messages import (
-    Admission,
-    Message,
-)
+from swarm.messages import Admission, Message
 from swarm.run.run import Run
 
 ADMISSION_LEASE_SECONDS = 60.0

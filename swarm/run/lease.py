@@ -10,13 +10,7 @@ from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
-from swarm.messages import (
-    Admission,
-    AdmissionRefused,
-    AdmissionRequest,
-    Heartbeat,
-    Message,
-)
+from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Heartbeat, Message
 from swarm.messenger import Messenger, first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import NotAdmitted, Sealer, check_admission

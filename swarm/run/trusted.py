@@ -34,15 +34,7 @@ from swarm.ledger.entries import (
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.ledger.serving import serving_ledger
-from swarm.messages import (
-    Eviction,
-    Heartbeat,
-    LogHead,
-    Message,
-    Present,
-    Reinstatement,
-    Verdict,
-)
+from swarm.messages import Eviction, Heartbeat, LogHead, Message, Present, Reinstatement, Verdict
 from swarm.messenger import Messenger
 from swarm.observable import Observable
 from swarm.run.registrar import Registrar
@@ -354,10 +346,7 @@ class TrustedPart:
         Raises `Fork` if this disk's log contradicts a head that this peer signed earlier. Raises
         `PeerError` if other peers have more entries of it and do not hand them over.
         """
-        async with (
-            serving_ledger(self._peer.node.transport, self),
-            trio.open_nursery() as nursery,
-        ):
+        async with serving_ledger(self._peer.node.transport, self), trio.open_nursery() as nursery:
             nursery.start_soon(self.registrar.run)
             nursery.start_soon(self._follow_others)
             for (raw,) in self._database.read("SELECT envelope FROM expulsions ORDER BY envelope"):

@@ -178,10 +178,7 @@ def fetch_command(
 
 
 def _check_source(
-    source: str | None,
-    mirrors: list[str] | None,
-    bootstrap: list[str] | None,
-    run: str | None,
+    source: str | None, mirrors: list[str] | None, bootstrap: list[str] | None, run: str | None
 ) -> None:
     """Raise `UserError` unless the options name one way to fetch."""
     if bool(source) == bool(bootstrap):

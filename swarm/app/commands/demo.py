@@ -19,16 +19,13 @@ def demo(
     peers: Annotated[int, typer.Option(help="Number of inference peers.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the base policy and the trainer.")] = 0,
     keep: Annotated[
-        Path | None,
-        typer.Option(help="Folder for results, logs, and the peers' keys and state."),
+        Path | None, typer.Option(help="Folder for results, logs, and the peers' keys and state.")
     ] = None,
     json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="File for the summary as well; - prints it."),
+        Path | None, typer.Option("--json", help="File for the summary as well; - prints it.")
     ] = None,
     cheat: Annotated[
-        str | None,
-        typer.Option(help="wrong-weights: one inference peer runs altered weights."),
+        str | None, typer.Option(help="wrong-weights: one inference peer runs altered weights.")
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="A line per step instead of the live view.")

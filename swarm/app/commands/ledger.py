@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def ledger(
-    peer: Annotated[
-        str | None,
-        typer.Option(help="Id of the peer; default: your own."),
-    ] = None,
+    peer: Annotated[str | None, typer.Option(help="Id of the peer; default: your own.")] = None,
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,

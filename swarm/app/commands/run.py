@@ -66,8 +66,7 @@ def run_update(
         ),
     ] = None,
     owner_key: Annotated[
-        Path | None,
-        typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]"),
+        Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
     ] = None,
     tokenizer: TokenizerFolder = None,
 ) -> None:

@@ -22,11 +22,7 @@ WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
 
 
-def status(
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
-    as_json: AsJson = False,
-) -> None:
+def status(bootstrap: Bootstrap = None, run: WhichRun = None, as_json: AsJson = False) -> None:
     """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""
     finish(lambda: _show(bootstrap, run, as_json=as_json))
 

@@ -144,9 +144,7 @@ class Demo:
         command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
         command += ["--preload", ",".join(PRELOAD)]
         process = Process(
-            "fork-server",
-            lambda restart: command,
-            log=self.folder / "logs" / "fork-server.log",
+            "fork-server", lambda restart: command, log=self.folder / "logs" / "fork-server.log"
         )
         self.processes[process.name] = process
         nursery.start_soon(keep_alive, process, self)
