@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import blake3
 import msgspec
@@ -74,6 +74,9 @@ ENVELOPES_REMEMBERED = 1024
 """Number of opened envelopes that a process caches (about 2 MB)."""
 
 
+MessageT = TypeVar("MessageT", bound=Message)
+
+
 class Body(msgspec.Struct, array_like=True, frozen=True):
     """The signed part of an envelope, in wire order."""
 
@@ -103,6 +106,11 @@ class Envelope:
     @property
     def sender(self) -> str:
         return self.body.sender
+
+    def expect(self, message_type: type[MessageT]) -> MessageT:
+        """Return the message, which the caller knows to be of this type."""
+        assert isinstance(self.message, message_type)
+        return self.message
 
     @functools.cached_property
     def digest(self) -> bytes:

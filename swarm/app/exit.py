@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import sys
 from collections.abc import Callable
+from typing import ParamSpec
 
 import typer
 
 from swarm.errors import SwarmError, leaf_errors, user_error_in
 from swarm.untrusted import printable_lines
+
+P = ParamSpec("P")
 
 _MACHINE_ERRORS = frozenset(
     {
@@ -26,36 +30,37 @@ _MACHINE_ERRORS = frozenset(
 )
 
 
-def finish(work: Callable[[], int | None]) -> None:
-    """Do a command's work and exit.
+def exits(work: Callable[P, int | None]) -> Callable[P, None]:
+    """Make a command of a function: it exits with the status that the function returns.
 
     An expected error prints one sentence and exits with a status other than 0.
     """
-    try:
-        status = work()
-    except (SwarmError, OSError, BaseExceptionGroup) as error:
-        if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaf_errors(error)):
-            print("stopped", file=sys.stderr)
-            raise typer.Exit(130) from None
-        status = exit_with(error)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        status = 130
-    raise typer.Exit(status or 0)
+
+    @functools.wraps(work)
+    def command(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            status = work(*args, **kwargs)
+        except (SwarmError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
+            status = exit_with(error)
+        raise typer.Exit(status or 0)
+
+    return command
 
 
 def exit_with(error: BaseException) -> int:
     """Print an expected error as one sentence and return the exit status; raise any other."""
-    mistake = user_error_in(error)
-    if mistake is not None:
-        print(f"error: {printable_lines(str(mistake))}", file=sys.stderr)
-        return 2
     leaves = leaf_errors(error)
-    if all(isinstance(leaf, SwarmError) or _is_of_the_machine(leaf) for leaf in leaves):
-        told = "; ".join(_told(leaf) for leaf in leaves)
-        print(f"error: {printable_lines(told)}", file=sys.stderr)
-        return 1
-    raise error
+    if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        print("stopped", file=sys.stderr)
+        return 130
+    mistake = user_error_in(error)
+    if mistake is None and not all(
+        isinstance(leaf, SwarmError) or _is_of_the_machine(leaf) for leaf in leaves
+    ):
+        raise error
+    sentence = str(mistake) if mistake else "; ".join(_sentence(leaf) for leaf in leaves)
+    print(f"error: {printable_lines(sentence)}", file=sys.stderr)
+    return 2 if mistake else 1
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
@@ -63,7 +68,7 @@ def _is_of_the_machine(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _MACHINE_ERRORS
 
 
-def _told(error: BaseException) -> str:
+def _sentence(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return str(error)
     where = f" ({error.filename})" if error.filename else ""

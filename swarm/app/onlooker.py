@@ -16,7 +16,7 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger import state
-from swarm.ledger.client import LedgerClient, fetch_ledger, open_ledger
+from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
 from swarm.ledger.entries import Consumed, judged
 from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.ledger.state import LedgerState
@@ -139,10 +139,7 @@ async def record_of(node: Node, run: Run, worker: str) -> Record:
         entries += await _consumed(node, run, problems)
     return Record(
         state.ledger_state(
-            entries,
-            run=run.id,
-            validators=run.manifest.validator_ids(),
-            trusted=run.manifest.trusted_ids(),
+            entries, validators=run.manifest.validator_ids(), trusted=run.manifest.trusted_ids()
         ),
         found,
         run.evicted(worker),
@@ -155,7 +152,7 @@ async def _consumed(node: Node, run: Run, problems: list[str]) -> list[state.Rec
     found: list[state.Record] = []
 
     async def ask(client: LedgerClient) -> None:
-        for index, entry in enumerate((await fetch_ledger(client)).entries):
+        for index, entry in enumerate(await fetch_log(client)):
             if isinstance(entry, Consumed):
                 found.append(state.Record(client.peer, index, entry))
 

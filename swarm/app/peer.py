@@ -11,12 +11,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
-from swarm.app.exit import exit_with
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
-from swarm.errors import SwarmError, UserError
+from swarm.errors import UserError
 from swarm.events import Event
 from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
@@ -86,18 +86,13 @@ def _rank_module(name: str) -> str | None:
     return None if name == BOOTSTRAP else getattr(load_role(name), "rank_module", None)
 
 
-def start(settings: PeerSettings) -> int:
-    """Run a peer until it ends; returns the exit status."""
+def start(settings: PeerSettings) -> None:
+    """Run a peer until it ends or is interrupted."""
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])
-    try:
-        become_rank(settings.role)
+    become_rank(settings.role)
+    with suppress(KeyboardInterrupt):
         run_until_interrupted(
             run_peer, settings, on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True)
         )
-    except KeyboardInterrupt:
-        return 0
-    except (SwarmError, OSError, BaseExceptionGroup) as error:
-        return exit_with(error)
-    return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -13,40 +12,15 @@ import trio
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import PeerId
-from swarm.ledger import merkle
+from swarm.ledger import merkle, wire
 from swarm.ledger.entries import Entry, decode
-from swarm.ledger.wire import (
-    ENTRIES_MAX,
-    PROTOCOL,
-    RECEIPTS_MAX,
-    REQUEST_SECONDS,
-    ConsistencyRequest,
-    Entries,
-    EntriesRequest,
-    Expulsions,
-    ExpulsionsRequest,
-    Head,
-    HeadRequest,
-    InclusionsRequest,
-    LoggedVerdict,
-    Proof,
-    Proofs,
-    Refusal,
-    Request,
-    Status,
-    StatusRequest,
-    Verdicts,
-    VerdictsRequest,
-    answer_decoder,
-    encoder,
-)
 from swarm.messages import LogHead
 from swarm.transport import Stream, StreamError, Transport
 
 FETCH_ENTRIES_MAX = 10_000_000
 """Length of the longest log that is fetched whole; about 2 GB."""
 
-AnswerT = TypeVar("AnswerT", Head, Entries, Proof, Proofs, Verdicts, Status, Expulsions)
+AnswerT = TypeVar("AnswerT", bound=wire.Answer)
 
 
 class LedgerClient:
@@ -61,25 +35,24 @@ class LedgerClient:
 
     async def head(self, owner: str) -> Envelope | None:
         """The newest head of `owner`'s log that the peer holds; its signature is checked."""
-        answer = await self._ask(HeadRequest(owner), Head)
+        answer = await self._ask(wire.HeadRequest(owner), wire.Head)
         if not answer.envelope:
             return None
         try:
             head = open_envelope(answer.envelope)
         except Dropped as dropped:
-            raise PeerError(f"{self._stream.peer} sent an invalid log head ({dropped})") from None
+            raise PeerError(f"{self.peer} sent an invalid log head ({dropped})") from None
         if head.sender != owner or not isinstance(head.message, LogHead):
-            raise PeerError(f"{self._stream.peer} sent something else than the head of {owner}")
+            raise PeerError(f"{self.peer} sent something else than the head of {owner}")
         return head
 
     async def entries(self, owner: str, start: int, count: int) -> list[bytes]:
         """Fetch 1 to `count` entries from index `start` on."""
-        count = min(count, ENTRIES_MAX)
-        entries = (await self._ask(EntriesRequest(owner, start, count), Entries)).entries
+        count = min(count, wire.ENTRIES_MAX)
+        entries = (await self._ask(wire.EntriesRequest(owner, start, count), wire.Entries)).entries
         if not 0 < len(entries) <= count:
             raise PeerError(
-                f"{self._stream.peer} sent {len(entries)} log entries where 1 to {count} "
-                "were asked for"
+                f"{self.peer} sent {len(entries)} log entries where 1 to {count} were asked for"
             )
         return entries
 
@@ -87,44 +60,43 @@ class LedgerClient:
         """Fetch the inclusion proofs of one page of receipts, in the order of `indices`."""
         if not indices:
             return []
-        proofs = (await self._ask(InclusionsRequest(owner, list(indices), size), Proofs)).proofs
+        request = wire.InclusionsRequest(owner, list(indices), size)
+        proofs = (await self._ask(request, wire.Proofs)).proofs
         if len(proofs) != len(indices):
-            raise PeerError(
-                f"{self._stream.peer} sent {len(proofs)} proofs for {len(indices)} receipts"
-            )
+            raise PeerError(f"{self.peer} sent {len(proofs)} proofs for {len(indices)} receipts")
         return proofs
 
     async def consistency(self, owner: str, old: int, new: int) -> list[bytes]:
-        return (await self._ask(ConsistencyRequest(owner, old, new), Proof)).hashes
+        return (await self._ask(wire.ConsistencyRequest(owner, old, new), wire.Proof)).hashes
 
-    async def verdicts(self, worker: str, start: int) -> list[LoggedVerdict]:
-        request = VerdictsRequest(worker, start, RECEIPTS_MAX)
-        return (await self._ask(request, Verdicts)).verdicts
+    async def verdicts(self, worker: str, start: int) -> list[wire.LoggedVerdict]:
+        request = wire.VerdictsRequest(worker, start, wire.RECEIPTS_MAX)
+        return (await self._ask(request, wire.Verdicts)).verdicts
 
-    async def status(self) -> Status:
-        return await self._ask(StatusRequest(), Status)
+    async def status(self) -> wire.Status:
+        return await self._ask(wire.StatusRequest(), wire.Status)
 
     async def expulsions(self, peer: str) -> list[bytes]:
         """Fetch a peer's signed evictions and reinstatements; the caller checks them."""
-        return (await self._ask(ExpulsionsRequest(peer), Expulsions)).envelopes
+        return (await self._ask(wire.ExpulsionsRequest(peer), wire.Expulsions)).envelopes
 
-    async def _ask(self, request: Request, expected: type[AnswerT]) -> AnswerT:
-        peer = self._stream.peer
+    async def _ask(self, request: wire.Request, expected: type[AnswerT]) -> AnswerT:
+        peer = self.peer
         try:
-            with trio.fail_after(REQUEST_SECONDS):
-                await self._stream.send(encoder.encode(request))
+            with trio.fail_after(wire.REQUEST_SECONDS):
+                await self._stream.send(wire.encoder.encode(request))
                 raw = await self._stream.receive()
         except trio.TooSlowError:
             raise DeadlineError(
-                f"{peer} did not answer about its ledger within {REQUEST_SECONDS:g} s"
+                f"{peer} did not answer about its ledger within {wire.REQUEST_SECONDS:g} s"
             ) from None
         if raw is None:
             raise StreamError(f"{peer} ended the ledger stream before it answered")
         try:
-            answer = answer_decoder.decode(raw)
+            answer = wire.answer_decoder.decode(raw)
         except msgspec.MsgspecError as error:
             raise PeerError(f"{peer} sent a malformed ledger answer ({error})") from error
-        if isinstance(answer, Refusal):
+        if isinstance(answer, wire.Refusal):
             raise PeerError(f"{peer} refused a ledger request: {answer.reason}")
         if not isinstance(answer, expected):
             raise PeerError(f"{peer} sent an unexpected kind of answer")
@@ -134,7 +106,7 @@ class LedgerClient:
 @asynccontextmanager
 async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[LedgerClient]:
     """Open a client for a connected peer's ledger; raises `StreamError`."""
-    stream = await transport.open_stream(peer, PROTOCOL)
+    stream = await transport.open_stream(peer, wire.PROTOCOL)
     try:
         yield LedgerClient(stream)
         await stream.end()
@@ -143,23 +115,14 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
             await stream.reset()
 
 
-@dataclass(frozen=True)
-class FetchedLedger:
-    """A whole log, verified against the head that its owner signed."""
-
-    head: Envelope
-    entries: list[Entry]
-
-
-async def fetch_ledger(client: LedgerClient) -> FetchedLedger:
+async def fetch_log(client: LedgerClient) -> list[Entry]:
     """Fetch the whole log of a trusted peer and verify it against the head it signed.
 
     Raises `PeerError` when the peer is too slow, or the log does not match the head.
     """
     peer = client.peer
-    head = await own_head(client, peer)
-    assert isinstance(head.message, LogHead)
-    size = head.message.size
+    head = (await own_head(client)).expect(LogHead)
+    size = head.size
     if size > FETCH_ENTRIES_MAX:
         raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
     peaks = merkle.Peaks()
@@ -167,22 +130,18 @@ async def fetch_ledger(client: LedgerClient) -> FetchedLedger:
     while len(entries) < size:
         for raw in await client.entries(peer, len(entries), size - len(entries)):
             peaks.append(merkle.leaf_hash(raw))
-            entries.append(_decoded(peer, raw))
-    if peaks.root() != head.message.root:
+            try:
+                entries.append(decode(raw))
+            except ValueError as error:
+                raise PeerError(f"{peer} sent {error}") from error
+    if peaks.root() != head.root:
         raise PeerError(f"the log that {peer} sent is not the one it signed")
-    return FetchedLedger(head, entries)
+    return entries
 
 
-async def own_head(client: LedgerClient, peer: PeerId) -> Envelope:
+async def own_head(client: LedgerClient) -> Envelope:
     """Fetch the signed head of a peer's own log; raises `PeerError` if the peer keeps no log."""
-    head = await client.head(peer)
+    head = await client.head(client.peer)
     if head is None:
-        raise PeerError(f"{peer} keeps no ledger: only trainers and validators do")
+        raise PeerError(f"{client.peer} keeps no ledger: only trainers and validators do")
     return head
-
-
-def _decoded(peer: PeerId, raw: bytes) -> Entry:
-    try:
-        return decode(raw)
-    except ValueError as error:
-        raise PeerError(f"{peer} sent {error}") from error

@@ -41,7 +41,7 @@ class LogMirror:
         """The stored head if the mirror holds all its entries, else None."""
         rows = self._database.read(_HEAD, (self.log.owner,))
         head = open_envelope(rows[0][0]) if rows else None
-        return head if head is not None and _size(head) <= self.log.size() else None
+        return head if head is not None and head.expect(LogHead).size <= self.log.size() else None
 
     async def extend(
         self,
@@ -57,10 +57,9 @@ class LogMirror:
         changes nothing. A head older than the stored one is ignored. Raises `Fork` when the head
         contradicts the entries held.
         """
-        message = head.message
-        if not isinstance(message, LogHead) or head.sender != self.log.owner:
+        if not isinstance(head.message, LogHead) or head.sender != self.log.owner:
             raise ValueError(f"not a head of the log of {self.log.owner}")
-        target = message
+        target = head.message
 
         def run(connection: sqlite3.Connection) -> None:
             held = self.log.size_within(connection)
@@ -69,7 +68,7 @@ class LogMirror:
             if known is not None:
                 if known.body.sequence > head.body.sequence:
                     return
-                held = max(held, _size(known))
+                held = max(held, known.expect(LogHead).size)
             if target.size < held:
                 raise Fork(
                     f"the log of {self.log.owner} shrank from {held} to {target.size} entries"
@@ -83,14 +82,13 @@ class LogMirror:
                     f"does not follow from the {size} held here"
                 )
             if known is not None:
-                if _size(known) > size:
+                before = known.expect(LogHead)
+                if before.size > size:
                     return  # keep the stored head until all its entries can be checked
-                assert isinstance(known.message, LogHead)
-                before = self.log.root_within(connection, known.message.size)
-                if before != known.message.root:
+                if self.log.root_within(connection, before.size) != before.root:
                     raise Fork(
                         f"the log of {self.log.owner} forked: it signed another head of "
-                        f"{known.message.size} entries before"
+                        f"{before.size} entries before"
                     )
             connection.execute(
                 "INSERT INTO heads (owner, envelope) VALUES (?, ?) "
@@ -99,11 +97,6 @@ class LogMirror:
             )
 
         await self._database.transact(run)
-
-
-def _size(head: Envelope) -> int:
-    assert isinstance(head.message, LogHead)
-    return head.message.size
 
 
 _HEAD = "SELECT envelope FROM heads WHERE owner = ? ORDER BY owner"

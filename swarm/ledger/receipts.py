@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient, own_head
 from swarm.ledger.entries import Judged, decode, judged
-from swarm.ledger.wire import LoggedVerdict
 from swarm.messages import LogHead, Verdict
 
 
@@ -29,14 +27,12 @@ class Receipt:
 
     @property
     def verdict(self) -> Verdict:
-        assert isinstance(self.envelope.message, Verdict)
-        return self.envelope.message
+        return self.envelope.expect(Verdict)
 
     @property
     def log_size(self) -> int:
         """Number of entries in the log at `head`."""
-        assert isinstance(self.head.message, LogHead)
-        return self.head.message.size
+        return self.head.expect(LogHead).size
 
     def problem(self) -> str | None:
         """Why this receipt is invalid, or None; checked without any other data."""
@@ -68,9 +64,8 @@ async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
     """
     peer = client.peer
     receipts: list[Receipt] = []
-    head = await own_head(client, peer)
-    assert isinstance(head.message, LogHead)
-    start, size = 0, head.message.size
+    head = await own_head(client)
+    start, size = 0, head.expect(LogHead).size
     while start < size:
         page = await client.verdicts(worker, start)
         if not page:
@@ -82,7 +77,11 @@ async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
         page = [item for item in page if item.index < size]  # the rest are newer than `head`
         proofs = await client.inclusions(peer, [item.index for item in page], size)
         for item, proof in zip(page, proofs, strict=True):
-            receipt = Receipt(_opened(peer, item), item.entry, item.index, head, proof)
+            try:
+                envelope = open_envelope(item.envelope)
+            except Dropped as dropped:
+                raise PeerError(f"{peer} sent an invalid receipt ({dropped})") from dropped
+            receipt = Receipt(envelope, item.entry, item.index, head, proof)
             problem = receipt.problem()
             if problem is None and receipt.verdict.worker != worker:
                 problem = "it belongs to another worker"
@@ -90,10 +89,3 @@ async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
                 raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
             receipts.append(receipt)
     return receipts
-
-
-def _opened(peer: PeerId, item: LoggedVerdict) -> Envelope:
-    try:
-        return open_envelope(item.envelope)
-    except Dropped as dropped:
-        raise PeerError(f"{peer} sent an invalid receipt ({dropped})") from dropped

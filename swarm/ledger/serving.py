@@ -9,31 +9,8 @@ from typing import Protocol
 import trio
 
 from swarm.envelope import Envelope
+from swarm.ledger import wire
 from swarm.ledger.log import Log
-from swarm.ledger.wire import (
-    EXPULSIONS_MAX,
-    PROTOCOL,
-    REQUEST_SECONDS,
-    Answer,
-    Entries,
-    EntriesRequest,
-    Expulsions,
-    ExpulsionsRequest,
-    Head,
-    HeadRequest,
-    InclusionsRequest,
-    LoggedVerdict,
-    Proof,
-    Proofs,
-    Refusal,
-    Request,
-    Status,
-    StatusRequest,
-    Verdicts,
-    VerdictsRequest,
-    encoder,
-    request_decoder,
-)
 from swarm.lifetime import Lifetime
 from swarm.messages import Present
 from swarm.transport import Stream, Transport
@@ -74,55 +51,55 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
 
     async def converse(stream: Stream) -> None:
         while True:
-            with trio.move_on_after(REQUEST_SECONDS) as idle:
+            with trio.move_on_after(wire.REQUEST_SECONDS) as idle:
                 raw = await stream.receive()
             if idle.cancelled_caught or raw is None:
                 return
             try:
-                answer = await _answer(ledger, request_decoder.decode(raw))
+                answer = await _answer(ledger, wire.request_decoder.decode(raw))
             except ValueError as error:  # a msgspec error is one too
-                answer = Refusal(str(error)[:500])
-            await stream.send(encoder.encode(answer))
+                answer = wire.Refusal(str(error)[:500])
+            await stream.send(wire.encoder.encode(answer))
 
     async with Lifetime() as lifetime:
         transport.serve(
-            PROTOCOL, lambda stream: lifetime.run(converse, stream), frame_bytes_max=1024
+            wire.PROTOCOL, lambda stream: lifetime.run(converse, stream), frame_bytes_max=1024
         )
         yield
 
 
-async def _answer(ledger: Ledger, request: Request) -> Answer:
-    if isinstance(request, VerdictsRequest):
+async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
+    if isinstance(request, wire.VerdictsRequest):
         return _verdicts(ledger, request)
-    if isinstance(request, StatusRequest):
+    if isinstance(request, wire.StatusRequest):
         return _status(ledger)
-    if isinstance(request, ExpulsionsRequest):
-        return Expulsions(list(ledger.expulsions_of(request.peer))[-EXPULSIONS_MAX:])
-    if isinstance(request, HeadRequest):
+    if isinstance(request, wire.ExpulsionsRequest):
+        return wire.Expulsions(list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :])
+    if isinstance(request, wire.HeadRequest):
         head = await ledger.head_of(request.owner)
-        return Head(head.raw if head is not None else b"")
+        return wire.Head(head.raw if head is not None else b"")
     log = ledger.log_of(request.owner)
     if log is None:
         raise ValueError(f"no log of {request.owner} is held here")
-    if isinstance(request, EntriesRequest):
+    if isinstance(request, wire.EntriesRequest):
         count = _fitting(log.entry_sizes(request.start, request.count))
-        return Entries(log.entries(request.start, count))
-    if isinstance(request, InclusionsRequest):
-        return Proofs([log.inclusion(index, request.size) for index in request.indices])
-    return Proof(log.consistency(request.old, request.new))
+        return wire.Entries(log.entries(request.start, count))
+    if isinstance(request, wire.InclusionsRequest):
+        return wire.Proofs([log.inclusion(index, request.size) for index in request.indices])
+    return wire.Proof(log.consistency(request.old, request.new))
 
 
-def _verdicts(ledger: Ledger, request: VerdictsRequest) -> Verdicts:
+def _verdicts(ledger: Ledger, request: wire.VerdictsRequest) -> wire.Verdicts:
     rows = ledger.verdicts_of(request.worker, request.start, request.limit)
     rows = rows[: _fitting([len(entry) + len(envelope) for _, entry, envelope in rows])]
-    return Verdicts([LoggedVerdict(*row) for row in rows])
+    return wire.Verdicts([wire.LoggedVerdict(*row) for row in rows])
 
 
-def _status(ledger: Ledger) -> Status:
+def _status(ledger: Ledger) -> wire.Status:
     envelopes, present = ledger.status()
     freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
-    fitting = _fitting([len(encoder.encode(entry)) for entry in freshest])
-    return Status(list(envelopes), freshest[: min(fitting, 8192)])
+    fitting = _fitting([len(wire.encoder.encode(entry)) for entry in freshest])
+    return wire.Status(list(envelopes), freshest[: min(fitting, 8192)])
 
 
 def _fitting(sizes: Sequence[int]) -> int:

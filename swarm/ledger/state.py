@@ -6,12 +6,10 @@ agree with another before it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.envelope import Dropped, Envelope, open_envelope
-from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Outcome, Reinstated
-from swarm.messages import Eviction, Reinstatement
+from swarm.ledger.entries import Consumed, Entry, Judged, Outcome
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,6 @@ class Record:
     """The log's owner."""
     index: int
     entry: Entry
-
-
-@dataclass(frozen=True)
-class Credit:
-    """The groups and samples credited to a worker for one submission."""
-
-    worker: str
-    groups: int
-    samples: int
 
 
 @dataclass
@@ -56,12 +45,11 @@ class LedgerState:
     """The final verdict on each submission."""
     judges: Mapping[bytes, str]
     """The validator of the final verdict, by submission."""
-    credits: Mapping[bytes, Credit]
-    """Credits by submission; one per number, for a final verdict of accepted or quarantined."""
+    credits: Mapping[bytes, Judged]
+    """The final verdict on each credited submission: one accepted or quarantined submission per
+    number."""
     consumed: Mapping[bytes, list[Outcome]]
     """The outcome of each group, by submission."""
-    evicted: Mapping[str, Eviction]
-    """Evictions in force, by peer."""
     totals: Mapping[str, Totals]
     """Totals by worker."""
 
@@ -78,13 +66,13 @@ def is_disputed(records: Iterable[Record]) -> bool:
 
 
 def ledger_state(
-    records: Iterable[Record], *, run: str, validators: Sequence[str], trusted: Sequence[str]
+    records: Iterable[Record], *, validators: Sequence[str], trusted: Sequence[str]
 ) -> LedgerState:
     """Compute the state from `records`; `validators` are in order of rank.
 
-    Only entries that a peer may write are used: verdicts of `validators`, other entries of
-    `trusted` peers, and evictions and reinstatements with valid signatures. Each validator's first
-    verdict on a submission is used. These rules, in this order, decide which one is final:
+    Only entries that a peer may write are used: verdicts of `validators`, outcomes of `trusted`
+    peers. Each validator's first verdict on a submission is used. These rules, in this order,
+    decide which one is final:
 
     - an acceptance is final if a step took a group of the submission, since that cannot be undone;
     - a proven fault beats every other verdict;
@@ -94,60 +82,59 @@ def ledger_state(
     a group, else the submission whose validator is first in rank.
     """
     rank = {validator: index for index, validator in enumerate(validators)}
-    believed = {(r.owner, r.index): r.entry for r in records if r.owner in trusted}
-    cases: dict[tuple[bytes, str], dict[str, Judged]] = {}
-    """By submission and worker, because a worker may submit a copy of another's file."""
-    consumed: dict[bytes, list[Outcome]] = {}
-    evictions: dict[str, Envelope] = {}
-    reinstatements: dict[str, Envelope] = {}
-    for (owner, _), entry in sorted(believed.items(), key=lambda item: item[0]):
-        if isinstance(entry, Judged) and owner in rank:
-            case = cases.setdefault((entry.submission, entry.worker), {})
-            case.setdefault(owner, entry)
-        elif isinstance(entry, Consumed):
-            _merge(consumed, entry)
-        elif isinstance(entry, Evicted):
-            _newest(evictions, entry, run, owner, Eviction)
-        elif isinstance(entry, Reinstated):
-            _newest(reinstatements, entry, run, run.partition("/")[0], Reinstatement)
-
+    cases, consumed = _cases_and_outcomes(records, rank, trusted)
     verdicts: dict[bytes, Judged] = {}
     judges: dict[bytes, str] = {}
-    credits: dict[bytes, Credit] = {}
-    credited: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
-    """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
     totals: dict[str, Totals] = {}
-    for (submission, _), by_validator in sorted(cases.items()):
+    claims: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
+    """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
+    for (submission, worker), by_validator in sorted(cases.items()):
         trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
         judge = _judge(by_validator, rank, trained=trained)
         final = by_validator[judge]
         held = verdicts.get(submission)
         if held is None or (held.outcome == "refused" and final.outcome != "refused"):
-            verdicts[submission] = final
-            judges[submission] = judge
-        total = totals.setdefault(final.worker, Totals())
+            verdicts[submission], judges[submission] = final, judge
+        total = totals.setdefault(worker, Totals())
         setattr(total, final.outcome, getattr(total, final.outcome) + 1)
         if final.outcome != "refused":
-            number = (final.worker, final.lineage, final.step, final.number)
+            number = (worker, final.lineage, final.step, final.number)
             claim = (not trained, rank[judge], submission)
-            credited[number] = min(claim, credited.get(number, claim))
+            claims[number] = min(claim, claims.get(number, claim))
     for submission, final in verdicts.items():
-        total = totals[final.worker]
+        outcomes = totals[final.worker].outcomes
         for outcome in consumed.get(submission, ()):
-            total.outcomes[outcome] = total.outcomes.get(outcome, 0) + 1
-    for submission in sorted({submission for _, _, submission in credited.values()}):
-        final = verdicts[submission]
-        credits[submission] = Credit(final.worker, final.groups, final.samples)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    credited = sorted({submission for _, _, submission in claims.values()})
+    credits = {submission: verdicts[submission] for submission in credited}
+    for final in credits.values():
         totals[final.worker].groups += final.groups
         totals[final.worker].samples += final.samples
     return LedgerState(
-        verdicts=verdicts,
-        judges=judges,
-        credits=credits,
-        consumed=dict(sorted(consumed.items())),
-        evicted=_in_force(evictions, reinstatements),
-        totals=dict(sorted(totals.items())),
+        verdicts, judges, credits, dict(sorted(consumed.items())), dict(sorted(totals.items()))
     )
+
+
+_Cases = dict[tuple[bytes, str], dict[str, Judged]]
+"""Verdicts by validator, of each submission and worker: a worker may submit a copy of another's
+file."""
+
+
+def _cases_and_outcomes(
+    records: Iterable[Record], validators: Container[str], trusted: Container[str]
+) -> tuple[_Cases, dict[bytes, list[Outcome]]]:
+    """Collect the verdicts on each submission, and the outcomes of its groups."""
+    cases: _Cases = {}
+    consumed: dict[bytes, list[Outcome]] = {}
+    for record in sorted(records, key=lambda record: (record.owner, record.index)):
+        entry = record.entry
+        if record.owner not in trusted:
+            continue
+        if isinstance(entry, Judged) and record.owner in validators:
+            cases.setdefault((entry.submission, entry.worker), {}).setdefault(record.owner, entry)
+        elif isinstance(entry, Consumed):
+            _merge(consumed, entry)
+    return cases, consumed
 
 
 def _judge(by_validator: Mapping[str, Judged], rank: Mapping[str, int], *, trained: bool) -> str:
@@ -189,41 +176,3 @@ def _merge(consumed: dict[bytes, list[Outcome]], entry: Consumed) -> None:
         )
         for group in range(longest)
     ]
-
-
-def _newest(
-    held: dict[str, Envelope],
-    entry: Evicted | Reinstated,
-    run: str,
-    signer: str,
-    message_type: type[Eviction] | type[Reinstatement],
-) -> None:
-    """Keep the newest message about each peer; ignore a message without a valid signature."""
-    try:
-        envelope = open_envelope(entry.envelope)
-    except Dropped:
-        return
-    message = envelope.message
-    if not isinstance(message, message_type) or message.peer != entry.peer:
-        return
-    if envelope.sender != signer or envelope.body.run != run:
-        return
-    old = held.get(entry.peer)
-    if old is None or _moment(old) < _moment(envelope):
-        held[entry.peer] = envelope
-
-
-def _moment(envelope: Envelope) -> tuple[int, bytes]:
-    return (envelope.body.issued_ms, envelope.digest)
-
-
-def _in_force(
-    evictions: Mapping[str, Envelope], reinstatements: Mapping[str, Envelope]
-) -> dict[str, Eviction]:
-    in_force: dict[str, Eviction] = {}
-    for peer, envelope in sorted(evictions.items()):
-        back = reinstatements.get(peer)
-        if back is None or back.body.issued_ms <= envelope.body.issued_ms:
-            assert isinstance(envelope.message, Eviction)
-            in_force[peer] = envelope.message
-    return in_force

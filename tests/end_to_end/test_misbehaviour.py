@@ -40,7 +40,7 @@ def test_a_worker_with_altered_weights_is_refused_and_put_out(
             await peers.complete(steps * STEP_SECONDS)
             assert await peers["trainer"].ended(30) == 0
             accounts = check_accounts(peers)
-            assert set(accounts.state.evicted) == {cheater.identity.peer_id}
+            assert accounts.evicted() == {cheater.identity.peer_id}
             totals = accounts.state.totals
             assert totals[cheater.identity.peer_id].accepted == 0
             assert totals[peers["inference-1"].identity.peer_id].refused == 0

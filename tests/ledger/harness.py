@@ -15,7 +15,8 @@ from swarm.events import Event, Events
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
-from swarm.ledger.client import FetchedLedger, fetch_ledger, open_ledger
+from swarm.ledger.client import fetch_log, open_ledger
+from swarm.ledger.entries import Entry
 from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.messages import Verdict
 from swarm.node.node import Node, StoredSequence, create_tables
@@ -158,11 +159,11 @@ def verdict_at(number: int, worker: Identity = WORKER, **changes: Any) -> Callab
     return make
 
 
-async def fetch(node: Node, peer: PeerId) -> FetchedLedger:
+async def fetch(node: Node, peer: PeerId) -> list[Entry]:
     """The whole log of one trusted peer."""
     await node.reach(peer)
     async with open_ledger(node.transport, peer) as client:
-        return await fetch_ledger(client)
+        return await fetch_log(client)
 
 
 async def receipts(node: Node, peer: PeerId, worker: str) -> list[Receipt]:

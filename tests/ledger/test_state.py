@@ -6,13 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.identity import Identity
-from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Reinstated
+from swarm.ledger.entries import Consumed, Entry, Judged
 from swarm.ledger.state import LedgerState, Record, is_disputed, ledger_state
-from swarm.messages import Eviction, Reinstatement
-from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
+from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER
 
-RUN = f"{OWNER.peer_id}/test"
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]
 TRUSTED = [TRAINER.peer_id, *VALIDATORS]
 
@@ -25,7 +22,7 @@ def state(logs: dict[str, list[Entry]], seed: int = 0) -> LedgerState:
     ]
     shuffled = records + records[: seed % 5]
     random.Random(seed).shuffle(shuffled)
-    return ledger_state(shuffled, run=RUN, validators=VALIDATORS, trusted=TRUSTED)
+    return ledger_state(shuffled, validators=VALIDATORS, trusted=TRUSTED)
 
 
 def judged(number: int, outcome: str = "accepted", **changes: Any) -> Judged:
@@ -50,16 +47,6 @@ def judged(number: int, outcome: str = "accepted", **changes: Any) -> Judged:
 
 def consumed(number: int, *outcomes: Any, step: int = 0) -> Consumed:
     return Consumed(step=step, submission=number.to_bytes(32, "big"), outcomes=list(outcomes))
-
-
-def evicted(by: Identity, peer: str, at: float) -> Evicted:
-    envelope = sealed(by, Eviction(peer=peer, reason="r"), RUN, at=at)
-    return Evicted(peer=peer, reason="r", envelope=envelope.raw)
-
-
-def reinstated(by: Identity, peer: str, at: float) -> Reinstated:
-    envelope = sealed(by, Reinstatement(peer=peer), RUN, at=at)
-    return Reinstated(peer=peer, envelope=envelope.raw)
 
 
 FIRST = (1).to_bytes(32, "big")
@@ -129,27 +116,12 @@ def test_a_carried_group_is_consumed_in_the_end() -> None:
 def test_only_who_may_say_it_is_heard() -> None:
     found = state(
         {
-            WORKER.peer_id: [judged(1), evicted(WORKER, BOB.peer_id, 1)],
-            TRAINER.peer_id: [judged(2), evicted(ALICE, WORKER.peer_id, 1)],
-            ALICE.peer_id: [Evicted(peer=WORKER.peer_id, reason="", envelope=b"garbage")],
+            WORKER.peer_id: [judged(1), consumed(1, "consumed")],
+            TRAINER.peer_id: [judged(2)],
         }
     )
     assert not found.verdicts
-    assert not found.evicted
-
-
-def test_the_owners_later_word_takes_a_peer_back() -> None:
-    peer = WORKER.peer_id
-    logs: dict[str, list[Entry]] = {ALICE.peer_id: [evicted(ALICE, peer, 10)]}
-    assert state(logs).evicted[peer].reason == "r"
-    logs[BOB.peer_id] = [reinstated(ALICE, peer, 20)]
-    assert peer in state(logs).evicted, "only the owner reinstates"
-    logs[BOB.peer_id] = [reinstated(OWNER, peer, 5)]
-    assert peer in state(logs).evicted, "an earlier word does not overrule a later eviction"
-    logs[BOB.peer_id] = [reinstated(OWNER, peer, 20)]
-    assert peer not in state(logs).evicted
-    logs[TRAINER.peer_id] = [evicted(TRAINER, peer, 30)]
-    assert peer in state(logs).evicted
+    assert not found.consumed
 
 
 def test_two_submissions_with_one_number_are_credited_once() -> None:
@@ -188,8 +160,6 @@ ENTRIES = st.one_of(
         st.integers(0, 3),
         st.lists(st.sampled_from(["consumed", "stale", "carried"]), max_size=3),
     ),
-    st.builds(evicted, st.just(ALICE), st.just(WORKER.peer_id), st.integers(0, 3)),
-    st.builds(reinstated, st.just(OWNER), st.just(WORKER.peer_id), st.integers(0, 3)),
 )
 
 

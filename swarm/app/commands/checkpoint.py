@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, WhichRun
 from swarm.app.output import print_json
@@ -20,7 +19,6 @@ from swarm.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.shardcast.held import Held
-    from swarm.shardcast.mirror.index import Progress
 
 app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", no_args_is_help=True)
 
@@ -39,6 +37,7 @@ Mirrors = Annotated[
 
 
 @app.command("export")
+@exits
 def export_command(
     folder: Folder,
     out: Annotated[Path, typer.Option(help="Folder for the mirror's files.")],
@@ -53,37 +52,34 @@ def export_command(
     Copy them anywhere; `swarm checkpoint fetch http://…` downloads them and checks every piece. The
     same command resumes an interrupted export.
     """
+    import msgspec
 
-    def work() -> None:
-        import msgspec
+    from swarm.app.progress import progress_bar
+    from swarm.shardcast.mirror.export import export as write_mirror
 
-        from swarm.app.progress import progress_bar
-        from swarm.shardcast.mirror.export import export as write_mirror
-
-        async def export() -> None:
-            with progress_bar("exporting") as progress:
-                index = await write_mirror(
-                    folder,
-                    out,
-                    run=run,
-                    lineage=lineage,
-                    step=step,
-                    mirrors=mirror or (),
-                    progress=progress,
-                )
-            if as_json:
-                print(msgspec.json.encode(index).decode())
-                return
-            print(f"{index.total_bytes:,} bytes in {out}, manifest {index.manifest}")
-            print("serve that folder with any web server, then:")
-            print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
-
-        run_until_interrupted(export)
-
-    finish(work)
+    with progress_bar("exporting") as progress:
+        index = run_until_interrupted(
+            partial(
+                write_mirror,
+                folder,
+                out,
+                run=run,
+                lineage=lineage,
+                step=step,
+                mirrors=mirror or (),
+                progress=progress,
+            )
+        )
+    if as_json:
+        print(msgspec.json.encode(index).decode())
+        return
+    print(f"{index.total_bytes:,} bytes in {out}, manifest {index.manifest}")
+    print("serve that folder with any web server, then:")
+    print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
 
 
 @app.command("publish")
+@exits
 def publish_command(
     folder: Folder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
@@ -98,23 +94,24 @@ def publish_command(
     step: Step = None,
 ) -> None:
     """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
+    from swarm.app.progress import progress_bar
+    from swarm.shardcast.mirror.index import Index
+    from swarm.shardcast.mirror.serve import serve
 
-    def work() -> None:
-        from swarm.app.progress import progress_bar
-        from swarm.shardcast.mirror.index import Index
-        from swarm.shardcast.mirror.serve import serve
+    bar = ExitStack()
 
-        bar = ExitStack()
+    def ready(bound: int, index: Index) -> None:
+        bar.close()
+        shown = "localhost" if host in ("0.0.0.0", "::") else host
+        shown = f"[{shown}]" if ":" in shown else shown
+        print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
+        print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
 
-        def ready(bound: int, index: Index) -> None:
-            bar.close()
-            shown = "localhost" if host in ("0.0.0.0", "::") else host
-            shown = f"[{shown}]" if ":" in shown else shown
-            print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
-            print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
-
-        async def publish() -> None:
-            await serve(
+    with bar:
+        bar.enter_context(progress_bar("reading"))
+        run_until_interrupted(
+            partial(
+                serve,
                 folder,
                 host=host,
                 port=port,
@@ -124,15 +121,11 @@ def publish_command(
                 uplink_bytes_per_second=uplink_mbps and uplink_mbps * 1e6 / 8,
                 ready=ready,
             )
-
-        with bar:
-            bar.enter_context(progress_bar("reading"))
-            run_until_interrupted(publish)
-
-    finish(work)
+        )
 
 
 @app.command("fetch")
+@exits
 def fetch_command(
     out: Annotated[
         Path, typer.Option(help="New folder for the checkpoint, in Hugging Face layout.")
@@ -157,24 +150,36 @@ def fetch_command(
 
     Every piece is checked. The same command resumes an interrupted download.
     """
+    from swarm.app.newest_policy import from_peers
+    from swarm.app.progress import progress_bar
+    from swarm.shardcast.mirror.fetch import fetch as fetch_from_mirrors
 
-    def work() -> None:
-        from swarm.app.newest_policy import from_peers
-        from swarm.app.progress import progress_bar
-
-        digest = _digest(manifest)
-        _check_source(source, mirror, bootstrap, run)
-        with progress_bar("fetching") as progress:
-            if source:
-                held = run_until_interrupted(
-                    _from_mirrors, out, source, mirror or [], digest, deadline, progress
-                )
-            else:
-                fetch = partial(from_peers, out, bootstrap, run=run, digest=digest)
-                held = run_until_interrupted(partial(fetch, deadline=deadline, progress=progress))
-        _say_fetched(out, held, as_json=as_json)
-
-    finish(work)
+    digest = _digest(manifest)
+    _check_source(source, mirror, bootstrap, run)
+    with progress_bar("fetching") as progress:
+        if source:
+            is_address = "://" in source
+            fetch = partial(
+                fetch_from_mirrors,
+                out,
+                mirrors=[*([source] if is_address else []), *(mirror or [])],
+                manifest_file=None if is_address else Path(source),
+                manifest_digest=digest,
+                deadline_seconds=deadline,
+                progress=progress,
+            )
+        else:
+            fetch = partial(
+                from_peers,
+                out,
+                bootstrap,
+                run=run,
+                digest=digest,
+                deadline=deadline,
+                progress=progress,
+            )
+        held = run_until_interrupted(fetch)
+    _say_fetched(out, held, as_json=as_json)
 
 
 def _check_source(
@@ -225,64 +230,40 @@ def _digest(text: str | None) -> bytes | None:
     return digest
 
 
-async def _from_mirrors(
-    out: Path,
-    source: str,
-    mirrors: Sequence[str],
-    digest: bytes | None,
-    deadline: float,
-    progress: Progress,
-) -> Held:
-    from swarm.shardcast.mirror.fetch import fetch
-
-    is_address = "://" in source
-    return await fetch(
-        out,
-        mirrors=[source, *mirrors] if is_address else mirrors,
-        manifest_file=None if is_address else Path(source),
-        manifest_digest=digest,
-        deadline_seconds=deadline,
-        progress=progress,
-    )
-
-
 @app.command("verify")
+@exits
 def verify_command(
     folder: Folder,
     manifest: Annotated[
         Path | None, typer.Option(help="Manifest file; default: the one in the folder.")
     ] = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
+    from swarm.app.progress import progress_bar
+    from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
+    from swarm.shardcast.mirror.describe import read_bounded
+    from swarm.shardcast.mirror.verify import verify
 
-    def work() -> int:
-        from swarm.app.progress import progress_bar
-        from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
-        from swarm.shardcast.mirror.describe import read_bounded
-        from swarm.shardcast.mirror.verify import verify
-
-        if not folder.is_dir():
-            raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
-        path = manifest or folder / MANIFEST_NAME
-        try:
-            blob = read_bounded(path)
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be read ({error.strerror}); give --manifest FILE"
-            ) from error
-        try:
-            with progress_bar("verifying") as progress:
-                problems = run_until_interrupted(verify, folder, blob, progress)
-        except BadManifest as error:
-            raise UserError(f"{path}: {error}") from error
-        if as_json:
-            print_json({"manifest": digest_of(blob).hex(), "problems": problems})
-        elif problems:
-            for problem in problems:
-                print(printable(problem), file=sys.stderr)
-        else:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
+    path = manifest or folder / MANIFEST_NAME
+    try:
+        blob = read_bounded(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); give --manifest FILE"
+        ) from error
+    try:
+        with progress_bar("verifying") as progress:
+            problems = run_until_interrupted(verify, folder, blob, progress)
+    except BadManifest as error:
+        raise UserError(f"{path}: {error}") from error
+    if as_json:
+        print_json({"manifest": digest_of(blob).hex(), "problems": problems})
+    else:
+        for problem in problems:
+            print(printable(problem), file=sys.stderr)
+        if not problems:
             print(f"{folder} matches manifest {digest_of(blob).hex()}")
-        return 1 if problems else 0
-
-    finish(work)
+    return 1 if problems else 0

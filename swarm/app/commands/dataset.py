@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import EnvironmentOptions, environment_options
@@ -18,6 +18,7 @@ app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 
 
 @app.command("filter")
+@exits
 def filter_command(
     policy: Annotated[Path, typer.Option(help="Hugging Face folder of the base policy.")],
     environment: Annotated[
@@ -43,34 +44,30 @@ def filter_command(
 
     Interrupt it at will: the same command resumes it.
     """
+    require_extra("infer", "swarm dataset filter")
+    from swarm.app.dataset import Filtering, Progress, filter_tasks, parse_bounds
 
-    def work() -> None:
-        require_extra("infer", "swarm dataset filter")
-        from swarm.app.dataset import Filtering, Progress, filter_tasks, parse_bounds
+    low, high = parse_bounds(keep)
+    if not temperature > 0:
+        raise UserError(f"--temperature is {temperature:g}; it must be above 0")
+    wanted = Filtering(
+        policy=policy,
+        environment=environment,
+        version=environment_version,
+        options=environment_options(option),
+        attempts=pass_at,
+        low=low,
+        high=high,
+        tasks=tasks,
+        seed=seed,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+    )
 
-        low, high = parse_bounds(keep)
-        if not temperature > 0:
-            raise UserError(f"--temperature is {temperature:g}; it must be above 0")
-        wanted = Filtering(
-            policy=policy,
-            environment=environment,
-            version=environment_version,
-            options=environment_options(option),
-            attempts=pass_at,
-            low=low,
-            high=high,
-            tasks=tasks,
-            seed=seed,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-        )
+    def show(progress: Progress) -> None:
+        text = f"{progress.tried} of {progress.total} tasks tried, {progress.kept} kept"
+        end = "\n" if progress.tried == progress.total or not sys.stderr.isatty() else ""
+        print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
 
-        def show(progress: Progress) -> None:
-            text = f"{progress.tried} of {progress.total} tasks tried, {progress.kept} kept"
-            end = "\n" if progress.tried == progress.total or not sys.stderr.isatty() else ""
-            print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
-
-        done = run_until_interrupted(filter_tasks, wanted, out, show)
-        print(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}")
-
-    finish(work)
+    done = run_until_interrupted(filter_tasks, wanted, out, show)
+    print(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}")

@@ -9,11 +9,12 @@ from typing import Annotated
 import trio
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.errors import UserError
 
 
+@exits
 def demo(
     steps: Annotated[int, typer.Option(help="Rollout steps; 250 take about two minutes.")] = 250,
     peers: Annotated[int, typer.Option(help="Number of inference peers.")] = 3,
@@ -30,35 +31,31 @@ def demo(
     plain: Annotated[
         bool, typer.Option("--plain", help="A line per step instead of the live view.")
     ] = False,
-) -> None:
+) -> int:
     """Run a whole swarm on this machine, which learns to sort six digits.
 
     One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
     processes. Results go to ./demo-output (or --keep): the trained policy as a Hugging Face
     folder, the reward curve, a summary. Ctrl-C ends everything.
     """
+    if cheat not in (None, "wrong-weights"):
+        raise UserError(f"--cheat is {cheat!r}; the only choice is wrong-weights")
+    require_extra("train", "swarm demo")
+    require_extra("plots", "swarm demo")
+    from swarm.app.demo.command import run_demo
+    from swarm.app.demo.options import DemoOptions
 
-    def work() -> int:
-        if cheat not in (None, "wrong-weights"):
-            raise UserError(f"--cheat is {cheat!r}; the only choice is wrong-weights")
-        require_extra("train", "swarm demo")
-        require_extra("plots", "swarm demo")
-        from swarm.app.demo.command import run_demo
-        from swarm.app.demo.options import DemoOptions
-
-        options = DemoOptions(
-            age_seconds=_seconds_since_start(),
-            steps=steps,
-            peers=peers,
-            seed=seed,
-            keep=keep,
-            json_file=json_file,
-            cheat=cheat is not None,
-            plain=plain,
-        )
-        return trio.run(run_demo, options)  # it handles signals itself
-
-    finish(work)
+    options = DemoOptions(
+        age_seconds=_seconds_since_start(),
+        steps=steps,
+        peers=peers,
+        seed=seed,
+        keep=keep,
+        json_file=json_file,
+        cheat=cheat is not None,
+        plain=plain,
+    )
+    return trio.run(run_demo, options)  # it handles signals itself
 
 
 def _seconds_since_start() -> float:

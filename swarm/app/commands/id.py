@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 
 
+@exits
 def show_id(
     home: Annotated[Path, typer.Argument(help="Folder of a peer's keys and state.")],
 ) -> None:
     """Print the id of the peer in a home, and make its key if it has none."""
+    from swarm.identity import load_or_create
 
-    def work() -> None:
-        from swarm.identity import load_or_create
-
-        print(load_or_create(home / "identity.key").peer_id)
-
-    finish(work)
+    print(load_or_create(home / "identity.key").peer_id)

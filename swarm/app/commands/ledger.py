@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.figures import figure
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, WhichRun
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from swarm.app.onlooker import Record
 
 
+@exits
 def ledger(
     peer: Annotated[str | None, typer.Option(help="Id of the peer; default: your own.")] = None,
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
@@ -28,17 +28,32 @@ def ledger(
     run: WhichRun = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Show one peer's credits and receipts, each proven to be in its validator's signed log."""
+    from swarm.app.onlooker import record_of
+    from swarm.app.visit import last_bootstrap, visit
+    from swarm.identity import InvalidPeerId, public_key_of
 
-    def work() -> int:
-        from swarm.app.visit import last_bootstrap
+    worker = peer or _own_id(home)
+    entry = bootstrap or last_bootstrap(home)
+    try:
+        public_key_of(worker)
+    except InvalidPeerId as error:
+        raise UserError(f"--peer: {error}") from error
 
-        who = peer or _own_id(home)
-        through = bootstrap or last_bootstrap(home)
-        return _show(who, through, run, last=last, as_json=as_json)
+    async def ask() -> Record:
+        async with visit(entry, run, looks_on=True) as (node, found):
+            return await record_of(node, found, worker)
 
-    finish(work)
+    record = run_until_interrupted(ask)
+    told = record_object(worker, record)
+    if as_json:
+        print_json(told)
+    else:
+        print("\n".join(record_lines(told, last)))
+    for problem in record.problems:
+        print(f"not complete: {printable(problem)}", file=sys.stderr)
+    return 1 if record.problems else 0
 
 
 def _own_id(home: Path) -> str:
@@ -49,34 +64,6 @@ def _own_id(home: Path) -> str:
     if not key.exists():
         raise UserError(f"whose record? no peer has used {home} yet; give --peer ID or its --home")
     return load_or_create(key).peer_id
-
-
-def _show(
-    peer: str, bootstrap: Sequence[str] | None, run: str | None, *, last: int, as_json: bool
-) -> int:
-    """Print one peer's record from a run's trusted peers; returns the exit status."""
-    from swarm.app.onlooker import record_of
-    from swarm.app.visit import visit
-    from swarm.identity import InvalidPeerId, public_key_of
-
-    try:
-        public_key_of(peer)
-    except InvalidPeerId as error:
-        raise UserError(f"--peer: {error}") from error
-
-    async def ask() -> Record:
-        async with visit(bootstrap, run, looks_on=True) as (node, found):
-            return await record_of(node, found, peer)
-
-    record = run_until_interrupted(ask)
-    told = record_object(peer, record)
-    if as_json:
-        print_json(told)
-    else:
-        print("\n".join(record_lines(told, last)))
-    for problem in record.problems:
-        print(f"not complete: {printable(problem)}", file=sys.stderr)
-    return 1 if record.problems else 0
 
 
 def record_object(peer: str, record: Record) -> dict[str, Any]:

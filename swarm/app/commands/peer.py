@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exit_with
+from swarm.app.exit import exits
 from swarm.app.options import Version
-from swarm.errors import UserError
 
 
+@exits
 def peer(
     role: Annotated[list[str] | None, typer.Option(help="Role of this peer; repeatable.")] = None,
     bootstrap: Annotated[
@@ -42,27 +42,21 @@ def peer(
     from swarm.app.peer import start
     from swarm.settings import load_settings
 
-    try:
-        settings = load_settings(
-            config,
-            {
-                "role": role,
-                "bootstrap": bootstrap,
-                "listen": listen,
-                "bulk_port": bulk_port,
-                "uplink_mbps": uplink_mbps,
-                "home": home,
-                "run": run,
-                "manifest": manifest,
-                "engine": engine,
-                "resume": resume,
-                "verbose": verbose,
-                "json_logs": json_logs,
-            },
-        )
-    except UserError as error:
-        raise typer.Exit(exit_with(error)) from error
-    raise typer.Exit(start(settings))
+    flags = {
+        "role": role,
+        "bootstrap": bootstrap,
+        "listen": listen,
+        "bulk_port": bulk_port,
+        "uplink_mbps": uplink_mbps,
+        "home": home,
+        "run": run,
+        "manifest": manifest,
+        "engine": engine,
+        "resume": resume,
+        "verbose": verbose,
+        "json_logs": json_logs,
+    }
+    start(load_settings(config, flags))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.options import AsJson
 from swarm.app.output import plain, print_json
@@ -24,6 +24,7 @@ app = typer.Typer(help="Read submission files.", no_args_is_help=True)
 
 
 @app.command("show")
+@exits
 def show(
     file: Annotated[Path, typer.Argument(help="Submission: a Parquet file of rollouts.")],
     tokenizer: Annotated[
@@ -34,29 +35,23 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print a submission: its header, then each prompt with what followed it."""
+    require_extra("infer", "swarm rollouts show")
+    from swarm.rollouts.show import show as read_submission
 
-    def work() -> None:
-        require_extra("infer", "swarm rollouts show")
-        from swarm.rollouts.show import show as read_submission
-
-        header, rows = read_submission(file, tokenizer)
-        shown = [row for row in rows if not groups or row.group < groups]
-        if as_json:
-            print_json(
-                {"header": plain(header), "rows": [dataclasses.asdict(row) for row in shown]}
-            )
-            return
-        for name, value in plain(header).items():
-            print(f"{name:<20} {printable(str(value))}")
-        group = -1
-        for row in shown:
-            if row.group != group:
-                group = row.group
-                print(f"\ngroup {group}  {_text(row.segments[0])}")
-            for number, segment in enumerate(row.segments[1:]):
-                print(f"  {'' if number else row.sample:>3}  {_described(segment)}")
-
-    finish(work)
+    header, rows = read_submission(file, tokenizer)
+    shown = [row for row in rows if not groups or row.group < groups]
+    if as_json:
+        print_json({"header": plain(header), "rows": [dataclasses.asdict(row) for row in shown]})
+        return
+    for name, value in plain(header).items():
+        print(f"{name:<20} {printable(str(value))}")
+    group = -1
+    for row in shown:
+        if row.group != group:
+            group = row.group
+            print(f"\ngroup {group}  {_text(row.segments[0])}")
+        for number, segment in enumerate(row.segments[1:]):
+            print(f"  {'' if number else row.sample:>3}  {_described(segment)}")
 
 
 def _described(segment: ShownSegment) -> str:

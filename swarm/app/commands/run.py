@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
@@ -24,6 +24,7 @@ app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
 
 @app.command("create")
+@exits
 def run_create(
     file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
     out: Annotated[
@@ -41,17 +42,14 @@ def run_create(
     Tables and keys of FILE are the fields of the manifest (docs/protocol.md), without the hashes
     of the tokenizer and of the environments' probe tasks: those are computed here.
     """
+    require_extra("infer", "swarm run create")
+    from swarm.app.owner import OwnersFiles, create_run
 
-    def work() -> None:
-        require_extra("infer", "swarm run create")
-        from swarm.app.owner import OwnersFiles, create_run
-
-        create_run(OwnersFiles(file, out or file.with_suffix(".manifest"), owner_key, tokenizer))
-
-    finish(work)
+    create_run(OwnersFiles(file, out or file.with_suffix(".manifest"), owner_key, tokenizer))
 
 
 @app.command("update")
+@exits
 def run_update(
     file: Annotated[Path, typer.Argument(help="Changed TOML file that describes the run.")],
     manifest: Annotated[
@@ -75,18 +73,15 @@ def run_update(
     Raise `version` in FILE with every change. Without --bootstrap the new version is only signed:
     repeat the command with it, or restart a bootstrap peer with the new manifest.
     """
+    require_extra("infer", "swarm run update")
+    from swarm.app.owner import OwnersFiles, update_run
 
-    def work() -> None:
-        require_extra("infer", "swarm run update")
-        from swarm.app.owner import OwnersFiles, update_run
-
-        files = OwnersFiles(file, manifest or file.with_suffix(".manifest"), owner_key, tokenizer)
-        update_run(files, bootstrap or [])
-
-    finish(work)
+    files = OwnersFiles(file, manifest or file.with_suffix(".manifest"), owner_key, tokenizer)
+    update_run(files, bootstrap or [])
 
 
 @app.command("show")
+@exits
 def run_show(
     file: Annotated[Path | None, typer.Argument(help="File with a signed manifest.")] = None,
     bootstrap: Bootstrap = None,
@@ -94,19 +89,15 @@ def run_show(
     as_json: AsJson = False,
 ) -> None:
     """Show a run manifest from a file or from a bootstrap peer."""
+    from swarm.run.manifest import load_manifest
 
-    def work() -> None:
-        from swarm.run.manifest import load_manifest
-
-        if file is not None and bootstrap:
-            raise UserError("give either FILE or --bootstrap MULTIADDR, not both")
-        if file is not None:
-            envelope = load_manifest(file)
-        else:
-            envelope = run_until_interrupted(_fetch_manifest, bootstrap, run)
-        _show_manifest(envelope, as_json=as_json)
-
-    finish(work)
+    if file is not None and bootstrap:
+        raise UserError("give either FILE or --bootstrap MULTIADDR, not both")
+    if file is not None:
+        envelope = load_manifest(file)
+    else:
+        envelope = run_until_interrupted(_fetch_manifest, bootstrap, run)
+    _show_manifest(envelope, as_json=as_json)
 
 
 def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:

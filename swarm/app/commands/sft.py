@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, EnvironmentOptions, environment_options
 from swarm.strict_json import to_json
 
 
+@exits
 def sft(
     model: Annotated[Path, typer.Option(help="Hugging Face folder of the policy to start from.")],
     out: Annotated[Path, typer.Option(help="New folder for the result.")],
@@ -42,29 +43,25 @@ def sft(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""
+    require_extra("train", "swarm sft")
+    from swarm.app.sft import SftOptions, run_sft
 
-    def work() -> None:
-        require_extra("train", "swarm sft")
-        from swarm.app.sft import SftOptions, run_sft
-
-        options = SftOptions(
-            model=model,
-            out=out,
-            data=data,
-            environment=environment,
-            environment_options=environment_options(option),
-            steps=steps,
-            batch=batch,
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            validation_share=validation_share,
-            tokens_max=tokens_max,
-            seed=seed,
-            report_every=report_every,
-        )
-        run_until_interrupted(run_sft, options, _say_json if as_json else _say)
-
-    finish(work)
+    options = SftOptions(
+        model=model,
+        out=out,
+        data=data,
+        environment=environment,
+        environment_options=environment_options(option),
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        validation_share=validation_share,
+        tokens_max=tokens_max,
+        seed=seed,
+        report_every=report_every,
+    )
+    run_until_interrupted(run_sft, options, _say_json if as_json else _say)
 
 
 def _say_json(event: dict[str, Any]) -> None:

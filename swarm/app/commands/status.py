@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarm.app.exit import finish
+from swarm.app.exit import exits
 from swarm.app.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, WhichRun
@@ -22,28 +21,24 @@ WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
 
 
+@exits
 def status(bootstrap: Bootstrap = None, run: WhichRun = None, as_json: AsJson = False) -> None:
     """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""
-    finish(lambda: _show(bootstrap, run, as_json=as_json))
-
-
-def _show(bootstrap: Sequence[str] | None, run: str | None, *, as_json: bool) -> None:
-    """Ask a run's trusted peers for its status, and print it."""
     from swarm.app.onlooker import status_of
     from swarm.app.visit import visit
 
     async def ask() -> RunStatus:
-        async with visit(bootstrap, run, looks_on=True) as (node, found):
-            return await status_of(node, found)
+        async with visit(bootstrap, run, looks_on=True) as (node, joined):
+            return await status_of(node, joined)
 
-    status = run_until_interrupted(ask)
+    found = run_until_interrupted(ask)
     if as_json:
-        print_json(status_object(status))
+        print_json(status_object(found))
         return
     from rich.console import Console
 
     console = Console()
-    for line in status_lines(status):
+    for line in status_lines(found):
         console.print(line, soft_wrap=True)
 
 
