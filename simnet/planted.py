@@ -16,7 +16,7 @@ from peers.trainer.accepted import AcceptedSubmissions
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.messages import Verdict
-from swarm.run.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
+from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 
 LATE_SECONDS = 5.0
 """Delay with which a forgetful validator makes its verdicts durable."""
@@ -39,10 +39,10 @@ def _forget_verdict() -> _Patch:
             await right(self, verdict_at)
 
         verdict = verdict_at(self._log.size())
-        nursery = self._peer.messenger._nursery
+        nursery = self._gossip._nursery
         assert nursery is not None
         nursery.start_soon(later)
-        return await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
+        return await self._seal(verdict, VERDICT_LIFETIME_SECONDS)
 
     return TrustedPart, "append_verdict", append_verdict
 

@@ -199,7 +199,7 @@ class InferenceRole:
         def say(seconds: float) -> None:
             here = self._peer.policies.progress(order.checkpoint)
             trainers = [trainer.peer for trainer in self._run.manifest.trainers]
-            reason = f"{here} of policy {order.policy}, which step {order.step} uses, has arrived"
+            reason = f"of policy {order.policy}, which step {order.step} uses, {here}"
             if self._run.manifest_of(order) is None:
                 reason = f"version {order.run_version} of the run, which step {order.step} follows"
                 reason += ", has not come"

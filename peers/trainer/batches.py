@@ -13,8 +13,8 @@ from peers.trainer.pause import Pause
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import Progress
 from swarm.node.run_node import RunNode
+from swarm.node.trusted import TrustedPart
 from swarm.observable import STARVED_SECONDS
-from swarm.run.trusted import TrustedPart
 
 
 class Batches:

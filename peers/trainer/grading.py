@@ -6,8 +6,8 @@ from collections import Counter
 
 from swarm.envelope import Envelope
 from swarm.messages import Verdict
+from swarm.node.trusted import UNGRADED_MAX
 from swarm.run.run import Run
-from swarm.run.trusted import UNGRADED_MAX
 
 
 class GradingWatch:

@@ -11,9 +11,9 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger.client import open_ledger
 from swarm.messages import Verdict
+from swarm.node.log_copies import RETRY_SECONDS
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable
-from swarm.run.trusted import RETRY_SECONDS
 
 
 class MissedVerdicts:

@@ -13,7 +13,7 @@ from swarm.events import Events
 from swarm.identity import PeerId
 from swarm.ledger.entries import Consumed, Entry, decode
 from swarm.messages import Verdict
-from swarm.run.trusted import TrustedPart
+from swarm.node.trusted import TrustedPart
 
 LOG_ENTRIES_READ = 1000
 """Entries of its own log that a starting trainer reads at once."""

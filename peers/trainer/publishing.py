@@ -10,7 +10,7 @@ from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.ledger.entries import CheckpointPublished
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
-from swarm.run.trusted import TrustedPart
+from swarm.node.trusted import TrustedPart
 from swarm.shardcast.held import Held
 
 

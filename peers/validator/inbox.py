@@ -106,7 +106,10 @@ class Inbox:
         """Open a sink for a file that a client pushes; raises `Refused`."""
         limits: Limits = self._run.manifest.limits
         if client is None:
-            raise Refused(403, "prove who you are before you push")
+            raise Refused(
+                403,
+                "prove your peer id on this connection first: sign its challenge, then push again",
+            )
         if reference.size_bytes > limits.submission_bytes_max:
             raise Refused(
                 413,

@@ -7,7 +7,7 @@ import trio
 from peers.validator.cases import Outcome
 from peers.validator.inbox import Inbox
 from swarm.node.run_node import RunNode
-from swarm.run.trusted import UNGRADED_MAX
+from swarm.node.trusted import UNGRADED_MAX
 
 UNGRADED_PAUSE_SECONDS = 60.0
 """Length of the pause of a validator whose environment fails; then it accepts pushes again."""

@@ -25,7 +25,7 @@ from swarm.messages import (
 )
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
-from swarm.run.trusted import VERDICT_LIFETIME_SECONDS
+from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
 
 ORDER_WAIT_SECONDS = 3.0
 """Time to wait for a step order that the worker may have received first."""

@@ -18,7 +18,7 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
-from swarm.run.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
+from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 
 VERDICTS_RECOVERED_MAX = 8192
 """Own verdicts read again at a start. Verdicts on open steps are among the newest, and the bound

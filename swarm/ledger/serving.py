@@ -20,7 +20,7 @@ ANSWER_BYTES_MAX = 512 * 1024
 
 
 class Ledger(Protocol):
-    """The data that is served (implemented by `swarm.run.trusted.TrustedPart`)."""
+    """The data that is served (implemented by `swarm.node.trusted.TrustedPart`)."""
 
     def log_of(self, owner: str) -> Log | None:
         """The log or mirror of a trusted peer; None if this peer holds none."""

@@ -33,13 +33,11 @@ class Evictions:
 
     def hear(self, envelope: Envelope) -> None:
         self._run.evict(envelope)
-        assert isinstance(envelope.message, Eviction)
-        evicted = PeerId(envelope.message.peer)
-        self._node.events.emit(
-            "membership.peer_evicted", remote=evicted, reason=envelope.message.reason
-        )
+        eviction = envelope.expect(Eviction)
+        evicted = PeerId(eviction.peer)
+        self._node.events.emit("membership.peer_evicted", remote=evicted, reason=eviction.reason)
         if evicted == self._node.peer_id:
-            self._own.set(envelope.message)
+            self._own.set(eviction)
         else:
             self._heard.send_nowait((evicted, self._node.world.now()))
 

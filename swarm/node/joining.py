@@ -10,7 +10,6 @@ import trio
 from swarm.envelope import open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
-from swarm.messages import RunManifest
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.choice import choose_run, pin_owner
 from swarm.run.exchange import ask_for_manifests
@@ -71,12 +70,9 @@ async def join_network(node: Node) -> EntryPoints:
         if answered and not answered.keys() & named.keys():
             node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
-        failed = {failure.address: failure for failure in failures}
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
-        tried = [
-            failed.get(address) or DialFailure(address, silent)
-            for address in node.settings.bootstrap
-        ]
+        failed = {failure.address: failure for failure in failures}
+        tried = [failed.get(each) or DialFailure(each, silent) for each in node.settings.bootstrap]
         raise UserError(
             "no bootstrap peer can be reached: "
             + "; ".join(f"{failure} ({failure.advice})" for failure in tried)
@@ -160,7 +156,6 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
         try:
             for envelope in await ask_for_manifests(node.transport, peer):
                 held = known.get(envelope.body.run)
-                assert isinstance(envelope.message, RunManifest)
                 if held is None or held.message.order() < envelope.message.order():
                     known[envelope.body.run] = envelope
                 scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)

@@ -39,23 +39,17 @@ class Neighbours:
 
     def others(self) -> dict[PeerId, PeerRecord]:
         """Return the records of the known peers that this one deals with."""
-        found = {}
-        for envelope in self._node.records():
-            assert isinstance(envelope.message, PeerRecord)
-            if envelope.sender != self._node.peer_id and self.deals_with(
-                envelope.sender, envelope.message
-            ):
-                found[PeerId(envelope.sender)] = envelope.message
-        return found
+        known = {PeerId(each.sender): each.expect(PeerRecord) for each in self._node.records()}
+        known.pop(self._node.peer_id, None)
+        return {peer: record for peer, record in known.items() if self.deals_with(peer, record)}
 
     def records(self) -> list[Envelope]:
         """Return the peer records to give to neighbours."""
-        found = []
-        for envelope in self._node.records():
-            assert isinstance(envelope.message, PeerRecord)
-            if self._run.serves(envelope.sender, envelope.message.roles):
-                found.append(envelope)
-        return found
+        return [
+            envelope
+            for envelope in self._node.records()
+            if self._run.serves(envelope.sender, envelope.expect(PeerRecord).roles)
+        ]
 
     async def meet(self) -> PeerId | None:
         """Connect to one more random peer of the run. Called when there is uplink to spare.
@@ -115,8 +109,7 @@ class Neighbours:
             return  # no peer connects to a client
         used = 0
         for envelope in self._node.records():
-            record = envelope.message
-            assert isinstance(record, PeerRecord)
+            record = envelope.expect(PeerRecord)
             if "relay" not in record.roles or used >= RELAYS_USED or not record.addresses:
                 continue
             try:

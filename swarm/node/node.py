@@ -146,8 +146,7 @@ class Node:
         """Find the known version of a run's manifest with this content digest."""
         if self.part is not None and (held := self.part.run.version(digest)) is not None:
             return held
-        known = (e for e in self.manifests.values() if content_digest(e) == digest)
-        return next(known, None)
+        return next((e for e in self.manifests.values() if content_digest(e) == digest), None)
 
     def hear_manifest(self, envelope: Envelope) -> Envelope | None:
         """Accept a newer manifest of a known run; returns the run's newest manifest, if known."""
@@ -227,10 +226,7 @@ class Node:
     def record(self, peer: str) -> PeerRecord | None:
         """Return the newest known record of a peer."""
         envelope = self._records.get(peer)
-        if envelope is None:
-            return None
-        assert isinstance(envelope.message, PeerRecord)
-        return envelope.message
+        return envelope.expect(PeerRecord) if envelope is not None else None
 
     def records(self) -> list[Envelope]:
         """Return all known records including this peer's own, the most recently learnt last."""
@@ -243,8 +239,7 @@ class Node:
             return None
         envelope = open_envelope(raw)
         self.learn_record(envelope)
-        assert isinstance(envelope.message, PeerRecord)
-        return envelope.message
+        return envelope.expect(PeerRecord)
 
     async def reach(self, peer: PeerId) -> None:
         """Connect to a peer unless connected: by its known addresses, else by those in the DHT.

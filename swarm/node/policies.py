@@ -102,10 +102,7 @@ class Policies:
 
     def newest(self) -> Checkpoint | None:
         envelope = self._checkpoint.value
-        if envelope is None:
-            return None
-        assert isinstance(envelope.message, Checkpoint)
-        return envelope.message
+        return envelope.expect(Checkpoint) if envelope is not None else None
 
     def sources(self, manifest_digest: bytes) -> list[Source]:
         """Return up to `SOURCES_MAX` peers that may hold a checkpoint, in the order of their ids.
@@ -165,9 +162,11 @@ class Policies:
             self._needed.set(needed)
 
     def progress(self, reference: CheckpointReference) -> str:
-        """Describe how many pieces of a policy are on this peer's disk."""
+        """Say in one clause how many pieces of a policy are on this peer's disk."""
         held = self._store.held((reference.lineage, reference.step))
-        return f"{sum(held.pieces)} of {len(held.pieces)} pieces" if held else "nothing"
+        if held is None:
+            return "no piece has arrived"
+        return f"{sum(held.pieces)} of {len(held.pieces)} pieces have arrived"
 
     def _is_here(self, reference: CheckpointReference) -> bool:
         held = self._store.held((reference.lineage, reference.step))

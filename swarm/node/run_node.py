@@ -32,13 +32,13 @@ from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.policies import Policies
 from swarm.node.status import Status
+from swarm.node.trusted import TrustedPart, not_named
 from swarm.node.versions import Versions
 from swarm.observable import Observable
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.lease import Lease
 from swarm.run.run import VERSION_REFUSED, Run
-from swarm.run.trusted import TrustedPart, not_named
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
@@ -105,30 +105,35 @@ class RunNode:
         self.blobs = BlobService(self.admits, store=self.store, uploads=self.uploads)
         self.lease: Lease | None = None
         self._trusted: TrustedPart | None = None
-        self._obey_mode()
+        node.dht.serving = self.serves
         self._vouch_for_trusted()
         if node.peer_id in run.manifest.trusted_ids():
-            self._trusted = TrustedPart(self)
+            self._trusted = TrustedPart(
+                node,
+                run,
+                self.gate,
+                self.gossip,
+                self.messenger,
+                seal=self.seal,
+                describe=self.describe,
+                newest=self.newest,
+            )
         else:
-            self.lease = self._new_lease()
+            self.lease = Lease(
+                run,
+                self.messenger,
+                node.world,
+                node.events,
+                peer_id=node.peer_id,
+                seal=self.seal,
+                reach=node.reach,
+                describe=self.describe,
+                granted=self._on_granted,
+            )
 
     @property
     def peer_id(self) -> PeerId:
         return self.node.peer_id
-
-    def _new_lease(self) -> Lease:
-        node = self.node
-        return Lease(
-            self.run,
-            self.messenger,
-            node.world,
-            node.events,
-            peer_id=node.peer_id,
-            seal=self.seal,
-            reach=node.reach,
-            describe=self.describe,
-            granted=self._on_granted,
-        )
 
     def trusted_part(self, role: str) -> TrustedPart:
         """Return the log and the other state that this peer's trusted roles share.
@@ -137,7 +142,7 @@ class RunNode:
         "validator").
         """
         if self._trusted is None:
-            raise not_named(self, role)
+            raise not_named(self.run, self.peer_id, role)
         self._trusted.check_role(role)
         return self._trusted
 
@@ -192,9 +197,6 @@ class RunNode:
         publishes no address."""
         return self.run.serves(self.peer_id, self.node.settings.role)
 
-    def _obey_mode(self) -> None:
-        self.node.dht.serving = self.serves
-
     def _vouch_for_trusted(self) -> None:
         for peer in self.run.manifest.trusted_ids():
             self.node.transport.vouch(PeerId(peer), math.inf)
@@ -214,18 +216,12 @@ class RunNode:
 
     def newest_checkpoint(self) -> Checkpoint | None:
         envelope = self.checkpoint.value
-        if envelope is None:
-            return None
-        assert isinstance(envelope.message, Checkpoint)
-        return envelope.message
+        return envelope.expect(Checkpoint) if envelope is not None else None
 
     def step_order(self) -> StepOrder | None:
         """Return the step order in force: the newest one of any trainer."""
         envelope = self.order.value
-        if envelope is None:
-            return None
-        assert isinstance(envelope.message, StepOrder)
-        return envelope.message
+        return envelope.expect(StepOrder) if envelope is not None else None
 
     def _on_order(self, envelope: Envelope) -> None:
         before = self.step_order()
@@ -264,7 +260,7 @@ class RunNode:
         self.node.manifests[self.run.id] = self.run.manifest_envelope
         self.store.keep = self._checkpoints_kept()
         self._vouch_for_trusted()
-        self._obey_mode()
+        self.node.dht.serving = self.serves
         if self.serves != served:
             self.policies.have.tells_changed()
         self.versions.changed.touch()
@@ -275,11 +271,11 @@ class RunNode:
 
     async def run_over(self) -> None:
         """Wait until a trainer's step order ends the run."""
-        await self.order.wait_until(lambda _: self._is_over())
 
-    def _is_over(self) -> bool:
-        order = self.step_order()
-        return order is not None and order.final
+        def is_over(envelope: Envelope | None) -> bool:
+            return envelope is not None and envelope.expect(StepOrder).final
+
+        await self.order.wait_until(is_over)
 
     # --- background --------------------------------------------------------------------------
 

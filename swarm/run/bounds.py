@@ -148,7 +148,7 @@ def _check_trusted(manifest: RunManifest, where: str) -> None:
             )
         seen = set()
         for key in keys:
-            _check_peer_id(key.peer, f"{where}: {field}")
+            check_peer_id(key.peer, f"{where}: {field}")
             if key.peer in seen:
                 raise UserError(f"{where}: {field} names {key.peer} twice; list each peer once")
             seen.add(key.peer)
@@ -157,7 +157,7 @@ def _check_trusted(manifest: RunManifest, where: str) -> None:
 def _check_admissions(manifest: RunManifest, where: str) -> None:
     admissions = manifest.admissions
     for peer in admissions.allowed:
-        _check_peer_id(peer, f"{where}: admissions.allowed")
+        check_peer_id(peer, f"{where}: admissions.allowed")
     if admissions.policy == "open" and admissions.unproven_max == 0:
         raise UserError(
             f"{where}: admissions.unproven_max is 0, so nobody new could ever take part; make it "
@@ -170,7 +170,8 @@ def _check_admissions(manifest: RunManifest, where: str) -> None:
         )
 
 
-def _check_peer_id(text: str, where: str) -> None:
+def check_peer_id(text: str, where: str) -> None:
+    """Raise a `UserError` that begins with `where` unless the text is a peer id."""
     try:
         public_key_of(text)
     except InvalidPeerId as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,11 @@ def changes(old: RunManifest, new: RunManifest) -> list[Change]:
     return found
 
 
+def values_listed(found: Sequence[Change]) -> str:
+    """List old and new values in one line."""
+    return "; ".join(f"{each.field} {each.old} → {each.new}" for each in found)
+
+
 def _changed(field: str, old: Any, new: Any) -> list[Change]:
     if old == new:
         return []
@@ -77,7 +83,7 @@ def _changed(field: str, old: Any, new: Any) -> list[Change]:
             for name in old.__struct_fields__
             for change in _changed(f"{field}.{name}", getattr(old, name), getattr(new, name))
         ]
-    if _environments(old) and _environments(new) and len(old) == len(new):
+    if _are_environments(old) and _are_environments(new) and len(old) == len(new):
         return [
             change
             for index, pair in enumerate(zip(old, new, strict=True))
@@ -88,8 +94,8 @@ def _changed(field: str, old: Any, new: Any) -> list[Change]:
     return [Change(field, _shown(old), _shown(new), when)]
 
 
-def _environments(value: Any) -> bool:
-    return isinstance(value, list) and isinstance(value[0] if value else None, EnvironmentReference)
+def _are_environments(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], EnvironmentReference)
 
 
 def _shown(value: Any) -> str:

@@ -17,15 +17,12 @@ MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
 
 def run_id(manifest: Envelope) -> str:
     """Return the id of a manifest's run: `<owner peer id>/<name>`."""
-    message = manifest.message
-    assert isinstance(message, RunManifest)
-    return f"{manifest.sender}/{message.name}"
+    return f"{manifest.sender}/{manifest.expect(RunManifest).name}"
 
 
 def manifest_in(envelope: Envelope) -> RunManifest:
     """Return the run manifest that an envelope carries."""
-    assert isinstance(envelope.message, RunManifest)
-    return envelope.message
+    return envelope.expect(RunManifest)
 
 
 def content_digest(manifest: Envelope) -> bytes:

@@ -168,15 +168,13 @@ class Registrar:
     async def _on_request(
         self, envelope: Envelope, _supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        request = envelope.message
-        assert isinstance(request, AdmissionRequest)
-        return await self._grant(envelope.sender, Heartbeat(roles=request.roles, doing="joining"))
+        roles = envelope.expect(AdmissionRequest).roles
+        return await self._grant(envelope.sender, Heartbeat(roles=roles, doing="joining"))
 
     async def _on_heartbeat(
         self, envelope: Envelope, _supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        assert isinstance(envelope.message, Heartbeat)
-        return await self._grant(envelope.sender, envelope.message)
+        return await self._grant(envelope.sender, envelope.expect(Heartbeat))
 
     async def _grant(self, peer: str, heartbeat: Heartbeat) -> Sequence[Envelope]:
         accepted = self._accepted(peer)
@@ -281,10 +279,9 @@ class Registrar:
 
     def _on_presence(self, envelope: Envelope) -> None:
         if envelope.sender != self._peer_id:
-            assert isinstance(envelope.message, Presence)
             now = self._world.now()
             entries = self._others.setdefault(envelope.sender, {})
-            entries.update((entry.peer, (entry, now)) for entry in envelope.message.peers)
+            entries.update((entry.peer, (entry, now)) for entry in envelope.expect(Presence).peers)
             for peer, (entry, received) in list(entries.items()):
                 if entry.age_seconds + (now - received) > 10 * GONE_SECONDS:
                     del entries[peer]

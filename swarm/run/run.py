@@ -23,7 +23,7 @@ from swarm.messages import (
     Verdict,
 )
 from swarm.run.bounds import check_batch
-from swarm.run.changes import NEVER, Change, changes
+from swarm.run.changes import NEVER, changes, values_listed
 from swarm.run.manifest import content_digest, manifest_in, run_id
 
 VERSIONS_KEPT = 16
@@ -114,7 +114,7 @@ class Run:
             if held.version == new.version and new not in known:
                 return (
                     f"version {new.version} of the run was signed with other content before "
-                    f"({_listed(changes(held, new))}); the first stays, and a change needs a "
+                    f"({values_listed(changes(held, new))}); the first stays, and a change needs a "
                     "higher version"
                 )
         if new.version <= self.manifest.version:
@@ -138,13 +138,11 @@ class Run:
 
     def evict(self, envelope: Envelope) -> None:
         """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""
-        assert isinstance(envelope.message, Eviction)
-        self._newest(self._evictions, envelope.message.peer, envelope)
+        self._newest(self._evictions, envelope.expect(Eviction).peer, envelope)
 
     def reinstate(self, envelope: Envelope) -> None:
         """Accept the owner's reinstatement. For each peer the newest one counts."""
-        assert isinstance(envelope.message, Reinstatement)
-        self._newest(self._reinstatements, envelope.message.peer, envelope)
+        self._newest(self._reinstatements, envelope.expect(Reinstatement).peer, envelope)
 
     def _newest(self, held: dict[str, Envelope], peer: str, envelope: Envelope) -> None:
         old = held.get(peer)
@@ -160,8 +158,7 @@ class Run:
         reinstatement = self._reinstatements.get(peer)
         if reinstatement and reinstatement.body.issued_ms > eviction.body.issued_ms:
             return None
-        assert isinstance(eviction.message, Eviction)
-        return eviction.message
+        return eviction.expect(Eviction)
 
     def expulsions_of(self, peer: str) -> list[Envelope]:
         """List the newest eviction and the newest reinstatement of a peer, if there are any."""
@@ -206,7 +203,3 @@ class Run:
         if isinstance(message, (Heartbeat, AdmissionRequest)):
             return None  # the registrar answers an evicted sender with the reason
         return "evicted" if self.evicted(sender) is not None else None
-
-
-def _listed(found: Sequence[Change]) -> str:
-    return "; ".join(f"{each.field} {each.old} → {each.new}" for each in found)

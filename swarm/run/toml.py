@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.identity import InvalidPeerId, public_key_of
 from swarm.messages import EnvironmentReference, Optimiser, RunManifest
-from swarm.run.bounds import check_manifest_numbers
+from swarm.run.bounds import check_manifest_numbers, check_peer_id
 from swarm.tables import struct_from_mapping
 
 
@@ -75,10 +74,10 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
     for field in ("trainers", "validators"):
         entries = table.setdefault(field, [])
         if isinstance(entries, list):
-            table[field] = [
-                {"peer": _peer_id(entry, f"{path}: {field}")} if isinstance(entry, str) else entry
-                for entry in entries
-            ]
+            for peer in entries:
+                if isinstance(peer, str):
+                    check_peer_id(peer, f"{path}: {field}")
+            table[field] = [{"peer": e} if isinstance(e, str) else e for e in entries]
     manifest = struct_from_mapping(RunManifest, table, str(path))
     check_manifest_numbers(manifest, str(path))
     return manifest
@@ -101,11 +100,3 @@ def _refuse_old_keys(table: Mapping[str, Any], path: Path) -> None:
         found = table.get(section) if section else table
         if isinstance(found, Mapping) and key in found:
             raise UserError(f"{path}: {old} is called {new} now; rename it")
-
-
-def _peer_id(text: str, field: str) -> str:
-    try:
-        public_key_of(text)
-    except InvalidPeerId as error:
-        raise UserError(f"{field}: {error}") from error
-    return text

@@ -9,7 +9,7 @@ from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import Identity, PeerId
 from swarm.messages import RunManifest
-from swarm.run.changes import NEVER, Change, changes
+from swarm.run.changes import NEVER, Change, changes, values_listed
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
 from swarm.transport import Transport
@@ -49,10 +49,9 @@ def check_update(held: RunManifest, new: RunManifest, where: str) -> list[Change
             f"raise version to {held.version + 1}"
         )
     if new.version == held.version and found:
-        listed = "; ".join(f"{each.field} {each.old} → {each.new}" for each in found)
         raise UserError(
             f"{where}: version is {new.version}, but version {new.version} is signed already with "
-            f"other content ({listed}); raise version to {held.version + 1}"
+            f"other content ({values_listed(found)}); raise version to {held.version + 1}"
         )
     impossible = [each.field for each in found if each.when == NEVER]
     if impossible:

@@ -22,7 +22,7 @@ from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
 from peers.trainer.store import TrainerStore
 from swarm.app.commands.peer import peer
-from swarm.run.trusted import TrustedPart
+from swarm.node.trusted import TrustedPart
 from swarm.shardcast.store import CheckpointStore
 
 BEFORE, AFTER = "before", "after"

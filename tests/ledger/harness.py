@@ -21,9 +21,9 @@ from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.messages import Verdict
 from swarm.node.node import Node, StoredSequence, create_tables
 from swarm.node.run_node import RunNode
+from swarm.node.trusted import TrustedPart
 from swarm.run.records import record_validators
 from swarm.run.run import Run
-from swarm.run.trusted import TrustedPart
 from swarm.settings import PeerSettings
 from swarm.world.disk import LocalDatabase, LocalDisk
 from tests.memory_network import MemoryNetwork

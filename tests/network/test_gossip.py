@@ -29,7 +29,7 @@ from swarm.messages import (
     Message,
     StepOrder,
 )
-from swarm.run.trusted import EVICTION_LIFETIME_SECONDS
+from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
 from swarm.transport import Stream, StreamError
 from tests.network.harness import (
     Member,

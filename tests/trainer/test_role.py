@@ -19,7 +19,7 @@ from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
 from swarm.messages import Verdict
-from swarm.run.trusted import UNGRADED_MAX
+from swarm.node.trusted import UNGRADED_MAX
 
 
 def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:

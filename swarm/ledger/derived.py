@@ -1,0 +1,127 @@
+"""Tables derived from the entries of all logs in a trusted peer's database.
+
+The transaction that appends an entry also updates them: signed verdicts, accepted submissions (for
+a worker's record), used submissions, admitted peers, and signed evictions and reinstatements.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from swarm.envelope import Envelope, open_envelope
+from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated
+from swarm.ledger.log import Also
+from swarm.messages import Verdict
+from swarm.world import Database
+
+_TABLES = (
+    "verdicts (position INTEGER PRIMARY KEY, worker TEXT NOT NULL, envelope BLOB NOT NULL)",
+    "accepted (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
+    "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
+    "admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID",
+    "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
+)
+
+
+class DerivedTables:
+    """The derived tables of the trusted peer `owner`."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self._database = database
+        self._owner = owner
+
+    async def create(self) -> None:
+        """Create the tables if they do not exist."""
+
+        def create(connection: sqlite3.Connection) -> None:
+            for table in _TABLES:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            connection.execute(
+                "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
+            )
+
+        await self._database.transact(create)
+
+    def verdicts(self, newest: int) -> list[Envelope]:
+        """Return the last `newest` verdicts of this peer, in log order."""
+        rows = self._database.read(
+            "SELECT envelope FROM (SELECT * FROM verdicts ORDER BY position DESC LIMIT ?) "
+            "ORDER BY position",
+            (newest,),
+        )
+        return [open_envelope(raw) for (raw,) in rows]
+
+    def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
+        """Return up to `limit` own verdicts on a worker from log index `start` on.
+
+        Each is a tuple of log index, entry and envelope.
+        """
+        rows = self._database.read(
+            "SELECT v.position, e.entry, v.envelope FROM verdicts v JOIN entries e "
+            "ON e.owner = ? AND e.position = v.position "
+            "WHERE v.worker = ? AND v.position >= ? ORDER BY v.position LIMIT ?",
+            (self._owner, worker, start, limit),
+        )
+        return [(position, entry, envelope) for position, entry, envelope in rows]
+
+    def accepted_of(self, worker: str) -> int:
+        """Count a worker's submissions that trusted peers have accepted."""
+        rows = self._database.read(
+            "SELECT COUNT(*) FROM accepted WHERE worker = ? ORDER BY 1", (worker,)
+        )
+        return int(rows[0][0])
+
+    def is_used(self, submission: bytes) -> bool:
+        """Whether a log records the final outcome of a submission; "carried" is not final."""
+        return self._has("used WHERE submission = ?", submission)
+
+    def is_admitted(self, peer: str) -> bool:
+        """Whether a log records a peer's admission."""
+        return self._has("admitted WHERE peer = ?", peer)
+
+    def has_expulsion(self, raw: bytes) -> bool:
+        """Whether a log has this signed eviction or reinstatement."""
+        return self._has("expulsions WHERE envelope = ?", raw)
+
+    def _has(self, rows: str, value: str | bytes) -> bool:
+        return bool(self._database.read(f"SELECT 1 FROM {rows} ORDER BY 1", (value,)))
+
+    def expulsions(self) -> list[bytes]:
+        """Return all signed evictions and reinstatements."""
+        rows = self._database.read("SELECT envelope FROM expulsions ORDER BY envelope")
+        return [raw for (raw,) in rows]
+
+
+def keep_verdict(connection: sqlite3.Connection, index: int, envelope: Envelope) -> None:
+    """Store a signed verdict with its index in the log."""
+    connection.execute(
+        "INSERT INTO verdicts (position, worker, envelope) VALUES (?, ?, ?)",
+        (index, envelope.expect(Verdict).worker, envelope.raw),
+    )
+
+
+def deriving(entries: Sequence[Entry]) -> Also:
+    """Return the work that updates the derived tables with new entries of a log."""
+
+    def derive(connection: sqlite3.Connection, _index: int) -> None:
+        for entry in entries:
+            if isinstance(entry, Judged) and entry.outcome == "accepted":
+                connection.execute(
+                    "INSERT OR IGNORE INTO accepted (worker, submission) VALUES (?, ?)",
+                    (entry.worker, entry.submission),
+                )
+            elif isinstance(entry, Admitted):
+                connection.execute(
+                    "INSERT OR IGNORE INTO admitted (peer) VALUES (?)", (entry.peer,)
+                )
+            elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
+                connection.execute(
+                    "INSERT OR IGNORE INTO used (submission) VALUES (?)", (entry.submission,)
+                )
+            elif isinstance(entry, (Evicted, Reinstated)):
+                connection.execute(
+                    "INSERT OR IGNORE INTO expulsions (envelope) VALUES (?)", (entry.envelope,)
+                )
+
+    return derive

@@ -1,0 +1,169 @@
+"""Copies of the trusted peers' logs: each mirrors the others' logs, and restores its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import trio
+
+from swarm.envelope import Dropped, Envelope
+from swarm.errors import PeerError
+from swarm.gossip.gossip import Gossip
+from swarm.identity import PeerId
+from swarm.ledger.client import LedgerClient, open_ledger
+from swarm.ledger.derived import deriving
+from swarm.ledger.entries import Evicted, Reinstated, decode
+from swarm.ledger.log import Log
+from swarm.ledger.mirror import Fork, LogMirror
+from swarm.messages import LogHead
+from swarm.node.node import Node
+from swarm.observable import Observable
+from swarm.run.run import Run
+from swarm.world import Database
+
+RESTORE_SECONDS = 2.0
+"""Time in which a starting trusted peer looks for copies of its own log that have more entries than
+its disk."""
+
+RETRY_SECONDS = 5.0
+"""Pause before the next attempt to mirror a trusted peer's log."""
+
+
+class LogCopies:
+    """Mirrors the other trusted peers' logs, and restores this peer's log from their mirrors."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: Run,
+        gossip: Gossip,
+        database: Database,
+        log: Log,
+        *,
+        on_expulsion: Callable[[bytes], None],
+    ) -> None:
+        """`log` is this peer's own. `on_expulsion` gets each signed eviction and reinstatement that
+        a mirrored log adds."""
+        self._node = node
+        self._run = run
+        self._database = database
+        self._log = log
+        self._on_expulsion = on_expulsion
+        self._heads: dict[str, Observable[Envelope]] = {}
+        """Newest known head of each other trusted peer's log."""
+        self._heard, self._owners = trio.open_memory_channel[str](math.inf)
+        """Peers in `_heads` whose logs `follow` does not follow yet."""
+        gossip.listen(LogHead, self._on_head)
+
+    async def restore(self) -> None:
+        """Restore entries of this log that other trusted peers hold and this disk lacks.
+
+        Raises `Fork` if this disk's log contradicts a head that this peer signed earlier, and
+        `PeerError` if other peers have more entries of it and do not hand them over.
+        """
+        me = self._node.peer_id
+        found: dict[PeerId, Envelope] = {}
+
+        async def ask(other: PeerId) -> None:
+            try:
+                await self._node.reach(other)
+                async with open_ledger(self._node.transport, other) as client:
+                    head = await client.head(me)
+            except (PeerError, Dropped):
+                return  # it is down; another peer may answer
+            if head is not None:
+                found[other] = head
+
+        with trio.move_on_after(RESTORE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for other in self._run.manifest.trusted_ids():
+                    if other != me:
+                        nursery.start_soon(ask, PeerId(other))
+        held = self._log.size()
+        for other, head in sorted(found.items()):
+            signed = head.expect(LogHead)
+            if signed.size <= held and self._log.root(signed.size) != signed.root:
+                raise Fork(
+                    f"this peer's own log is not the one it signed a head of {signed.size} "
+                    f"entries for, which {other} holds; restore ledger.sqlite from a backup, or "
+                    "move it away to have it restored from other trusted peers"
+                )
+        for other in sorted(found, key=lambda peer: (-_size(found[peer]), peer)):
+            if _size(found[other]) <= self._log.size():
+                break
+            try:
+                async with open_ledger(self._node.transport, other) as client:
+                    await self._pull(client, found[other])
+            except PeerError as error:
+                self._node.events.emit("ledger.restore_failed", remote=other, reason=str(error))
+        known = max((_size(head) for head in found.values()), default=0)
+        if self._log.size() < known:
+            raise PeerError(
+                f"{known - self._log.size()} entries of this peer's log are lost here, and none "
+                f"of {', '.join(sorted(found))} provided them; start it again once they answer"
+            )
+        if self._log.size() > held:
+            self._node.events.emit("ledger.restored", entries=self._log.size() - held)
+
+    def _on_head(self, envelope: Envelope) -> None:
+        owner = envelope.sender
+        if owner == self._node.peer_id:
+            return
+        if owner in self._heads:
+            self._heads[owner].set(envelope)
+        else:
+            self._heads[owner] = Observable(envelope)
+            self._heard.send_nowait(owner)
+
+    async def follow(self) -> None:
+        """Mirror the logs of all trusted peers that announce heads, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            async for owner in self._owners:
+                nursery.start_soon(self._follow, owner)
+
+    async def _follow(self, owner: str) -> None:
+        """Mirror one trusted peer's log until cancelled."""
+        heads = self._heads[owner]
+        while True:
+            head = heads.value
+            try:
+                await self._node.reach(PeerId(owner))
+                async with open_ledger(self._node.transport, PeerId(owner)) as client:
+                    await self._pull(client, head)
+            except Fork as fork:
+                self._node.events.emit("ledger.forked", owner=owner, reason=str(fork))
+            except (PeerError, Dropped) as error:
+                self._node.events.emit("ledger.mirror_failed", owner=owner, reason=str(error))
+                await trio.sleep(RETRY_SECONDS)
+                continue
+            if heads.value is head:
+                await heads.wait_change()
+
+    async def _pull(self, client: LedgerClient, head: Envelope) -> None:
+        """Extend the copy of a log up to a head signed by its owner.
+
+        Raises `Fork` and `PeerError`.
+        """
+        owner = head.sender
+        mirror = LogMirror(self._database, owner)
+        size = _size(head)
+        held = mirror.log.size()
+        if held >= size:
+            await mirror.extend(head, [])
+        while held < size:
+            raws = await client.entries(owner, held, size - held)
+            try:
+                entries = [decode(raw) for raw in raws]
+            except ValueError as error:
+                raise PeerError(f"{owner} has {error} in its log") from error
+            held += len(raws)
+            proof = await client.consistency(owner, held, size) if held < size else []
+            await mirror.extend(head, raws, proof, deriving(entries))
+            for entry in entries:
+                if isinstance(entry, (Evicted, Reinstated)):
+                    self._on_expulsion(entry.envelope)
+
+
+def _size(head: Envelope) -> int:
+    return head.expect(LogHead).size

@@ -1,0 +1,319 @@
+"""The shared part of trainers and validators: logs, their mirrors, admissions, evictions.
+
+All durable state is in `ledger.sqlite`: this peer's log, its mirrors of the other trusted peers'
+logs, and tables derived from their entries.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Sequence
+
+import trio
+
+from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, Gate, open_envelope
+from swarm.errors import UserError
+from swarm.gossip.gossip import Gossip
+from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
+from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, judged
+from swarm.ledger.log import Log
+from swarm.ledger.mirror import LogMirror
+from swarm.ledger.serving import serving_ledger
+from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, Verdict
+from swarm.messenger import Messenger
+from swarm.node.log_copies import LogCopies
+from swarm.node.node import Node
+from swarm.observable import Observable
+from swarm.run.admission import Sealer
+from swarm.run.registrar import Registrar
+from swarm.run.run import Run
+
+EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
+"""Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""
+
+VERDICT_LIFETIME_SECONDS = 600.0
+"""Lifetime of a verdict's envelope. A trainer that was down for less still receives the verdict
+after its restart."""
+
+UNGRADED_MAX = 5
+"""Number of honest submissions in a row that a validator's environment fails to grade before the
+validator turns work away. If no validator can grade, the trainer then pauses the run."""
+
+LOG_HEAD_SECONDS = 2.0
+"""Interval at which a trusted peer announces the head of its growing log. Others mirror the log
+about as often, so a lost disk loses entries of about this time."""
+
+STATUS_SECONDS = 1.0
+"""Shortest interval at which the status is made anew, however many peers ask."""
+
+REINSTATEMENTS_WAITING_MAX = 1000
+"""Most received reinstatements that wait to be logged. An owner signs only a few."""
+
+
+class TrustedPart:
+    """The trusted side of one peer. Call `open()` first, then run `run()` in the background."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: Run,
+        gate: Gate,
+        gossip: Gossip,
+        messenger: Messenger,
+        *,
+        seal: Sealer,
+        describe: Callable[[], Heartbeat],
+        newest: Callable[[], list[Envelope]],
+    ) -> None:
+        """`describe` makes this peer's heartbeat. `newest` returns the newest known manifest,
+        checkpoint and step order."""
+        self._node = node
+        self._run = run
+        self._gossip = gossip
+        self._seal = seal
+        self._newest = newest
+        self._database = node.disk.database("ledger.sqlite")
+        self._tables = DerivedTables(self._database, node.peer_id)
+        self._log = Log(self._database, node.peer_id)
+        self._copies = LogCopies(
+            node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
+        )
+        self._appending = trio.Lock()
+        self._restored = trio.Event()
+        """Set once this disk has all entries of this log that other trusted peers hold."""
+        self._grown = Observable(0)
+        """Size of the own log after this process's last append; 0 before the first."""
+        self._signed_head: Envelope | None = None
+        self._status: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
+        """Time of the last status, and the status."""
+        self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
+            REINSTATEMENTS_WAITING_MAX
+        )
+        self.registrar = Registrar(
+            run,
+            gate,
+            gossip,
+            messenger,
+            node.world,
+            node.events,
+            peer_id=node.peer_id,
+            seal=seal,
+            describe=describe,
+            accepted=self.accepted_of,
+            admitted=self._admitted,
+            vouch=node.transport.vouch,
+            network_of=node.transport.network_of,
+        )
+        gossip.listen(Reinstatement, self._on_reinstatement)
+
+    def check_role(self, role: str) -> None:
+        """Raise `UserError` unless the manifest names this peer for `role`."""
+        manifest = self._run.manifest
+        is_named = manifest.is_trainer if role == "trainer" else manifest.is_validator
+        if not is_named(self._node.peer_id):
+            raise not_named(self._run, self._node.peer_id, role)
+
+    async def open(self) -> None:
+        """Create the tables and apply the stored evictions and reinstatements."""
+        await LogMirror.create_tables(self._database)
+        await self._tables.create()
+        for raw in self._tables.expulsions():
+            self._apply(raw)
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- appending ---------------------------------------------------------------------------
+
+    async def append(self, entries: list[Entry]) -> None:
+        """Append entries to this peer's log; they are durable on return."""
+        await self._restored.wait()
+        async with self._appending:
+            written = await self._log.append(entries, deriving(entries))
+        self._grown.set(written.stop)
+
+    async def append_verdict(self, verdict_at: Callable[[int], Verdict]) -> Envelope:
+        """Sign and append the verdict that `verdict_at` makes for its index in the log.
+
+        One transaction makes the log entry and the envelope durable before the return.
+        """
+        await self._restored.wait()
+        async with self._appending:
+            verdict = verdict_at(self._log.size())
+            envelope = await self._seal(verdict, VERDICT_LIFETIME_SECONDS)
+            entry = judged(verdict)
+
+            def keep(connection: sqlite3.Connection, index: int) -> None:
+                assert index == verdict.log_index, "somebody else appended to this log"
+                keep_verdict(connection, index, envelope)
+                deriving([entry])(connection, index)
+
+            written = await self._log.append([entry], keep)
+        self._grown.set(written.stop)
+        return envelope
+
+    async def evict(
+        self, peer: str, reason: str, submission: bytes, figure: float, threshold: float
+    ) -> None:
+        """Evict a peer from the run. The log makes the eviction durable before it is announced."""
+        reason = reason[:500]
+        eviction = Eviction(
+            peer=peer, reason=reason, submission=submission, figure=figure, threshold=threshold
+        )
+        envelope = await self._seal(eviction, EVICTION_LIFETIME_SECONDS)
+        await self.append(
+            [Evicted(peer=peer, reason=reason, submission=submission, envelope=envelope.raw)]
+        )
+        self._gossip.publish(envelope)
+
+    async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
+        """Log a peer's admission unless a log of a trusted peer already has one."""
+        if not self._tables.is_admitted(peer):
+            await self.append([Admitted(peer=peer, roles=list(roles))])
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def verdicts(self, newest: int) -> list[Envelope]:
+        """Return the last `newest` verdicts of this peer, in log order."""
+        return self._tables.verdicts(newest)
+
+    def accepted_of(self, worker: str) -> int:
+        """Count a worker's submissions that trusted peers have accepted."""
+        return self._tables.accepted_of(worker)
+
+    def used(self, submission: bytes) -> bool:
+        """Whether a log records the final outcome of a submission."""
+        return self._tables.is_used(submission)
+
+    def log_of(self, owner: str) -> Log | None:
+        """Return this peer's log, or its mirror of another trusted peer's log."""
+        if owner == self._node.peer_id:
+            return self._log
+        if owner in self._run.manifest.trusted_ids():
+            return LogMirror(self._database, owner).log
+        return None
+
+    async def head_of(self, owner: str) -> Envelope | None:
+        """Return the newest signed head of a log that this peer holds."""
+        if owner == self._node.peer_id:
+            return await self._head()
+        return LogMirror(self._database, owner).head()
+
+    def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
+        """Return (log index, entry, envelope) of own verdicts on a worker from `start` on."""
+        return self._tables.verdicts_of(worker, start, limit)
+
+    def status(self) -> tuple[list[bytes], list[Present]]:
+        """Return the newest manifest, checkpoint and step order, and the peers present.
+
+        Anyone may ask, so the status is made at most every `STATUS_SECONDS`.
+        """
+        now = self._node.world.now()
+        made, status = self._status
+        if now >= made + STATUS_SECONDS:
+            status = ([newest.raw for newest in self._newest()], self.registrar.present())
+            self._status = (now, status)
+        return status
+
+    def expulsions_of(self, peer: str) -> list[bytes]:
+        """Return one peer's newest signed eviction and reinstatement, in force or overruled."""
+        return [envelope.raw for envelope in self._run.expulsions_of(peer)]
+
+    async def _head(self) -> Envelope:
+        """Return the signed head of the own log.
+
+        It is signed again once the log has grown or half the signature's lifetime has passed.
+        """
+        size, root = self._log.head()
+        signed = self._signed_head
+        half_ms = STATE_LIFETIME_SECONDS * 500
+        wall_ms = self._node.world.wall_time() * 1000
+        if (
+            signed is None
+            or signed.message != LogHead(size=size, root=root)
+            or signed.body.issued_ms + half_ms < wall_ms
+        ):
+            signed = await self._seal(LogHead(size=size, root=root), STATE_LIFETIME_SECONDS)
+            self._signed_head = signed
+        return signed
+
+    # --- background --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit peers, serve the ledger, announce heads and mirror other logs, until cancelled.
+
+        Raises the errors of `LogCopies.restore`.
+        """
+        async with serving_ledger(self._node.transport, self), trio.open_nursery() as nursery:
+            nursery.start_soon(self.registrar.run)
+            nursery.start_soon(self._copies.follow)
+            for raw in self._tables.expulsions():
+                self._spread(raw)
+            await self._copies.restore()
+            self._restored.set()
+            nursery.start_soon(self._announce_heads)
+            async for envelope in self._reinstatements:
+                await self._log_reinstatement(envelope)
+
+    async def _announce_heads(self) -> None:
+        announced = 0
+        while True:
+            if self._log.size() == announced:
+                await self._grown.wait_change()
+                continue
+            head = await self._head()
+            announced = head.expect(LogHead).size
+            self._gossip.publish(head)
+            await trio.sleep(LOG_HEAD_SECONDS)
+
+    # --- evictions and reinstatements --------------------------------------------------------
+
+    def _on_reinstatement(self, envelope: Envelope) -> None:
+        try:
+            self._heard_reinstatement.send_nowait(envelope)
+        except trio.WouldBlock:
+            self._node.events.emit(
+                "ledger.reinstatement_not_logged", sequence=envelope.body.sequence
+            )
+
+    async def _log_reinstatement(self, envelope: Envelope) -> None:
+        if not self._tables.has_expulsion(envelope.raw):
+            message = envelope.expect(Reinstatement)
+            await self.append(
+                [Reinstated(peer=message.peer, reason=message.reason, envelope=envelope.raw)]
+            )
+
+    def _on_expulsion(self, raw: bytes) -> None:
+        self._apply(raw)
+        self._spread(raw)
+
+    def _apply(self, raw: bytes) -> None:
+        """Apply a signed eviction or reinstatement from a log, even an expired one."""
+        try:
+            envelope = open_envelope(raw)
+        except Dropped as dropped:
+            self._node.events.emit("ledger.bad_entry", reason=str(dropped))
+            return
+        if envelope.body.run != self._run.id:
+            return
+        if isinstance(envelope.message, Eviction):
+            if envelope.sender in self._run.manifest.trusted_ids():
+                self._run.evict(envelope)
+        elif isinstance(envelope.message, Reinstatement) and envelope.sender == self._run.owner:
+            self._run.reinstate(envelope)
+
+    def _spread(self, raw: bytes) -> None:
+        """Gossip a signed eviction or reinstatement from a log."""
+        try:
+            self._gossip.publish(open_envelope(raw))
+        except Dropped as dropped:  # expired, or no longer permitted; it stays in the log
+            self._node.events.emit("ledger.not_spread", cause=dropped.cause)
+
+
+def not_named(run: Run, peer: str, role: str) -> UserError:
+    """Make the error of a peer that wants a trusted role but is not named in its manifest."""
+    return UserError(
+        f"the manifest of run {run.id} does not name peer {peer} as a {role}; "
+        f"its owner must add that id to the manifest's {role}s, or use the --home that has the key"
+    )
