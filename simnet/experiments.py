@@ -28,8 +28,9 @@ from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
 from swarm.identity import Identity, PeerId
-from swarm.kademlia import Kademlia, RecordInfo
+from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
+from swarm.kademlia.records import RecordInfo
 from swarm.messages import CheckpointReference, StepOrder
 
 ARRIVALS_PER_SECOND = 20.0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import trio
 
@@ -14,8 +13,8 @@ from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.lookup import Lookup, LookupResult
 from swarm.kademlia.requests import Requests
-from swarm.kademlia.routing_table import CONTACT_FRESH_SECONDS, RoutingTable, key_id
-from swarm.kademlia.wire import Connection, Message, MessageType, Neighbour
+from swarm.kademlia.routing_table import BUCKET_SIZE, CONTACT_FRESH_SECONDS, RoutingTable, key_id
+from swarm.kademlia.wire import Message, MessageType, Neighbour
 from swarm.transport import StreamError, Transport
 from swarm.world import World
 
@@ -36,44 +35,26 @@ CHECKS_REMEMBERED_MAX = 4096
 """Peers whose last check is remembered, so that none is checked again too soon."""
 
 
-class Emit(Protocol):
-    """The type of `Events.emit`."""
-
-    def __call__(self, name: str, /, **fields: object) -> None: ...
-
-
-def silent(name: str, /, **fields: object) -> None:
-    """Discard an event."""
-
-
-def accept_any(address: str) -> bool:
-    return True
+Emit = Callable[..., None]
+"""The type of `Events.emit`: a name, and fields."""
 
 
 class Contacts:
     """A peer's routing table, updated by every answer and every failed request."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        world: World,
-        *,
-        emit: Emit,
-        accept_address: Callable[[str], bool],
-        k: int,
-        paths: int,
-    ) -> None:
+    def __init__(self, transport: Transport, world: World, emit: Emit) -> None:
         self.peer_id = transport.peer_id
-        self.table = RoutingTable(self.peer_id, k=k)
+        self.table = RoutingTable(self.peer_id)
+        self.transport = transport
+        self.world = world
+        self.emit = emit
         self.requests = Requests(transport, world)
-        self._world = world
-        self._emit = emit
-        self._accept_address = accept_address
-        self._k = k
-        self._paths = paths
         self._send_check, self._receive_check = trio.open_memory_channel[Neighbour](CHECKS_MAX)
         self._send_newcomer, self.newcomers = trio.open_memory_channel[PeerId](CHECKS_MAX)
         self._checked: OrderedDict[PeerId, float] = OrderedDict()
+
+    def itself(self) -> Neighbour:
+        return Neighbour(self.peer_id, tuple(self.transport.addresses()))
 
     async def lookup(
         self,
@@ -83,27 +64,25 @@ class Contacts:
         hear: Callable[[Neighbour, Message], None] = lambda source, answer: None,
         enough: Callable[[], bool] = lambda: False,
     ) -> LookupResult:
-        started = self._world.now()
+        started = self.world.now()
         target = key_id(key)
 
         async def ask(neighbour: Neighbour) -> list[Neighbour]:
             answer = await self.ask(neighbour, Message(kind, key))
             hear(neighbour, answer)
-            return self.neighbours(answer.closer_peers)
+            return wire.peers_from_wire(answer.closer_peers)
 
         result = await Lookup(
             target,
-            self.table.closest(target, self._k),
+            self.table.closest(target, BUCKET_SIZE),
             ask,
             own=self.peer_id,
             enough=enough,
-            k=self._k,
-            paths=self._paths,
         ).run()
         for peer in result.late:
             self._note_failure(peer)
-        self.table.touch(target, self._world.now())
-        self._emit(
+        self.table.touch(target, self.world.now())
+        self.emit(
             "dht.lookup_finished",
             kind=kind.name,
             key=key,
@@ -111,7 +90,7 @@ class Contacts:
             asked=result.asked,
             failed=result.failed + len(result.late),
             timed_out=result.timed_out,
-            seconds=self._world.now() - started,
+            seconds=self.world.now() - started,
         )
         return result
 
@@ -151,7 +130,7 @@ class Contacts:
             try:
                 await self.check(neighbour)
             except PeerError as error:
-                self._emit("dht.check_failed", other=neighbour.peer, reason=str(error))
+                self.emit("dht.check_failed", other=neighbour.peer, reason=str(error))
 
     async def check(self, neighbour: Neighbour, *, proven: tuple[str, ...] = ()) -> None:
         """Look a peer up at the peer itself: its answer proves that it serves, and names its
@@ -170,7 +149,7 @@ class Contacts:
             raise
         own_word = [
             named.addresses
-            for named in self.neighbours(answer.closer_peers)
+            for named in wire.peers_from_wire(answer.closer_peers)
             if named.peer == neighbour.peer and named.addresses
         ]
         addresses = own_word[0] if own_word else neighbour.addresses
@@ -179,12 +158,12 @@ class Contacts:
     def consider(self, neighbour: Neighbour) -> None:
         """Queue a check of a peer that is not a checked contact, unless one was made recently."""
         checked = self._checked.get(neighbour.peer)
-        recently = self._world.now() - CHECK_AGAIN_SECONDS
+        recently = self.world.now() - CHECK_AGAIN_SECONDS
         if neighbour.peer == self.peer_id or (checked is not None and checked > recently):
             return
         if checked is not None and neighbour.peer in self.table:
             return
-        if not self.table.has_use_for(neighbour.peer, self._world.now()):
+        if not self.table.has_use_for(neighbour.peer, self.world.now()):
             return  # in a large network, nearly every peer
         self._queue_check(neighbour)
 
@@ -196,7 +175,7 @@ class Contacts:
         self._remember_check(neighbour.peer)
 
     def _remember_check(self, peer: PeerId) -> None:
-        self._checked[peer] = self._world.now()
+        self._checked[peer] = self.world.now()
         self._checked.move_to_end(peer)
         if len(self._checked) > CHECKS_REMEMBERED_MAX:
             self._checked.popitem(last=False)
@@ -205,10 +184,10 @@ class Contacts:
         known = peer in self.table
         if not addresses and not known:
             return  # a contact without addresses is of no use to others
-        now = self._world.now()
+        now = self.world.now()
         doubtful = self.table.answered(peer, addresses, now)
         if not known and peer in self.table:
-            self._emit("dht.contact_added", other=peer, contacts=len(self.table))
+            self.emit("dht.contact_added", other=peer, contacts=len(self.table))
             with contextlib.suppress(trio.WouldBlock):  # the next republish reaches it instead
                 self._send_newcomer.send_nowait(peer)
         if doubtful is not None:
@@ -218,7 +197,7 @@ class Contacts:
 
     def _note_failure(self, peer: PeerId) -> None:
         if self.table.failed(peer):
-            self._emit("dht.contact_removed", other=peer, contacts=len(self.table))
+            self.emit("dht.contact_removed", other=peer, contacts=len(self.table))
 
     def check_silent(self) -> None:
         """Queue checks of silent contacts: a peer that sends few requests, such as a bootstrap
@@ -229,20 +208,10 @@ class Contacts:
             self._queue_check(contact.neighbour)
 
     def _heard_since(self) -> float:
-        return self._world.now() - CONTACT_SILENT_SECONDS
+        return self.world.now() - CONTACT_SILENT_SECONDS
 
     def closer(self, sender: PeerId, key: bytes) -> tuple[wire.Peer, ...]:
         closest = self.table.closest(
-            key_id(key), self._k, exclude=sender, heard_since=self._heard_since()
+            key_id(key), BUCKET_SIZE, exclude=sender, heard_since=self._heard_since()
         )
-        return tuple(wire.peer_to_wire(peer, Connection.CAN_CONNECT) for peer in closest)
-
-    def neighbours(self, peers: Sequence[wire.Peer]) -> list[Neighbour]:
-        """Peers that another peer named, with those of their addresses that may be dialled."""
-        found = wire.peers_from_wire(peers)
-        if self._accept_address is accept_any:
-            return found
-        return [
-            Neighbour(each.peer, tuple(filter(self._accept_address, each.addresses)))
-            for each in found
-        ]
+        return tuple(neighbour.contact for neighbour in closest)

@@ -7,16 +7,15 @@ code is written once over the transport seam, so that it runs on real sockets an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import trio
 
 from swarm.errors import PeerError
 from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, public_key_of
-from swarm.kademlia.contacts import Contacts, Emit, accept_any, silent
-from swarm.kademlia.lookup import PATHS
+from swarm.kademlia.contacts import Contacts, Emit
 from swarm.kademlia.providers import ProviderStore
-from swarm.kademlia.publishing import Publisher, PutResult
+from swarm.kademlia.publishing import Publisher
 from swarm.kademlia.records import Held, RecordStore, Validator
 from swarm.kademlia.routing_table import BUCKET_SIZE, node_id
 from swarm.kademlia.serving import Server
@@ -26,6 +25,7 @@ from swarm.kademlia.wire import (
     Message,
     MessageType,
     Neighbour,
+    peers_from_wire,
 )
 from swarm.transport import ConnectError, Transport
 from swarm.world import World
@@ -51,8 +51,7 @@ class Kademlia:
     `validators` are by namespace (`"swarm-run"` for keys `/swarm-run/…`). With `server=False` the
     peer is a client: it makes requests and publishes, but serves nobody. So it never enters the
     table of another peer, which takes only peers that answered on a stream opened *to* them. A
-    server becomes a client while `serving` is false. `accept_address` decides whether an address
-    that another peer names may be dialled.
+    server becomes a client while `serving` is false.
     """
 
     def __init__(
@@ -62,10 +61,7 @@ class Kademlia:
         validators: Mapping[str, Validator],
         *,
         server: bool = True,
-        emit: Emit = silent,
-        accept_address: Callable[[str], bool] = accept_any,
-        k: int = BUCKET_SIZE,
-        paths: int = PATHS,
+        emit: Emit = lambda name, **fields: None,
     ) -> None:
         self.peer_id = transport.peer_id
         self.serving = server
@@ -75,28 +71,15 @@ class Kademlia:
         self._world = world
         self._ever_serves = server
         self._emit = emit
-        self._k = k
-        self._contacts = Contacts(
-            transport, world, emit=emit, accept_address=accept_address, k=k, paths=paths
-        )
+        self._contacts = Contacts(transport, world, emit)
         self.table = self._contacts.table
         self._publisher = Publisher(
-            transport,
-            world,
-            self._contacts,
-            self.records,
-            self.providers,
-            emit=emit,
-            serving=lambda: self.serving,
-            k=k,
+            self._contacts, self.records, self.providers, lambda: self.serving
         )
         self._server = Server(
-            transport,
-            world,
             self._contacts,
             self.records,
             self.providers,
-            emit=emit,
             serving=lambda: self.serving,
             republish_at=lambda: self._publisher.soon(1.5),
         )
@@ -133,10 +116,6 @@ class Kademlia:
         await self._look_around()
         return len(self.table)
 
-    async def closest(self, key: bytes) -> list[Neighbour]:
-        """The k peers nearest to a key that answer now."""
-        return (await self._contacts.lookup(MessageType.FIND_NODE, key)).closest
-
     async def find_peer(self, peer: PeerId) -> tuple[str, ...]:
         """The addresses of a peer; empty if unknown.
 
@@ -150,7 +129,7 @@ class Kademlia:
         said: Counter[str] = Counter()
 
         def hear(source: Neighbour, answer: Message) -> None:
-            for neighbour in self._contacts.neighbours(answer.closer_peers):
+            for neighbour in peers_from_wire(answer.closer_peers):
                 if neighbour.peer == peer:
                     said.update(neighbour.addresses)
                     if source.peer == peer:
@@ -167,11 +146,12 @@ class Kademlia:
         most = said.most_common(ADDRESSES_PER_PEER_MAX)
         return tuple(address for address, _ in most)
 
-    async def put(self, key: bytes, value: bytes) -> PutResult:
+    async def put(self, key: bytes, value: bytes) -> int:
         """Store a record at the k peers nearest to its key, and again until it expires.
 
-        A later `put` under the key replaces it. Raises `InvalidRecord` when our own validator
-        refuses it, `StoreFull` beyond `OWN_RECORDS_MAX` keys.
+        A later `put` under the key replaces it. Returns the number of peers that hold it now,
+        perhaps this one included. Raises `InvalidRecord` when our own validator refuses it,
+        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
         """
         return await self._publisher.put(key, value)
 
@@ -212,7 +192,7 @@ class Kademlia:
             if (copy := copies.get(neighbour.peer)) != best and (copy is not None or not enough())
         ]
         if behind:
-            repaired, _ = await self._publisher.store_at(behind, best)
+            repaired = await self._publisher.store_at(behind, best)
             self._emit("dht.repaired", key=key, behind=len(behind), repaired=repaired)
         return best.value
 
@@ -247,26 +227,21 @@ class Kademlia:
                 votes[provider.peer] += 1
 
         now = self._world.now()
-        limit_own = PEERS_PER_MESSAGE_MAX
-        count(self.providers.sample(key, limit_own, now, self._world.random))
+        count(self.providers.sample(key, PEERS_PER_MESSAGE_MAX, now, self._world.random))
         await self._contacts.lookup(
             MessageType.GET_PROVIDERS,
             key,
-            hear=lambda source, answer: count(self._contacts.neighbours(answer.provider_peers)),
+            hear=lambda source, answer: count(peers_from_wire(answer.provider_peers)),
             enough=lambda: sum(vote >= 2 for vote in votes.values()) >= limit,
         )
         return [named[peer] for peer, _ in votes.most_common(limit)]
-
-    def answer(self, sender: PeerId, message: Message) -> Message | None:
-        """The answer to another peer's request; None for a request without an answer."""
-        return self._server.answer(sender, message)
 
     # --- running ----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve (unless a client) and maintain contacts and records, until cancelled."""
         if self._ever_serves:
-            self._server.start(self.answer)
+            self._server.start()
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(CHECKERS):
@@ -305,7 +280,7 @@ class Kademlia:
         """
         for neighbour in map(_parse, self._bootstrap_addresses):
             known = neighbour.peer == self.peer_id or neighbour.peer in self._transport.connected()
-            my_turn = self._world.random.random() * len(self.table) < self._k
+            my_turn = self._world.random.random() * len(self.table) < BUCKET_SIZE
             if known or not my_turn:
                 continue
             try:

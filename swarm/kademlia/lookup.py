@@ -53,7 +53,7 @@ class LookupResult:
     failed: int
     timed_out: bool
     late: tuple[PeerId, ...] = ()
-    """Peers that had not answered after `patience_seconds`, nor before the end."""
+    """Peers that had not answered after `LOOKUP_PATIENCE_SECONDS`, nor before the end."""
 
 
 @dataclass
@@ -66,16 +66,14 @@ class _Path:
     asked: int = 0
 
 
-def prefer_diverse(
-    neighbours: Iterable[Neighbour], count: int, per_group: int = PEERS_PER_GROUP_MAX
-) -> list[Neighbour]:
-    """The first `count` neighbours; those beyond `per_group` of a network come last."""
+def prefer_diverse(neighbours: Iterable[Neighbour], count: int) -> list[Neighbour]:
+    """The first `count` neighbours; those beyond `PEERS_PER_GROUP_MAX` of a network come last."""
     taken: Counter[str] = Counter()
     preferred: list[Neighbour] = []
     surplus: list[Neighbour] = []
     for neighbour in neighbours:
         groups = groups_of(neighbour.addresses)
-        if any(taken[group] >= per_group for group in groups):
+        if any(taken[group] >= PEERS_PER_GROUP_MAX for group in groups):
             surplus.append(neighbour)
             continue
         taken.update(groups)
@@ -96,26 +94,16 @@ class Lookup:
         *,
         own: PeerId,
         enough: Callable[[], bool] = lambda: False,
-        k: int = BUCKET_SIZE,
-        concurrency: int = CONCURRENCY,
-        paths: int = PATHS,
-        queries_max: int = LOOKUP_QUERIES_MAX,
-        deadline_seconds: float = LOOKUP_SECONDS_MAX,
-        patience_seconds: float = LOOKUP_PATIENCE_SECONDS,
     ) -> None:
         self._target = target
         self._ask = ask
         self._own = own
         self._enough = enough
-        self._k = k
-        self._queries_max = queries_max
-        self._deadline_seconds = deadline_seconds
-        self._patience_seconds = patience_seconds
         self._waited_for: dict[PeerId, tuple[_Path, float]] = {}
         """Running requests: the path of each, and the time after which it is late."""
         self._late: dict[PeerId, None] = {}
-        self._paths = [_Path() for _ in range(max(1, min(paths, len(seeds))))]
-        self._concurrency = -(-concurrency // len(self._paths))
+        self._paths = [_Path() for _ in range(max(1, min(PATHS, len(seeds))))]
+        self._concurrency = -(-CONCURRENCY // len(self._paths))
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._asked: dict[PeerId, tuple[str, ...]] = {}
         self._failed: dict[PeerId, tuple[str, ...]] = {}
@@ -126,13 +114,13 @@ class Lookup:
 
     async def run(self) -> LookupResult:
         """Ask peers until every path is done, `enough()` is true, or a limit is reached."""
-        with trio.move_on_after(self._deadline_seconds) as scope:
+        with trio.move_on_after(LOOKUP_SECONDS_MAX) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lose_patience, nursery)
                 self._pump(nursery)
         closest = sorted(self._answered, key=lambda peer: node_id(peer) ^ self._target)
         found = prefer_diverse(
-            [Neighbour(peer, self._addresses[peer]) for peer in closest], self._k
+            [Neighbour(peer, self._addresses[peer]) for peer in closest], BUCKET_SIZE
         )
         return LookupResult(
             found,
@@ -158,7 +146,7 @@ class Lookup:
                 self._queries += 1
                 path.asked += 1
                 path.in_flight += 1
-                late_at = trio.current_time() + self._patience_seconds
+                late_at = trio.current_time() + LOOKUP_PATIENCE_SECONDS
                 self._waited_for[peer] = (path, late_at)
                 nursery.start_soon(self._ask_one, nursery, path, peer)
         # Where most are late, our own line is slow: then wait for them.
@@ -168,7 +156,7 @@ class Lookup:
     async def _lose_patience(self, nursery: trio.Nursery) -> None:
         """Continue without late peers; their answers still count if they come before the end."""
         while True:
-            await trio.sleep(self._patience_seconds / 2)
+            await trio.sleep(LOOKUP_PATIENCE_SECONDS / 2)
             now = trio.current_time()
             for peer, (path, late_at) in list(self._waited_for.items()):
                 if late_at <= now:
@@ -179,7 +167,7 @@ class Lookup:
 
     def _next(self, path: _Path) -> PeerId | None:
         """The nearest peer of the path's frontier that no path has asked yet."""
-        if path.asked * len(self._paths) >= self._queries_max:
+        if path.asked * len(self._paths) >= LOOKUP_QUERIES_MAX:
             return None
         # Like `prefer_diverse` of the peers that have not failed, ending at the first unasked one.
         taken: dict[str, int] = {}
@@ -198,9 +186,9 @@ class Lookup:
             for group in groups:
                 taken[group] = taken.get(group, 0) + 1
             preferred += 1
-            if preferred == self._k:
+            if preferred == BUCKET_SIZE:
                 return None
-        for peer in surplus[: self._k - preferred]:
+        for peer in surplus[: BUCKET_SIZE - preferred]:
             if peer not in self._asked or self._may_retry(peer):
                 return peer
         return None
@@ -226,7 +214,7 @@ class Lookup:
         self._pump(nursery)
 
     def _learn(self, path: _Path, named: Sequence[Neighbour], hops: int) -> None:
-        for neighbour in named[: self._k]:
+        for neighbour in named[:BUCKET_SIZE]:
             peer = neighbour.peer
             if peer == self._own:
                 continue

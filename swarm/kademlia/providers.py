@@ -42,18 +42,8 @@ class _Entry:
 class ProviderStore:
     """Providers by key. `now` is a time on the world's clock."""
 
-    def __init__(
-        self,
-        own_id: int,
-        *,
-        keys_max: int = PROVIDER_KEYS_MAX,
-        providers_max: int = PROVIDERS_PER_KEY_MAX,
-        keys_per_peer_max: int = PROVIDER_KEYS_PER_PEER_MAX,
-    ) -> None:
+    def __init__(self, own_id: int) -> None:
         self._own_id = own_id
-        self._keys_max = keys_max
-        self._providers_max = providers_max
-        self._keys_per_peer_max = keys_per_peer_max
         self._entries: dict[bytes, dict[PeerId, _Entry]] = {}
         self._keys_of_peer: Counter[PeerId] = Counter()
 
@@ -66,11 +56,11 @@ class ProviderStore:
             return False
         entries = self._entries.get(key, {})
         if provider.peer not in entries:
-            if self._keys_of_peer[provider.peer] >= self._keys_per_peer_max:
+            if self._keys_of_peer[provider.peer] >= PROVIDER_KEYS_PER_PEER_MAX:
                 return False
             if key not in self._entries and not self._make_room(key):
                 return False
-            if len(entries) >= self._providers_max:
+            if len(entries) >= PROVIDERS_PER_KEY_MAX:
                 self._drop(key, next(iter(entries)))
             entries = self._entries.setdefault(key, entries)
             self._keys_of_peer[provider.peer] += 1
@@ -89,20 +79,14 @@ class ProviderStore:
         providers = self.get(key, now)
         return providers if len(providers) <= count else source.sample(providers, count)
 
-    def expire(self, now: float) -> int:
-        """Drop expired records; returns their number."""
-        gone = [
-            (key, peer)
-            for key, entries in self._entries.items()
-            for peer, entry in entries.items()
-            if entry.expires_at <= now
-        ]
-        for key, peer in gone:
-            self._drop(key, peer)
-        return len(gone)
+    def expire(self, now: float) -> None:
+        """Drop expired records."""
+        for key, entries in list(self._entries.items()):
+            for peer in [peer for peer, entry in entries.items() if entry.expires_at <= now]:
+                self._drop(key, peer)
 
     def _make_room(self, key: bytes) -> bool:
-        if len(self._entries) < self._keys_max:
+        if len(self._entries) < PROVIDER_KEYS_MAX:
             return True
         farthest = max(self._entries, key=self._distance)
         if self._distance(farthest) < self._distance(key):

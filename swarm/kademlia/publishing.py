@@ -10,14 +10,12 @@ import trio
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.kademlia import wire
-from swarm.kademlia.contacts import Contacts, Emit
+from swarm.kademlia.contacts import Contacts
 from swarm.kademlia.lookup import LookupResult
 from swarm.kademlia.providers import ProviderStore
 from swarm.kademlia.records import Held, InvalidRecord, RecordStore, StoreFull
-from swarm.kademlia.routing_table import key_id, node_id
+from swarm.kademlia.routing_table import BUCKET_SIZE, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
-from swarm.transport import Transport
-from swarm.world import World
 
 OWN_RECORDS_MAX = 1024
 """Own records, and provided keys, that this peer republishes (each kind)."""
@@ -38,22 +36,6 @@ GIVEN_MAX = 128
 """Records given to one newcomer. Its share is about k, like every peer's."""
 
 
-@dataclass(frozen=True)
-class PutResult:
-    stored: int
-    """Peers that now hold the record, including this one if it is among the nearest."""
-    asked: int
-    """Peers that should hold it: the k nearest that answered, and this one as above."""
-    newer: bytes | None
-    """A better record under the key, if a holder has one: read it before putting again."""
-    hops: int
-
-    @property
-    def done(self) -> bool:
-        """Whether a majority of the holders has the record, so that a quorum read finds it."""
-        return self.stored > self.asked // 2
-
-
 @dataclass
 class _Published:
     held: Held
@@ -65,33 +47,22 @@ class Publisher:
 
     def __init__(
         self,
-        transport: Transport,
-        world: World,
         contacts: Contacts,
         records: RecordStore,
         providers: ProviderStore,
-        *,
-        emit: Emit,
         serving: Callable[[], bool],
-        k: int,
     ) -> None:
         self.records = records
         self.providers = providers
-        self._transport = transport
-        self._world = world
         self._contacts = contacts
-        self._emit = emit
+        self._emit = contacts.emit
+        self._world = contacts.world
         self._serving = serving
-        self._k = k
         self._published: dict[bytes, _Published] = {}
         self._provided: dict[bytes, float] = {}
 
-    async def put(self, key: bytes, value: bytes) -> PutResult:
-        """Store a record at the k peers nearest to its key, and again until it expires.
-
-        A later `put` under the key replaces it. Raises `InvalidRecord` when our own validator
-        refuses it, `StoreFull` beyond `OWN_RECORDS_MAX` keys.
-        """
+    async def put(self, key: bytes, value: bytes) -> int:
+        """See `Kademlia.put`."""
         held = self.records.validate(key, value)
         if len(self._published) >= OWN_RECORDS_MAX and key not in self._published:
             raise StoreFull(f"this peer publishes {len(self._published)} records already")
@@ -99,34 +70,24 @@ class Publisher:
         return await self._publish(held)
 
     def withdraw(self, key: bytes) -> None:
-        """Stop republishing a record of this peer; the copies at others expire."""
         self._published.pop(key, None)
 
     async def provide(self, key: bytes) -> int:
-        """Announce this peer as a provider to the k peers nearest to `key`, and again until
-        `stop_providing`.
-
-        `key` is a multihash (`provider_key`). Returns the number of peers notified. Raises
-        `StoreFull` beyond `OWN_RECORDS_MAX` keys.
-        """
+        """See `Kademlia.provide`."""
         if len(self._provided) >= OWN_RECORDS_MAX and key not in self._provided:
             raise StoreFull(f"this peer provides {len(self._provided)} keys already")
         self._provided[key] = self.soon(1.0)
         return await self._announce(key)
 
     def stop_providing(self, key: bytes) -> None:
-        """Stop announcing this peer as a provider; the records at others expire."""
         self._provided.pop(key, None)
 
-    async def store_at(
-        self, neighbours: Sequence[Neighbour], held: Held
-    ) -> tuple[int, Held | None]:
-        """Store a record at peers: (number that stored it, the best record one holds instead)."""
+    async def store_at(self, neighbours: Sequence[Neighbour], held: Held) -> int:
+        """Store a record at peers; returns the number of peers that stored it."""
         stored = 0
-        newer: Held | None = None
 
         async def store(neighbour: Neighbour) -> None:
-            nonlocal stored, newer
+            nonlocal stored
             message = Message(MessageType.PUT_VALUE, held.key, Record(held.key, held.value))
             try:
                 answer = await self._contacts.ask(neighbour, message)
@@ -135,15 +96,13 @@ class Publisher:
                 return
             if answer.record is not None and answer.record.value == held.value:
                 stored += 1
-                return
-            other = self.believe(neighbour.peer, held.key, answer.record)
-            if other is not None and other.rank > max(held, newer or held, key=_rank).rank:
-                newer = other
+            else:
+                self.believe(neighbour.peer, held.key, answer.record)
 
         async with trio.open_nursery() as nursery:
             for neighbour in neighbours:
                 nursery.start_soon(store, neighbour)
-        return stored, newer
+        return stored
 
     def own_copy(self, key: bytes) -> Held | None:
         """The best record under a key among those we publish and those we hold for others."""
@@ -153,7 +112,8 @@ class Publisher:
             copies.append(
                 self.believe(self._contacts.peer_id, key, Record(key, published.held.value))
             )
-        return max((copy for copy in copies if copy is not None), key=_rank, default=None)
+        known = (copy for copy in copies if copy is not None)
+        return max(known, key=lambda held: held.rank, default=None)
 
     def believe(self, source: PeerId, key: bytes, record: Record | None) -> Held | None:
         """Validate a record that a peer sent for a key; reports an invalid one and returns None."""
@@ -206,7 +166,7 @@ class Publisher:
         async for peer in self._contacts.newcomers:
             for held in self._owed_to(peer):
                 contact = self._contacts.table.get(peer)
-                if contact is None or not (await self.store_at([contact.neighbour], held))[0]:
+                if contact is None or not await self.store_at([contact.neighbour], held):
                     break
 
     def _owed_to(self, peer: PeerId) -> list[Held]:
@@ -215,30 +175,26 @@ class Publisher:
         for key in self.records.held_keys():
             target = key_id(key)
             if self._contacts.table.is_near(target, GIVERS, exclude=peer):
-                nearest = self._contacts.table.closest(target, self._k)
+                nearest = self._contacts.table.closest(target, BUCKET_SIZE)
                 held = self.records.get(key)
                 if held is not None and any(each.peer == peer for each in nearest):
                     owed.append(held)
         return owed[:GIVEN_MAX]
 
-    async def _publish(self, held: Held) -> PutResult:
+    async def _publish(self, held: Held) -> int:
+        """Store a record at the nearest peers, this one included; returns how many hold it."""
         result = await self._contacts.lookup(MessageType.FIND_NODE, held.key)
         local = self._is_holder(held.key, result)
         if local:
             self.keep(held)
-        stored, newer = await self.store_at(result.closest, held)
-        outcome = PutResult(
-            stored + local,
-            len(result.closest) + local,
-            newer.value if newer is not None else None,
-            result.hops,
-        )
-        self._emit("dht.published", key=held.key, stored=outcome.stored, asked=outcome.asked)
-        return outcome
+        stored = await self.store_at(result.closest, held) + local
+        asked = len(result.closest) + local
+        self._emit("dht.published", key=held.key, stored=stored, asked=asked)
+        return stored
 
     async def _announce(self, key: bytes) -> int:
         result = await self._contacts.lookup(MessageType.FIND_NODE, key)
-        itself = Neighbour(self._contacts.peer_id, tuple(self._transport.addresses()))
+        itself = self._contacts.itself()
         message = Message(
             MessageType.ADD_PROVIDER, key, provider_peers=(wire.peer_to_wire(itself),)
         )
@@ -267,13 +223,9 @@ class Publisher:
             return False
         target = key_id(key)
         own = node_id(self._contacts.peer_id) ^ target
-        return sum(node_id(n.peer) ^ target < own for n in result.closest) < self._k
+        return sum(node_id(n.peer) ^ target < own for n in result.closest) < BUCKET_SIZE
 
     def soon(self, intervals: float) -> float:
         """A time `intervals` to `intervals` + ½ republish intervals from now."""
         wait = intervals + 0.5 * self._world.random.random()
         return self._world.now() + wait * REPUBLISH_SECONDS
-
-
-def _rank(held: Held) -> tuple[int, bytes]:
-    return held.rank

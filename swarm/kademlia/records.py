@@ -83,15 +83,10 @@ class RecordStore:
         validators: Mapping[str, Validator],
         own_id: int,
         wall_time: Callable[[], float],
-        *,
-        records_max: int = RECORDS_MAX,
-        bytes_max: int = RECORD_STORE_BYTES_MAX,
     ) -> None:
         self._validators = dict(validators)
         self._own_id = own_id
         self._wall_time = wall_time
-        self._records_max = records_max
-        self._bytes_max = bytes_max
         self._slots: dict[str, dict[bytes, _Slot]] = {name: {} for name in validators}
         self._bytes: dict[str, int] = dict.fromkeys(validators, 0)
 
@@ -127,7 +122,8 @@ class RecordStore:
             return current
         self._drop(namespace, key)
         while slots and (
-            len(slots) >= self._records_max or self._bytes[namespace] + len(value) > self._bytes_max
+            len(slots) >= RECORDS_MAX
+            or self._bytes[namespace] + len(value) > RECORD_STORE_BYTES_MAX
         ):
             farthest = max(slots, key=self._distance)
             if self._distance(farthest) < self._distance(key):
@@ -174,18 +170,12 @@ class RecordStore:
         if slot is not None:
             slot.republish_at = republish_at
 
-    def expire(self) -> int:
-        """Drop expired records; returns their number."""
+    def expire(self) -> None:
+        """Drop expired records."""
         wall_ms = self._wall_time() * 1000
-        gone = [
-            (namespace, key)
-            for namespace, slots in self._slots.items()
-            for key, slot in slots.items()
-            if slot.forget_wall_ms <= wall_ms
-        ]
-        for namespace, key in gone:
-            self._drop(namespace, key)
-        return len(gone)
+        for namespace, slots in self._slots.items():
+            for key in [key for key, slot in slots.items() if slot.forget_wall_ms <= wall_ms]:
+                self._drop(namespace, key)
 
     def _distance(self, key: bytes) -> int:
         return key_id(key) ^ self._own_id

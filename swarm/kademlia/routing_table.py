@@ -119,10 +119,9 @@ class Bucket:
 class RoutingTable:
     """Contacts by distance. `now` is always a time on the world's clock."""
 
-    def __init__(self, own: PeerId, *, k: int = BUCKET_SIZE) -> None:
+    def __init__(self, own: PeerId) -> None:
         self.own = own
         self.own_id = node_id(own)
-        self._k = k
         self._buckets: dict[int, Bucket] = {}
         self._contacts: dict[PeerId, Contact] = {}
 
@@ -165,17 +164,17 @@ class RoutingTable:
         if contact is not None:
             del self._contacts[peer]  # its new network already has its share of the bucket
         newcomer = Contact(peer, node_id(peer), where, now)
-        if len(bucket.contacts) < self._k and self._fits(bucket, where):
+        if len(bucket.contacts) < BUCKET_SIZE and self._fits(bucket, where):
             bucket.replacements.pop(peer, None)
             self._add(bucket, newcomer)
             return None
         bucket.replacements.pop(peer, None)
         bucket.replacements[peer] = newcomer
-        if len(bucket.replacements) > self._k:
+        if len(bucket.replacements) > BUCKET_SIZE:
             del bucket.replacements[next(iter(bucket.replacements))]
         oldest = next(iter(bucket.contacts.values()))
         stale = now - oldest.seen >= CONTACT_FRESH_SECONDS
-        return oldest if stale and len(bucket.contacts) >= self._k else None
+        return oldest if stale and len(bucket.contacts) >= BUCKET_SIZE else None
 
     def heard_of(self, peer: PeerId, now: float) -> None:
         """Note that a contact is connected. This does not reset its failed requests."""
@@ -190,7 +189,7 @@ class RoutingTable:
         if peer in self._contacts:
             return True
         bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
-        if len(bucket.contacts) < self._k or len(bucket.replacements) < _REPLACEMENTS_WANTED:
+        if len(bucket.contacts) < BUCKET_SIZE or len(bucket.replacements) < _REPLACEMENTS_WANTED:
             return True
         oldest = next(iter(bucket.contacts.values()))
         return now - oldest.seen >= CONTACT_FRESH_SECONDS
@@ -226,15 +225,6 @@ class RoutingTable:
             del bucket.replacements[successor.peer]
             self._add(bucket, successor)
         return True
-
-    def remove(self, peer: PeerId) -> None:
-        """Forget a peer at once (it was banned, or speaks another protocol)."""
-        if peer == self.own:
-            return
-        bucket = self.bucket(bucket_of(self.own_id, node_id(peer)))
-        bucket.contacts.pop(peer, None)
-        bucket.replacements.pop(peer, None)
-        self._contacts.pop(peer, None)
 
     def closest(
         self,
@@ -305,8 +295,8 @@ class RoutingTable:
         That lookup finds the k nearest peers, so all peers nearer than the bucket of the k-th are
         known already: in a small network no bucket is left.
         """
-        nearest = self.closest(self.own_id, self._k)
-        if len(nearest) < self._k:
+        nearest = self.closest(self.own_id, BUCKET_SIZE)
+        if len(nearest) < BUCKET_SIZE:
             return []
         last = min(bucket_of(self.own_id, node_id(neighbour.peer)) for neighbour in nearest)
         return [
@@ -318,7 +308,7 @@ class RoutingTable:
 
     def _is_fresh(self, bucket: Bucket, since: float) -> bool:
         """Whether a bucket is full of contacts seen since `since`: it needs no lookup."""
-        if len(bucket.contacts) < self._k:
+        if len(bucket.contacts) < BUCKET_SIZE:
             return False
         return all(contact.seen >= since for contact in bucket.contacts.values())
 

@@ -9,7 +9,7 @@ import trio
 
 from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia import wire
-from swarm.kademlia.contacts import Contacts, Emit
+from swarm.kademlia.contacts import Contacts
 from swarm.kademlia.providers import ProviderStore
 from swarm.kademlia.records import InvalidRecord, RecordStore, StoreFull
 from swarm.kademlia.wire import (
@@ -20,8 +20,7 @@ from swarm.kademlia.wire import (
     Neighbour,
     Record,
 )
-from swarm.transport import Framing, Stream, Transport
-from swarm.world import World
+from swarm.transport import Framing, Stream
 
 INBOUND_STREAMS_MAX = 256
 """Streams of others served at once; beyond it, the longest idle one is reset."""
@@ -35,33 +34,27 @@ class Server:
 
     def __init__(
         self,
-        transport: Transport,
-        world: World,
         contacts: Contacts,
         records: RecordStore,
         providers: ProviderStore,
         *,
-        emit: Emit,
         serving: Callable[[], bool],
         republish_at: Callable[[], float],
     ) -> None:
         """`serving()`: whether to answer at all. `republish_at()`: when to republish a record
         stored now."""
-        self._transport = transport
-        self._world = world
         self._contacts = contacts
+        self._emit = contacts.emit
+        self._world = contacts.world
         self._records = records
         self._providers = providers
-        self._emit = emit
         self._serving = serving
         self._republish_at = republish_at
-        self._reply: Callable[[PeerId, Message], Message | None] = self.answer
         self._inbound: OrderedDict[Stream, trio.CancelScope] = OrderedDict()
 
-    def start(self, reply: Callable[[PeerId, Message], Message | None]) -> None:
-        """Serve the protocol from now on. `reply` has the signature and meaning of `answer`."""
-        self._reply = reply
-        self._transport.serve(
+    def start(self) -> None:
+        """Serve the protocol from now on."""
+        self._contacts.transport.serve(
             wire.PROTOCOL,
             self._serve,
             Framing.DELIMITED,
@@ -88,7 +81,7 @@ class Server:
                         self._inbound.move_to_end(stream)
                     if not self._serving():
                         break
-                    answer = self._reply(stream.peer, wire.decode(frame))
+                    answer = self.answer(stream.peer, wire.decode(frame))
                     self._contacts.consider(Neighbour(stream.peer))
                     if answer is not None:
                         await stream.send(wire.encode(answer))
@@ -103,8 +96,8 @@ class Server:
             case MessageType.PING:
                 return Message(MessageType.PING)
             case MessageType.FIND_NODE if key == peer_id_bytes(self._contacts.peer_id):
-                itself = Neighbour(self._contacts.peer_id, tuple(self._transport.addresses()))
-                return Message(kind, key, closer_peers=(wire.peer_to_wire(itself),))
+                itself = wire.peer_to_wire(self._contacts.itself())
+                return Message(kind, key, closer_peers=(itself,))
             case MessageType.FIND_NODE:
                 return Message(kind, key, closer_peers=self._contacts.closer(sender, key))
             case MessageType.GET_VALUE:
@@ -115,7 +108,10 @@ class Server:
                 return Message(kind, key, self._accept_record(sender, message))
             case MessageType.GET_PROVIDERS:
                 providers = self._providers.sample(
-                    key, PEERS_PER_MESSAGE_MAX, self._world.now(), self._world.random
+                    key,
+                    PEERS_PER_MESSAGE_MAX,
+                    self._world.now(),
+                    self._world.random,
                 )
                 return Message(
                     kind,
@@ -124,7 +120,7 @@ class Server:
                     provider_peers=tuple(wire.peer_to_wire(peer) for peer in providers),
                 )
             case MessageType.ADD_PROVIDER:
-                for neighbour in self._contacts.neighbours(message.provider_peers):
+                for neighbour in wire.peers_from_wire(message.provider_peers):
                     if neighbour.peer == sender:
                         self._providers.add(key, neighbour, self._world.now())
                 return None

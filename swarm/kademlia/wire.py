@@ -16,6 +16,7 @@ import multiaddr.exceptions
 
 from swarm.errors import PeerError
 from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
+from swarm.transport.framing import encode_varint
 
 MESSAGE_BYTES_MAX = 128 * 1024
 """Room for one record (64 KiB), or two lists of 20 peers with 16 addresses of 192 bytes each."""
@@ -64,8 +65,6 @@ class Connection(enum.IntEnum):
 class Record:
     key: bytes = b""
     value: bytes = b""
-    time_received: str = ""
-    """RFC 3339; set by the receiver and used by nobody. Swarm leaves it empty."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Neighbour:
     @functools.cached_property
     def contact(self) -> Peer:
         """Its description for others when it is a contact of ours, cached."""
-        return _peer_to_wire(self, Connection.CAN_CONNECT)
+        return peer_to_wire(self, Connection.CAN_CONNECT)
 
 
 # --- protobuf ---------------------------------------------------------------------------------
@@ -119,15 +118,6 @@ _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _PEERS_CACHED = 16384
 """Peers whose translation is cached: the same few hundred are in every answer, and translating them
 again took half the time."""
-
-
-def _encode_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _decode_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -150,7 +140,7 @@ def _bytes_field(number: int, value: bytes) -> bytes:
     size = len(value)
     if size < 0x80:
         return bytes((number << 3 | _BYTES, size)) + value
-    return bytes((number << 3 | _BYTES,)) + _encode_varint(size) + value
+    return bytes((number << 3 | _BYTES,)) + encode_varint(size) + value
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -228,26 +218,20 @@ def _decode_peer(data: bytes) -> Peer:
 
 def _encode_record(record: Record) -> bytes:
     encoded = b""
-    for number, value in ((1, record.key), (2, record.value), (5, record.time_received.encode())):
+    for number, value in ((1, record.key), (2, record.value)):
         if value:
             encoded += _bytes_field(number, value)
     return encoded
 
 
 def _decode_record(data: bytes) -> Record:
-    key, content, received = b"", b"", ""
+    key = content = b""
     for number, integer, value in _fields(data):
         if number == 1:
             key = _want_bytes("a record's key", integer, value, KEY_BYTES_MAX)
         elif number == 2:
             content = _want_bytes("a record's value", integer, value, RECORD_BYTES_MAX)
-        elif number == 5:
-            raw = _want_bytes("a record's time", integer, value, 64)
-            try:
-                received = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise WireError("a record's time in a kad-dht message is no text") from error
-    return Record(key, content, received)
+    return Record(key, content)
 
 
 def encode(message: Message) -> bytes:
@@ -326,15 +310,9 @@ def _address_from_wire(raw: bytes, peer: str) -> str | None:
     return f"{address}/p2p/{peer}"
 
 
+@functools.lru_cache(maxsize=_PEERS_CACHED)
 def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_CONNECTED) -> Peer:
     """Translate a peer for a message to others. Addresses that are no multiaddrs are left out."""
-    if connection is Connection.CAN_CONNECT:
-        return neighbour.contact
-    return _peer_to_wire(neighbour, connection)
-
-
-@functools.lru_cache(maxsize=_PEERS_CACHED)
-def _peer_to_wire(neighbour: Neighbour, connection: Connection) -> Peer:
     addresses = [_address_to_wire(text, neighbour.peer) for text in neighbour.addresses]
     known = [raw for raw in addresses if raw is not None]
     return Peer(

@@ -11,7 +11,9 @@ import trio.testing
 
 from simnet.clock import run_virtual
 from swarm.identity import Identity, PeerId
-from swarm.kademlia import InvalidRecord, Kademlia, RecordInfo
+from swarm.kademlia.dht import Kademlia
+from swarm.kademlia.records import InvalidRecord, RecordInfo
+from swarm.kademlia.wire import Message, MessageType, Neighbour
 from swarm.world import Disk
 from tests.memory_network import MemoryNetwork, MemoryTransport
 from tests.worlds import WALL, VirtualWorld
@@ -55,6 +57,25 @@ class Peer:
         return [fields for event, fields in self.events if event == name]
 
 
+async def closest(peer: Peer, key: bytes) -> list[Neighbour]:
+    """The peers nearest to a key that answer `peer` now."""
+    return (await peer.dht._contacts.lookup(MessageType.FIND_NODE, key)).closest
+
+
+Lie = Callable[[Kademlia, Message, Message], Message]
+"""The answer of a liar: its DHT, the request, and the honest answer."""
+
+
+def deceive(dht: Kademlia, lie: Lie) -> None:
+    honest = dht._server.answer
+
+    def answer(sender: PeerId, message: Message) -> Message | None:
+        truth = honest(sender, message)
+        return truth if truth is None else lie(dht, message, truth)
+
+    dht._server.answer = answer  # type: ignore[method-assign]
+
+
 class Swarm:
     """Starts peers; `/24` n of a peer makes its addresses 10.0.n.x (the network looks at ports)."""
 
@@ -69,15 +90,12 @@ class Swarm:
         *,
         server: bool = True,
         host: str | None = None,
-        dht_class: type[Kademlia] = Kademlia,
+        lie: Lie | None = None,
         identity: Identity | None = None,
-        **options: Any,
     ) -> Peer:
         number = len(self.peers) + self._seed * 100_000
         identity = identity or Identity(number.to_bytes(32, "big"))
-        peer: Peer = await self._nursery.start(
-            self._run, identity, number, server, host, dht_class, options
-        )
+        peer: Peer = await self._nursery.start(self._run, identity, number, server, host, lie)
         self.peers.append(peer)
         return peer
 
@@ -87,8 +105,7 @@ class Swarm:
         number: int,
         server: bool,
         host: str | None,
-        dht_class: type[Kademlia],
-        options: dict[str, Any],
+        lie: Lie | None,
         *,
         task_status: trio.TaskStatus[Peer],
     ) -> None:
@@ -100,14 +117,15 @@ class Swarm:
                     own = transport.addresses()[0].replace("127.0.0.1", host)
                     transport.addresses = lambda: (own,)  # type: ignore[method-assign]
                 events: list[tuple[str, dict[str, Any]]] = []
-                dht = dht_class(
+                dht = Kademlia(
                     transport,
                     world,
                     {"swarm-run": PlainValidator(), "swarm-peer": PlainValidator()},
                     server=server,
                     emit=lambda name, /, **fields: events.append((name, fields)),
-                    **options,
                 )
+                if lie is not None:
+                    deceive(dht, lie)
                 peer = Peer(transport, dht, scope)
                 peer.events = events
                 async with trio.open_nursery() as nursery:

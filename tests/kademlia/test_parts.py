@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
-from swarm.kademlia.lookup import Lookup, prefer_diverse
+from swarm.kademlia.lookup import LOOKUP_QUERIES_MAX, LOOKUP_SECONDS_MAX, Lookup, prefer_diverse
 from swarm.kademlia.providers import PROVIDER_SECONDS, ProviderStore, provider_key
 from swarm.kademlia.records import RECORD_SECONDS_MAX, InvalidRecord, RecordStore, StoreFull
 from swarm.kademlia.routing_table import (
@@ -106,7 +106,7 @@ def test_networks():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["answered", "failed", "remove"]),
+            st.sampled_from(["answered", "failed"]),
             st.sampled_from(OTHERS),
             st.integers(0, 3),
         ),
@@ -114,25 +114,25 @@ def test_networks():
     )
 )
 def test_the_table_keeps_its_bounds_whatever_happens(steps):
-    table = RoutingTable(OWN, k=4)
-    for now, (what, peer, network) in enumerate(steps):
-        if what == "answered":
-            table.answered(peer, address(peer, f"8.8.{network}.1"), 100.0 * now)
-        elif what == "failed":
-            table.failed(peer)
-        else:
-            table.remove(peer)
-        seen = 0
-        for index in range(256):
-            bucket = table.bucket(index)
-            seen += len(bucket.contacts)
-            assert len(bucket.contacts) <= 4 and len(bucket.replacements) <= 4
-            assert not bucket.contacts.keys() & bucket.replacements.keys()
-            networks = [groups_of(contact.addresses)[0] for contact in bucket.contacts.values()]
-            assert all(networks.count(name) <= 2 for name in networks)
-            assert all(bucket_of(table.own_id, contact.id) == index
-                       for contact in bucket.contacts.values())  # fmt: skip
-        assert seen == len(table) == len(table.closest(0, 1000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swarm.kademlia.routing_table.BUCKET_SIZE", 4)
+        table = RoutingTable(OWN)
+        for now, (what, peer, network) in enumerate(steps):
+            if what == "answered":
+                table.answered(peer, address(peer, f"8.8.{network}.1"), 100.0 * now)
+            else:
+                table.failed(peer)
+            seen = 0
+            for index in range(256):
+                bucket = table.bucket(index)
+                seen += len(bucket.contacts)
+                assert len(bucket.contacts) <= 4 and len(bucket.replacements) <= 4
+                assert not bucket.contacts.keys() & bucket.replacements.keys()
+                networks = [groups_of(contact.addresses)[0] for contact in bucket.contacts.values()]
+                assert all(networks.count(name) <= 2 for name in networks)
+                assert all(bucket_of(table.own_id, contact.id) == index
+                           for contact in bucket.contacts.values())  # fmt: skip
+            assert seen == len(table) == len(table.closest(0, 1000))
 
 
 def test_random_keys_fall_into_their_bucket():
@@ -159,10 +159,8 @@ class Clock:
         return self.wall
 
 
-def store(clock: Clock | None = None, **bounds: int) -> RecordStore:
-    return RecordStore(
-        {"n": PlainValidator(), "m": PlainValidator()}, 0, clock or Clock(), **bounds
-    )
+def store(clock: Clock | None = None) -> RecordStore:
+    return RecordStore({"n": PlainValidator(), "m": PlainValidator()}, 0, clock or Clock())
 
 
 def test_the_highest_version_stays_and_ties_are_broken_alike():
@@ -206,11 +204,14 @@ def test_records_expire_by_their_own_word_and_at_the_latest_after_a_day():
     clock.wall += 10
     assert records.get(b"/n/a") is None and len(records) == 1
     clock.wall += RECORD_SECONDS_MAX
-    assert records.expire() == 1 and len(records) == 0
+    assert len(records) == 1
+    records.expire()
+    assert len(records) == 0
 
 
-def test_a_full_namespace_keeps_the_nearest_and_leaves_the_other_alone():
-    records = store(records_max=5)
+def test_a_full_namespace_keeps_the_nearest_and_leaves_the_other_alone(monkeypatch):
+    monkeypatch.setattr("swarm.kademlia.records.RECORDS_MAX", 5)
+    records = store()
     records.store(b"/m/x", good(1), republish_at=0)
     keys = sorted((b"/n/%d" % number for number in range(30)), key=key_id)
     for key in reversed(keys[:10]):
@@ -222,9 +223,10 @@ def test_a_full_namespace_keeps_the_nearest_and_leaves_the_other_alone():
     assert records.get(b"/m/x") is not None
 
 
-def test_bytes_are_bounded_too():
+def test_bytes_are_bounded_too(monkeypatch):
     size = len(good(1, text="x" * 100))
-    records = store(bytes_max=3 * size)
+    monkeypatch.setattr("swarm.kademlia.records.RECORD_STORE_BYTES_MAX", 3 * size)
+    records = store()
     keys = sorted((b"/n/%d" % number for number in range(10)), key=key_id)
     for key in reversed(keys):
         records.store(key, good(1, text="x" * 100), republish_at=0)
@@ -244,8 +246,11 @@ def test_due_records_come_sorted_until_postponed():
 # --- providers ---------------------------------------------------------------------------------
 
 
-def test_providers_are_kept_once_bounded_and_expire():
-    providers = ProviderStore(0, keys_max=2, providers_max=3, keys_per_peer_max=2)
+def test_providers_are_kept_once_bounded_and_expire(monkeypatch):
+    monkeypatch.setattr("swarm.kademlia.providers.PROVIDER_KEYS_MAX", 2)
+    monkeypatch.setattr("swarm.kademlia.providers.PROVIDERS_PER_KEY_MAX", 3)
+    monkeypatch.setattr("swarm.kademlia.providers.PROVIDER_KEYS_PER_PEER_MAX", 2)
+    providers = ProviderStore(0)
     key = provider_key(bytes(32))
     for peer in (*IDS[:4], IDS[3]):
         assert providers.add(key, Neighbour(peer, address(peer)), 0.0)
@@ -261,11 +266,14 @@ def test_providers_are_kept_once_bounded_and_expire():
     assert providers.add(nearest[1], Neighbour(IDS[1]), 0.0)
     assert not providers.add(b"", Neighbour(IDS[6]), 0.0)
     assert not providers.add(bytes(81), Neighbour(IDS[6]), 0.0)
-    assert providers.expire(PROVIDER_SECONDS) == 2 and len(providers) == 0
+    assert len(providers) == 2
+    providers.expire(PROVIDER_SECONDS)
+    assert len(providers) == 0
 
 
-def test_one_peer_cannot_be_provider_of_everything():
-    providers = ProviderStore(0, keys_per_peer_max=2)
+def test_one_peer_cannot_be_provider_of_everything(monkeypatch):
+    monkeypatch.setattr("swarm.kademlia.providers.PROVIDER_KEYS_PER_PEER_MAX", 2)
+    providers = ProviderStore(0)
     added = [providers.add(b"%d" % number, Neighbour(IDS[1]), 0.0) for number in range(4)]
     assert added == [True, True, False, False]
     assert providers.add(b"3", Neighbour(IDS[2]), 0.0)
@@ -310,8 +318,8 @@ def test_invented_peers_cost_a_bounded_number_of_requests():
         return [Neighbour(peer, address(peer)) for peer in invented]
 
     async def main():
-        result = await Lookup(0, [Neighbour(IDS[1])], ask, own=OWN, queries_max=60).run()
-        assert result.asked <= 60
+        result = await Lookup(0, [Neighbour(IDS[1])], ask, own=OWN).run()
+        assert result.asked <= LOOKUP_QUERIES_MAX
 
     run(main)
 
@@ -349,7 +357,7 @@ def test_a_lookup_waits_for_the_late_only_where_most_are(silent, seconds):
 
         seeds = [Neighbour(peer) for peer in IDS[1:5]]
         started = trio.current_time()
-        result = await Lookup(0, seeds, ask, own=OWN, patience_seconds=2).run()
+        result = await Lookup(0, seeds, ask, own=OWN).run()
         assert trio.current_time() - started == pytest.approx(seconds)
         assert not result.timed_out
         assert len(result.late) + len(result.closest) == 4
@@ -360,15 +368,15 @@ def test_a_lookup_waits_for_the_late_only_where_most_are(silent, seconds):
 
 def test_a_lookup_ends_at_its_deadline_with_what_it_has():
     async def ask(neighbour: Neighbour) -> list[Neighbour]:
-        if neighbour.peer == IDS[2]:
+        if neighbour.peer != IDS[1]:  # most are silent
             await trio.sleep_forever()
         return []
 
     async def main():
-        seeds = [Neighbour(IDS[1]), Neighbour(IDS[2])]
+        seeds = [Neighbour(peer) for peer in IDS[1:4]]
         started = trio.current_time()
-        result = await Lookup(0, seeds, ask, own=OWN, deadline_seconds=3, patience_seconds=9).run()
+        result = await Lookup(0, seeds, ask, own=OWN).run()
         assert result.timed_out and [n.peer for n in result.closest] == [IDS[1]]
-        assert trio.current_time() - started == pytest.approx(3)
+        assert trio.current_time() - started == pytest.approx(LOOKUP_SECONDS_MAX)
 
     run(main)

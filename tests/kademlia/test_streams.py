@@ -12,7 +12,7 @@ from swarm.kademlia.routing_table import CONTACT_FAILURES_MAX
 from swarm.kademlia.serving import INBOUND_IDLE_SECONDS
 from swarm.kademlia.wire import RECORD_BYTES_MAX, Message, MessageType
 from swarm.transport import Framing, Stream, StreamError
-from tests.kademlia.harness import Peer, good, run, swarm
+from tests.kademlia.harness import Peer, closest, good, run, swarm
 
 KEY = b"/swarm-run/alice/first"
 PING = wire.encode(Message(MessageType.PING))
@@ -57,8 +57,7 @@ def test_a_generic_node_holds_records_however_it_treats_streams(closes_after_eac
             node = GenericNode(other, closes_after_each=closes_after_each)
             assert await peer.dht.bootstrap([other.address]) == 1
             assert peer.dht.table.contacts()[0].addresses == (other.address,)
-            result = await peer.dht.put(KEY, good(1))
-            assert (result.stored, result.asked) == (2, 2)
+            assert await peer.dht.put(KEY, good(1)) == 2
             node.values[KEY] = good(2)
             assert await peer.dht.get(KEY) == good(2)
             node.values[KEY] = good(1)
@@ -139,7 +138,7 @@ def test_garbage_resets_the_stream_and_nothing_else(garbage):
                 await stream.send(garbage)
                 with pytest.raises(StreamError):
                     await stream.receive()
-            assert len(await peers[1].dht.closest(KEY)) == 1
+            assert len(await closest(peers[1], KEY)) == 1
 
     run(main)
 
