@@ -35,8 +35,8 @@ class ComputeSettings(RoleSettings):
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     """CPU threads of the child. Peers that share cores run slower with more than one each."""
     interpreter: str = ""
-    """Path of the Python interpreter of the child, for example in a virtual environment with Swarm
-    and an engine. Empty: the peer's own interpreter."""
+    """Path of the Python interpreter of the children, for example in a virtual environment with
+    Swarm and an engine. Empty: the peer's own interpreter."""
 
     @property
     def hardware(self) -> Hardware:

@@ -110,9 +110,9 @@ class InspectorService:
             ),
         )
 
-    def close(self) -> None:
-        """End the process that reads files; it also ends with this process."""
-        self._reader.close()
+    async def run(self) -> None:
+        """Keep the process that reads files running."""
+        await self._reader.run()
 
     def _renderer_in(self, folder: Path) -> Renderer:
         """The folder's tokenizer, cached: all policies share it, and a large one loads in 1 s."""

@@ -1,34 +1,31 @@
 """Reading hostile files in a process that may die.
 
 As far as its fuzzers show, pyarrow has no memory errors. But it aborts on some garbled footers
-(an unknown codec, a histogram of the wrong size). So the inspector reads files in a separate
-process with a memory and a time limit, and starts a new one when a file kills it.
+(an unknown codec, a histogram of the wrong size). So the inspector reads files in a child of its
+own with a memory and a time limit, and starts a new one when a file kills it.
 """
 
 from __future__ import annotations
 
-import os
 import resource
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
+import trio
 from blake3 import blake3
 
+from swarm.observable import Observable
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, read
+from swarm.world import Child, ChildDied, ChildError, Job
+from swarm.world.compute import LocalCompute
 
 MEMORY_BYTES_MAX = 1 << 30
 """Memory limit of the reading process: several times the largest file (64 MiB by default), its
 arrays and their canonical form together."""
-
-SECONDS_MAX = 30
-"""Time limit for one file; the largest takes less than 1 s."""
-
-ANSWER_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,21 @@ class Contents:
     """Number of these bytes."""
 
 
-class _Request(msgspec.Struct):
+class ReadFile(Job, frozen=True, kw_only=True):
+    """Read a submission, and write its rollouts' canonical bytes to `out_path`."""
+
+    patience_seconds: ClassVar[float] = 30.0
+    """Reading reports no progress; the largest file takes less than 1 s."""
+
     path: str
     digest: bytes
     out_path: str
     limits: ReadLimits
 
 
-class _Fault(msgspec.Struct):
+class Fault(msgspec.Struct, frozen=True):
+    """A `BadSubmission`."""
+
     check: str
     figure: float
     threshold: float
@@ -58,117 +62,89 @@ class _Fault(msgspec.Struct):
     proven: bool
 
 
-class _Answer(msgspec.Struct):
-    """The reader's answer; exactly one field is set."""
+class FileRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of reading; exactly one field is set."""
 
     header: Header | None = None
-    fault: _Fault | None = None
+    fault: Fault | None = None
     trouble: str = ""
     """An error of this machine, not of the file."""
+
+
+class ReadingService:
+    """Reads one file at a time; may die of it."""
+
+    def __init__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    async def read(self, job: ReadFile) -> FileRead:
+        """Read a file, blocking: the owner kills a process that takes too long."""
+        try:
+            submission = read(Path(job.path), job.limits, job.digest)
+            Path(job.out_path).write_bytes(submission.rollouts.to_bytes())  # noqa: ASYNC240
+        except BadSubmission as error:
+            return FileRead(
+                fault=Fault(error.check, error.figure, error.threshold, error.detail, error.proven)
+            )
+        except OSError as error:
+            return FileRead(trouble=str(error))
+        return FileRead(header=submission.header)
 
 
 class Reader:
     """Reads submissions in another process."""
 
-    def __init__(
-        self, memory_bytes_max: int = MEMORY_BYTES_MAX, seconds_max: int = SECONDS_MAX
-    ) -> None:
-        self._limits = (str(memory_bytes_max), str(seconds_max))
-        self._process = self._start()
+    def __init__(self, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self._child: Observable[Child | None] = Observable(None)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "peers.validator.parsing", *self._limits],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+    async def run(self) -> None:
+        """Keep a reading process running; raises when none starts."""
+        while True:
+            async with LocalCompute().child(
+                "peers.validator.parsing:ReadingService",
+                name="reader",
+                memory_limit_bytes=self._memory_bytes_max,
+            ) as child:
+                self._child.set(child)
+                await self._child.wait_until(lambda child: child is None)
 
     def read(self, path: Path, digest: bytes, out_path: Path, limits: ReadLimits) -> Contents:
         """Read a submission, and write its rollouts' canonical bytes to `out_path`.
 
-        Raises `BadSubmission` for a file that `submission_file.read` refuses, and for a file that
-        kills its reader, which is not a proven fault. Raises `OSError` when the file is missing,
-        its hash differs or the disk is full.
+        Call it in a worker thread. Raises `BadSubmission` for a file that `submission_file.read`
+        refuses, and for a file that kills its reader, which is not a proven fault. Raises `OSError`
+        when the file is missing, its hash differs or the disk is full.
         """
-        request = _Request(str(path), digest, str(out_path), limits)
-        if self._process.poll() is not None:
-            self.close()
-            self._process = self._start()
-        line = self._exchange(msgspec.json.encode(request) + b"\n")
-        if not line.endswith(b"\n"):
-            self.close()
-            self._process = self._start()  # now, so that the next file need not wait for it
-            raise BadSubmission(
-                "schema", 1, 0, "reading the file kills the reader or never ends", proven=False
-            )
-        answer = msgspec.json.decode(line, type=_Answer)
-        if answer.trouble:
-            raise OSError(answer.trouble)
-        if answer.fault is not None:
-            fault = answer.fault
+        job = ReadFile(path=str(path), digest=digest, out_path=str(out_path), limits=limits)
+        found = trio.from_thread.run(self._ask, job)
+        if found.trouble:
+            raise OSError(found.trouble)
+        if found.fault is not None:
+            fault = found.fault
             raise BadSubmission(
                 fault.check, fault.figure, fault.threshold, fault.detail, proven=fault.proven
             )
-        assert answer.header is not None
+        assert found.header is not None
         canonical = out_path.read_bytes()
         return Contents(
-            answer.header,
+            found.header,
             Rollouts.from_bytes(canonical),
             blake3(canonical).digest(),
             len(canonical),
         )
 
-    def _exchange(self, request: bytes) -> bytes:
-        """Send a request and return the answer, an incomplete line if the reader died.
-
-        No deadline is needed: either the reader answers or its own alarm kills it.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            os.write(self._process.stdin.fileno(), request)  # short: fits the pipe
-        except BrokenPipeError:
-            return b""
-        return self._process.stdout.readline(ANSWER_BYTES_MAX)
-
-    def close(self) -> None:
-        """End the reading process."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _answer(request: _Request) -> _Answer:
-    try:
-        submission = read(Path(request.path), request.limits, request.digest)
-        Path(request.out_path).write_bytes(submission.rollouts.to_bytes())
-    except BadSubmission as error:
-        return _Answer(
-            fault=_Fault(error.check, error.figure, error.threshold, error.detail, error.proven)
-        )
-    except OSError as error:
-        return _Answer(trouble=str(error))
-    return _Answer(header=submission.header)
-
-
-def main(memory_bytes_max: int, seconds_max: int) -> None:
-    """Answer requests on standard input until it ends."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never write to.
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    bound = memory_bytes_max if hard == resource.RLIM_INFINITY else min(memory_bytes_max, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
-    for line in sys.stdin.buffer:
-        signal.alarm(seconds_max)
-        answer = _answer(msgspec.json.decode(line, type=_Request))
-        signal.alarm(0)
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    async def _ask(self, job: ReadFile) -> FileRead:
+        while True:
+            child = await self._child.wait_until(lambda child: child is not None)
+            assert child is not None
+            try:
+                return await child.request("read", job, FileRead)
+            except (ChildDied, ChildError) as error:
+                self._child.set(None)
+                if isinstance(error, ChildDied) and error.between_calls:
+                    continue
+                print(error, file=sys.stderr)
+                raise BadSubmission(
+                    "schema", 1, 0, "reading the file kills the reader or never ends", proven=False
+                ) from error

@@ -178,6 +178,7 @@ class ValidatorRole:
                     name="inspector",
                     arguments={"environments": self._run.manifest.environments},
                     memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
+                    interpreter=self._settings.interpreter or None,
                 ) as inspector:
                     self._equipped.set()
                     children = Children(InspectionClient(inspector), PrefillClient(prefill))

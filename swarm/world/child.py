@@ -4,6 +4,9 @@ Methods are async and take one job. Several may run at once; a service that does
 uses a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
 `swarm.world.progress` regularly. A method that is an async generator streams its items. The child
 ends when the socket is closed.
+
+A service may have a method `run` without parameters, which works in the background until then, for
+example to keep children of its own; the child dies if it raises.
 """
 
 from __future__ import annotations
@@ -77,6 +80,9 @@ def _limit_memory(limit_bytes: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         pages = int(file.read().split()[5])
     bound = pages * resource.getpagesize() + limit_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # of the owner, if it has a limit itself
+    if hard != resource.RLIM_INFINITY:
+        bound = min(bound, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
@@ -110,6 +116,8 @@ async def _serve(connection: socket.socket) -> None:
             return
         await owner.send(Answer(0, raw({})))
         async with trio.open_nursery() as nursery:
+            if hasattr(service, "run"):
+                nursery.start_soon(service.run)
             calls = _Calls(service, owner, nursery)
             while True:
                 calls.take(decode_request(await frames.next()))

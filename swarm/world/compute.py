@@ -50,13 +50,16 @@ class LocalCompute:
         interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
         """See `swarm.world.Compute.child`. Raises `ChildError` when `Class(**arguments)` raised."""
+        environment = dict(os.environb)
+        if interpreter is not None:
+            environment.pop(ENVIRONMENT.encode(), None)  # its children use its interpreter, too
         assignment = Assignment(
             service,
             dict(arguments or {}),
             memory_limit_bytes,
             list(sys.path) if interpreter is None else None,
             os.getcwd(),  # noqa: PTH109
-            dict(os.environb),
+            environment,
         )
         ours, theirs = socket.socketpair()
         stderr_read, stderr_write = os.pipe()

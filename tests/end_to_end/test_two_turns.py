@@ -44,6 +44,7 @@ from swarm.messages import (
     Thresholds,
 )
 from swarm.rollouts.rollouts import Rollouts
+from tests.background import Ask, in_background
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 
@@ -85,6 +86,8 @@ class Pipeline:
     inspector: InspectorService
     prefill: PrefillService
     trainer: TrainerService
+    ask: Ask
+    """Awaits a method of the inspector."""
 
     def take_step(self, step: int) -> tuple[float, float, Rollouts]:
         """Generate a step's rollouts: (mean reward, share of episodes with two turns, rollouts)."""
@@ -105,7 +108,7 @@ class Pipeline:
         )
         file, canonical = self.folder / "file", self.folder / "canonical"
         made = trio.run(self.engine.generate, Generate(order=order, path=str(file)))
-        inspected = trio.run(
+        inspected = self.ask(
             self.inspector.inspect,
             Inspect(
                 order=order,
@@ -161,10 +164,9 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
         trainer.start,
         StartTraining(model=str(base), lessons=LESSONS, environments=[ENVIRONMENT], seed=0),
     )
-    yield Pipeline(
-        tmp_path, EngineService(environments=[ENVIRONMENT]), inspector, PrefillService(), trainer
-    )
-    inspector.close()
+    engine, prefill = EngineService(environments=[ENVIRONMENT]), PrefillService()
+    with in_background(inspector.run) as ask:
+        yield Pipeline(tmp_path, engine, inspector, prefill, trainer, ask)
 
 
 def test_a_model_learns_to_use_a_tool(pipeline: Pipeline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +20,7 @@ from swarm.world import ChildDied, ChildError, Job, restarts
 STEPS = 4
 SLOW = Hardware(step_seconds=5.0)
 """Half a second into a step it is being made."""
+TABLES = {"trainer": {"model": "simulated"}}
 
 
 class Killings:
@@ -47,7 +48,12 @@ class Killings:
 class Story:
     """A run of a trainer, a validator and these workers; what was said."""
 
-    def __init__(self, *plans: Plan, killings: tuple[str, str, Sequence[int]] | None = None):
+    def __init__(
+        self,
+        *plans: Plan,
+        killings: tuple[str, str, Sequence[int]] | None = None,
+        tables: Mapping[str, dict[str, Any]] = TABLES,
+    ) -> None:
         self.said: list[Event] = []
         self.simulation = Simulation(
             3, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64)
@@ -55,7 +61,13 @@ class Story:
         self.simulation.listeners.append(lambda _, peer, event: self.said.append(event))
         if killings is not None:
             Killings(self.simulation, *killings)
-        self._plans = plans
+        self._plans = [
+            Plan("validator", ["validator"]),
+            Plan("trainer", ["trainer"], hardware=SLOW),
+            *plans,
+        ]
+        for plan in self._plans:
+            plan.tables = {role: tables[role] for role in plan.roles if role in tables}
 
     def run(self, until: str = "trainer.run_complete", of: str = "trainer", times: int = 1) -> None:
         async def main() -> None:
@@ -66,16 +78,7 @@ class Story:
                     groups_per_step=8, max_new_tokens=256,
                 )  # fmt: skip
                 met = self.simulation.expect(until, [of], lambda _: len(self.of(until)) >= times)
-                for plan in [
-                    Plan("validator", ["validator"]),
-                    Plan(
-                        "trainer",
-                        ["trainer"],
-                        hardware=SLOW,
-                        tables={"trainer": {"model": "simulated"}},
-                    ),
-                    *self._plans,
-                ]:
+                for plan in self._plans:
                     await self.simulation.add(plan).start()
                 assert await self.simulation.meet(met, 1800)
 
@@ -161,3 +164,28 @@ def test_a_cost_model_streams_until_it_ends_fails_or_dies() -> None:
                     child.die()
 
     run_virtual(main, seed=1)
+
+
+def test_every_child_of_a_role_runs_under_the_interpreter_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: dict[str, Any] = {}
+    real = SimulatedCompute.child
+
+    def child(self: SimulatedCompute, service: str, *, name: str, **more: Any) -> Any:
+        started[name] = more.get("interpreter")
+        return real(self, service, name=name, **more)
+
+    monkeypatch.setattr(SimulatedCompute, "child", child)
+    tables = {
+        role: {"interpreter": f"/{role}/python"} for role in ("inference", "validator", "trainer")
+    }
+    tables["trainer"]["model"] = "simulated"
+    story = Story(Plan("inference-1", ["inference"]), tables=tables)
+    story.run("validator.verdict", "validator")
+    assert started == {
+        "engine": "/inference/python",
+        "inspector": "/validator/python",
+        "prefill": "/validator/python",
+        "trainer": "/trainer/python",
+    }

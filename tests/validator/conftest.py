@@ -20,6 +20,7 @@ from swarm.jobs import Generate, Inspect, Inspected, Judge, Judged, Load, Submis
 from swarm.messages import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write
+from tests.background import Ask, in_background
 from tests.orders import ORDER, submission_order
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
@@ -45,6 +46,8 @@ class Stage:
     engine: EngineService
     inspector: InspectorService
     prefill: PrefillService
+    ask: Ask
+    """Awaits a method of the inspector."""
 
     def order(self, **changes: Any) -> SubmissionOrder:
         return submission_order(**{"stop_ids": STOP_IDS, **changes})
@@ -73,7 +76,7 @@ class Stage:
             tokenizer_folder=str(self.policy),
             bytes_max=1 << 20,
         )
-        return trio.run(self.inspector.inspect, job)
+        return self.ask(self.inspector.inspect, job)
 
     def inspect(self, header: Header, rollouts: Rollouts, **changes: Any) -> Inspected:
         write(self.folder / "aside", rollouts, header)
@@ -109,5 +112,5 @@ def stage(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     engine, inspector, prefill = EngineService(), InspectorService(), PrefillService()
     load(engine, policy)
     trio.run(prefill.load, Load(policy=ORDER.policy, folder=str(policy)))
-    yield Stage(policy, tmp_path_factory.mktemp("stage"), engine, inspector, prefill)
-    inspector.close()
+    with in_background(inspector.run) as ask:
+        yield Stage(policy, tmp_path_factory.mktemp("stage"), engine, inspector, prefill, ask)

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-import signal
+import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.validator.parsing import Reader
+from peers.validator.parsing import MEMORY_BYTES_MAX, Reader
 from swarm.rollouts.rollouts import Rollouts
-from swarm.rollouts.submission_file import BadSubmission
+from swarm.rollouts.submission_file import BadSubmission, ReadLimits
+from swarm.world.local_child import LocalChild
+from tests.background import Ask, in_background
 from tests.rollouts.test_submission_file import HONEST, LIMITS
 
 
+class Reading:
+    """A reader, and its loop."""
+
+    def __init__(self, reader: Reader, ask: Ask) -> None:
+        self.reader = reader
+        self.ask = ask
+
+    def read(
+        self, path: Path, digest: bytes, out_path: Path, limits: ReadLimits = LIMITS
+    ) -> Rollouts:
+        function = self.reader.read
+        return self.ask(trio.to_thread.run_sync, function, path, digest, out_path, limits).rollouts
+
+
+@contextmanager
+def reading(memory_bytes_max: int = MEMORY_BYTES_MAX) -> Iterator[Reading]:
+    reader = Reader(memory_bytes_max)
+    with in_background(reader.run) as ask:
+        yield Reading(reader, ask)
+
+
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
-    reader = Reader()
-    yield reader
-    reader.close()
+def reader() -> Iterator[Reading]:
+    with reading() as reader:
+        yield reader
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +53,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("parsing")
 
 
-def read_bytes(reader: Reader, folder: Path, raw: bytes) -> Rollouts:
+def read_bytes(reader: Reading, folder: Path, raw: bytes) -> Rollouts:
     (folder / "pushed").write_bytes(raw)
     digest = blake3(raw).digest()
-    return reader.read(folder / "pushed", digest, folder / "canonical", LIMITS).rollouts
+    return reader.read(folder / "pushed", digest, folder / "canonical")
 
 
 positions = st.one_of(
@@ -43,7 +67,7 @@ positions = st.one_of(
 @settings(deadline=None)  # a reader that died takes a second to replace
 @given(changes=st.lists(st.tuples(positions, st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_garbled_file_is_refused_or_still_well_formed(
-    reader: Reader, folder: Path, changes: list[tuple[int, int]]
+    reader: Reading, folder: Path, changes: list[tuple[int, int]]
 ) -> None:
     raw = bytearray(HONEST)
     for position, value in changes:
@@ -58,26 +82,30 @@ def test_a_garbled_file_is_refused_or_still_well_formed(
 
 
 def test_a_file_that_kills_the_reader_is_refused_unproven(folder: Path) -> None:
-    reader = Reader(memory_bytes_max=1 << 20)  # too little for anything: it dies at once
-    try:
+    huge = folder / "huge"
+    with huge.open("wb") as file:
+        file.truncate(1 << 26)
+    limits = dataclasses.replace(LIMITS, bytes_max=1 << 26)
+    with reading(memory_bytes_max=16 << 20) as reader:
         for _ in range(2):
             with pytest.raises(BadSubmission, match="kills the reader") as caught:
-                read_bytes(reader, folder, HONEST)
+                reader.read(huge, bytes(32), folder / "canonical", limits)
             assert not caught.value.proven
-    finally:
-        reader.close()
+            assert len(read_bytes(reader, folder, HONEST)) == 4
 
 
-def test_a_reader_that_died_meanwhile_is_replaced(reader: Reader, folder: Path) -> None:
-    reader._process.send_signal(signal.SIGKILL)
-    reader._process.wait()
+def test_a_reader_that_died_meanwhile_is_replaced(reader: Reading, folder: Path) -> None:
+    child = reader.reader._child.value
+    assert isinstance(child, LocalChild)
+    child._process.kill()
+    reader.ask(child._gone.wait)
     assert len(read_bytes(reader, folder, HONEST)) == 4
 
 
-def test_trouble_of_this_machine_is_no_fault_of_the_file(reader: Reader, folder: Path) -> None:
+def test_trouble_of_this_machine_is_no_fault_of_the_file(reader: Reading, folder: Path) -> None:
     (folder / "pushed").write_bytes(HONEST)
     digest = blake3(HONEST).digest()
     with pytest.raises(OSError, match="nowhere"):
-        reader.read(folder / "pushed", digest, folder / "nowhere" / "canonical", LIMITS)
+        reader.read(folder / "pushed", digest, folder / "nowhere" / "canonical")
     with pytest.raises(OSError, match="its hash differs"):
-        reader.read(folder / "pushed", bytes(32), folder / "canonical", LIMITS)
+        reader.read(folder / "pushed", bytes(32), folder / "canonical")

@@ -133,6 +133,9 @@ class Service:
             threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208
         )
 
+    async def variable(self, job: Named) -> str:
+        return os.environ.get(job.name, "")
+
     async def draw(self, job: Nothing) -> tuple[float, float]:
         import numpy
 

@@ -23,6 +23,7 @@ from swarm.errors import UserError
 from swarm.events import Event, Events
 from swarm.world import Child, ChildDied, ChildError, frames, local_child, process
 from swarm.world.compute import LocalCompute
+from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER_VARIABLE
 from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
 from tests.world.service_for_tests import (
@@ -492,8 +493,12 @@ def test_a_method_may_stream_its_items(compute: LocalCompute) -> None:
     trio.run(main)
 
 
-def test_a_child_may_run_under_another_interpreter(tmp_path: Path) -> None:
-    """An environment of its own, with a module that this one lacks."""
+def test_a_child_may_run_under_another_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment of its own, with a module that this one lacks. Its own children use it, too,
+    and so not the fork server."""
+    monkeypatch.setenv(FORK_SERVER_VARIABLE, "/nowhere")
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     interpreter = tmp_path / "env" / "bin" / "python"
     (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
@@ -505,7 +510,10 @@ def test_a_child_may_run_under_another_interpreter(tmp_path: Path) -> None:
         async with LocalCompute().child(SERVICE, name="c", interpreter=str(interpreter)) as child:
             answer = await child.request("marker", Nothing(), str)
             assert answer == f"only here {interpreter}"
+            job = Named(name=FORK_SERVER_VARIABLE)
+            assert await child.request("variable", job, str) == ""
         async with LocalCompute().child(SERVICE, name="c") as child:
+            assert await child.request("variable", job, str) == "/nowhere"
             with pytest.raises(ChildError, match="swarm_marker_for_tests"):
                 await child.request("marker", Nothing(), str)
         with pytest.raises(UserError, match="c should run under the interpreter /nowhere/python"):
