@@ -25,6 +25,14 @@ HISTORY_STEPS_MIN = 10
 """Alarms that compare with a median need at least this many such steps."""
 
 
+_WORDS = {
+    "gradient_norm": "the gradient norm climbs",
+    "clipped_share": "more and more tokens are clipped",
+    "entropy": "the entropy rises again",
+    "skipped_share": "optimiser steps are skipped because numbers are not finite",
+}
+
+
 @dataclass(frozen=True)
 class Limits:
     """Thresholds of the alarms."""
@@ -88,59 +96,31 @@ class Alarms:
 
     def _signs(self) -> list[Alarm | None]:
         limits = self._limits
-        gradient, entropy = self._recent("gradient_norm"), self._recent("entropy")
-        clipped, reward = self._recent("clipped_share"), self._recent("reward")
-        skipped = self._recent("skipped_share")
-        signs = [
-            self._sign(
-                "gradient_norm",
-                gradient,
-                limits.gradient_norm * self._usual("gradient_norm"),
-                "the gradient norm climbs",
-            ),
-            self._sign(
-                "clipped_share",
-                clipped,
-                max(limits.clipped_share_min, limits.clipped_share * self._usual("clipped_share")),
-                "more and more tokens are clipped",
-            ),
-            self._sign(
-                "entropy",
-                entropy,
-                max(
-                    limits.entropy * self._lowest_entropy, self._lowest_entropy + limits.entropy_min
-                ),
-                "the entropy rises again",
-            ),
-            self._sign(
-                "skipped_share",
-                skipped,
-                limits.skipped_share,
-                "optimiser steps are skipped because numbers are not finite",
-            ),
-        ]
-        if reward is not None and self._best_reward >= limits.reward_min:
-            floor = limits.reward * self._best_reward
-            if reward < floor:
-                signs.append(
-                    Alarm(
-                        "reward",
-                        reward,
-                        floor,
-                        f"the reward has collapsed: {reward:.3g}, below {floor:.3g}",
-                    )
-                )
+        lowest, best = self._lowest_entropy, self._best_reward
+        clipped = max(limits.clipped_share_min, limits.clipped_share * self._usual("clipped_share"))
+        highest = {
+            "gradient_norm": limits.gradient_norm * self._usual("gradient_norm"),
+            "clipped_share": clipped,
+            "entropy": max(limits.entropy * lowest, lowest + limits.entropy_min),
+            "skipped_share": limits.skipped_share,
+        }
+        signs = [self._sign(name, limit) for name, limit in highest.items()]
+        entropy, reward = self._recent("entropy"), self._recent("reward")
+        if reward is not None and best >= limits.reward_min and reward < limits.reward * best:
+            floor = limits.reward * best
+            words = f"the reward has collapsed: {reward:.3g}, below {floor:.3g}"
+            signs.append(Alarm("reward", reward, floor, words))
         if entropy is not None:
-            self._lowest_entropy = min(self._lowest_entropy, entropy)
+            self._lowest_entropy = min(lowest, entropy)
         if reward is not None:
-            self._best_reward = max(self._best_reward, reward)
+            self._best_reward = max(best, reward)
         return signs
 
-    @staticmethod
-    def _sign(name: str, figure: float | None, limit: float, words: str) -> Alarm | None:
+    def _sign(self, name: str, limit: float) -> Alarm | None:
+        figure = self._recent(name)
         if figure is None or figure <= limit:
             return None
-        return Alarm(name, figure, limit, f"{words}: {figure:.3g}, above {limit:.3g}")
+        return Alarm(name, figure, limit, f"{_WORDS[name]}: {figure:.3g}, above {limit:.3g}")
 
     def _recent(self, name: str) -> float | None:
         """Mean of the last `RECENT_STEPS` steps; None while there are fewer."""

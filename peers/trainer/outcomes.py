@@ -11,7 +11,7 @@ from peers.trainer.pool import Accepted
 from peers.trainer.progress import Progress
 from swarm.events import Events
 from swarm.identity import PeerId
-from swarm.ledger.entries import Consumed, Entry, decode
+from swarm.ledger.entries import Consumed, Entry, Outcome, decode
 from swarm.messages import Verdict
 from swarm.node.trusted import TrustedPart
 
@@ -51,21 +51,12 @@ class Outcomes:
     async def complete(self, missing: Sequence[Consumed]) -> None:
         """Log submissions trained on before a crash that came after the state, before the log."""
         if missing:
-            await self._trusted.append(list(missing))
+            await self.consumed(missing)
             self._events.emit("trainer.log_completed", submissions=len(missing))
 
     async def carried(self, submissions: Sequence[Accepted]) -> None:
         """Log the submissions that the pool still holds when the run ends."""
-        await self._trusted.append(
-            [
-                Consumed(
-                    step=self._progress.policy,
-                    submission=accepted.digest,
-                    outcomes=["carried"] * len(accepted.labels),
-                )
-                for accepted in submissions
-            ]
-        )
+        await self._log([accepted.verdict for accepted in submissions], "carried")
 
     async def stale(self, verdicts: Sequence[Verdict]) -> None:
         """Log submissions that were too old to be trained on."""
@@ -79,16 +70,7 @@ class Outcomes:
 
         They spent their workers' quota all the same, so the next order must allow more.
         """
-        await self._trusted.append(
-            [
-                Consumed(
-                    step=self._progress.policy,
-                    submission=verdict.submission,
-                    outcomes=[outcome] * len(verdict.rewards),
-                )
-                for verdict in verdicts
-            ]
-        )
+        await self._log(verdicts, outcome)
         self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
         self._forecast.waste(len(verdicts))
 
@@ -96,3 +78,15 @@ class Outcomes:
         """Count the groups of a batch that the online filter leaves out."""
         for accepted in batch:
             self.left_out.update(label for label in accepted.labels if label != "kept")
+
+    async def _log(self, verdicts: Sequence[Verdict], outcome: Outcome) -> None:
+        """Log one outcome for all groups of these submissions."""
+        step = self._progress.policy
+        await self._trusted.append(
+            [
+                Consumed(
+                    step=step, submission=each.submission, outcomes=[outcome] * len(each.rewards)
+                )
+                for each in verdicts
+            ]
+        )

@@ -48,6 +48,11 @@ class Tokens:
     log_reference: Tensor | None = None
     """Log-probabilities under the reference; needed when the KL coefficient is not 0."""
 
+    @property
+    def ratio(self) -> Tensor:
+        """r = π/old."""
+        return _ratio(self.log_pi, self.log_old)
+
 
 @dataclass(frozen=True)
 class Totals:
@@ -89,7 +94,7 @@ def loss(objective: Objective, tokens: Tokens, totals: Totals) -> tuple[Tensor, 
     total = policy
     with torch.no_grad():
         weight = _ratio(tokens.log_pi, tokens.log_mu)
-        ratio = _ratio(tokens.log_pi, tokens.log_old)
+        ratio = tokens.ratio
         sums = {
             **{name: mask.sum() for name, mask in left_alone.items()},
             "ratio": ratio.sum(),
@@ -148,9 +153,8 @@ def grpo(objective: Objective, tokens: Tokens) -> Share:
     Two-sided clipping: δ bounds the loss where A < 0; one-sided clipping lets it grow with r
     without limit (INTELLECT-2, arXiv 2505.07291, §3.4). The published numbers are ε = 0.2, δ = 4.
     """
-    ratio = _ratio(tokens.log_pi, tokens.log_old)
-    share, left_alone = _clipped(objective, ratio, tokens.advantage, bound=objective.delta)
-    left_alone["clipped_delta"] = (ratio > objective.delta) & (tokens.advantage < 0)
+    share, left_alone = _clipped(objective, tokens, bound=objective.delta)
+    left_alone["clipped_delta"] = (tokens.ratio > objective.delta) & (tokens.advantage < 0)
     return share, left_alone
 
 
@@ -160,7 +164,7 @@ def dr_grpo(objective: Objective, tokens: Tokens) -> Share:
     A = reward − group mean. The loss is divided by neither the group's std nor a completion's
     length (Dr. GRPO, arXiv 2503.20783, §3.2 and listing 1).
     """
-    return _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    return _clipped(objective, tokens)
 
 
 def dapo(objective: Objective, tokens: Tokens) -> Share:
@@ -169,7 +173,7 @@ def dapo(objective: Objective, tokens: Tokens) -> Share:
     Clip-higher and the token-level loss of DAPO (arXiv 2503.14476, eq. 8): ε = 0.2, ε_high = 0.28.
     Its dynamic sampling is the trainer's filter of groups without spread.
     """
-    return _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    return _clipped(objective, tokens)
 
 
 def gspo(objective: Objective, tokens: Tokens) -> Share:
@@ -185,7 +189,7 @@ def gspo(objective: Objective, tokens: Tokens) -> Share:
     sums = zeros.index_add(0, tokens.completion, log_ratio)
     lengths_here = lengths[tokens.completion]
     sequence_ratio = (sums[tokens.completion] / lengths_here).exp()
-    share, left_alone = _clipped(objective, sequence_ratio, tokens.advantage)
+    share, left_alone = _clipped(objective, tokens, sequence_ratio)
     return share / lengths_here, left_alone
 
 
@@ -195,7 +199,7 @@ def cispo(objective: Objective, tokens: Tokens) -> Share:
     It clips the weight instead of the update, so that no token is left out (MiniMax-M1, arXiv
     2506.13585, eq. 4 and 5). Like that paper's experiments, it uses no lower bound.
     """
-    weight = _ratio(tokens.log_pi, tokens.log_old).detach()
+    weight = tokens.ratio.detach()
     share = -weight.clamp(max=objective.weight_max) * tokens.advantage * tokens.log_pi
     return share, {"weights_clipped": weight > objective.weight_max}
 
@@ -208,7 +212,7 @@ def icepop(objective: Objective, tokens: Tokens) -> Share:
     """
     weight = _ratio(tokens.log_old, tokens.log_mu)
     outside = (weight < objective.band_low) | (weight > objective.band_high)
-    share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    share, left_alone = _clipped(objective, tokens)
     return weight.masked_fill(outside, 0) * share, {**left_alone, "outside_band": outside}
 
 
@@ -219,7 +223,7 @@ def tis(objective: Objective, tokens: Tokens) -> Share:
     off-policy RL training", 2025: weight_max = 2). old = step_start.
     """
     weight = _ratio(tokens.log_old, tokens.log_mu)
-    share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    share, left_alone = _clipped(objective, tokens)
     left_alone["weights_clipped"] = weight > objective.weight_max
     return weight.clamp(max=objective.weight_max) * share, left_alone
 
@@ -230,7 +234,7 @@ def decoupled_ppo(objective: Objective, tokens: Tokens) -> Share:
     The proximal policy, which bounds the step, differs from the behaviour policy (Hilton et al.,
     arXiv 2110.00641, eq. 2; AReaL, arXiv 2505.24298, §5.2). old = step_start.
     """
-    share, left_alone = _clipped(objective, _ratio(tokens.log_pi, tokens.log_old), tokens.advantage)
+    share, left_alone = _clipped(objective, tokens)
     return _ratio(tokens.log_old, tokens.log_mu) * share, left_alone
 
 
@@ -272,9 +276,14 @@ def _ratio(log_above: Tensor, log_below: Tensor) -> Tensor:
 
 
 def _clipped(
-    objective: Objective, ratio: Tensor, advantage: Tensor, bound: float | None = None
+    objective: Objective, tokens: Tokens, ratio: Tensor | None = None, bound: float | None = None
 ) -> Share:
-    """−min(min(r, bound)·A, clip(r, 1 − ε, 1 + ε_high)·A): PPO's clipping (arXiv 1707.06347)."""
+    """−min(min(r, bound)·A, clip(r, 1 − ε, 1 + ε_high)·A): PPO's clipping (arXiv 1707.06347).
+
+    `ratio` replaces the tokens' own r.
+    """
+    ratio = tokens.ratio if ratio is None else ratio
+    advantage = tokens.advantage
     low, high = 1 - objective.epsilon, 1 + (objective.epsilon_high or objective.epsilon)
     raw = ratio if bound is None else ratio.clamp(max=bound)
     share = -torch.minimum(raw * advantage, ratio.clamp(low, high) * advantage)

@@ -9,8 +9,9 @@ Identical sequences of a batch are computed once, and collect the gradients of a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -71,11 +72,9 @@ class Rows:
 
     def to(self, device: torch.device | str) -> Rows:
         """A copy of the rows on a device."""
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in vars(self).items()
-        }
-        return Rows(**moved)
+        tensors = [name for name, value in vars(self).items() if isinstance(value, Tensor)]
+        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in tensors}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -103,21 +102,15 @@ def lay_out(
     None takes the cheaper layout on a CPU.
     """
     tokens_max = tokens_max or PASS_TOKENS_MAX
-    return [
-        rows
-        for sequences in _by_temperature(_distinct(batch))
-        for rows in _lay_out(sequences, layout, tokens_max)
-    ]
-
-
-def _lay_out(sequences: list[_Sequence], layout: Layout | None, tokens_max: int) -> list[Rows]:
-    padded = _pad(sequences, tokens_max)
-    if layout == "padded":
-        return [_rows(rows, packed=False) for rows in padded]
-    packed = _pack(sequences, tokens_max)
-    if layout is None and _cost(padded, masked=False) <= _cost(packed, masked=True):
-        return [_rows(rows, packed=False) for rows in padded]
-    return [_rows(rows, packed=True) for rows in packed]
+    passes = []
+    for sequences in _by_temperature(_distinct(batch)):
+        padded, packed = _pad(sequences, tokens_max), _pack(sequences, tokens_max)
+        cheaper = _cost(padded, masked=False) <= _cost(packed, masked=True)
+        if layout == "padded" or (layout is None and cheaper):
+            passes += [_rows(rows, packed=False) for rows in padded]
+        else:
+            passes += [_rows(rows, packed=True) for rows in packed]
+    return passes
 
 
 def empty_rows() -> Rows:
@@ -226,12 +219,11 @@ def _width(rows: _Pass) -> int:
 
 def _cost(passes: list[_Pass], masked: bool) -> float:
     """Estimate a cost in tokens; attention costs half as much without an explicit mask."""
+    attention = (1.0 if masked else 0.5) / ATTENTION_TOKENS
     total = 0.0
     for rows in passes:
         width = _width(rows)
-        total += max(BUCKET_TOKENS_MIN, len(rows) * width) * (
-            1 + width * (1.0 if masked else 0.5) / ATTENTION_TOKENS
-        )
+        total += max(BUCKET_TOKENS_MIN, len(rows) * width) * (1 + width * attention)
     return total
 
 
@@ -272,7 +264,6 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
 
 
 # --- attention -----------------------------------------------------------------------------------
-
 
 ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
 """Attention implementations for packed rows, by their names in transformers, fastest first. The
@@ -326,25 +317,18 @@ def attention_arguments(implementation: str, rows: Rows) -> dict[str, Any]:
         starts = (rows.positions[0] == 0).nonzero()[:, 0].int()
         ends = torch.cat([starts, starts.new_tensor([rows.tokens.shape[1]])])
         longest = int(ends.diff().max())
-        return {
-            **arguments,
-            "cu_seq_lens_q": ends,
-            "cu_seq_lens_k": ends,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
-    if implementation == "flex_attention":
-        return {**arguments, "attention_mask": flex_mask(rows)}
-    mask = block_mask(rows)
-    if implementation == "eager":
+        arguments |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        arguments |= {"max_length_q": longest, "max_length_k": longest}
+    elif implementation == "flex_attention":
+        arguments["attention_mask"] = flex_mask(rows)
+    elif implementation == "eager":
+        mask = block_mask(rows)
         lowest = torch.finfo(torch.float32).min
-        return {
-            **arguments,
-            "attention_mask": torch.zeros(mask.shape, device=mask.device).masked_fill(
-                ~mask, lowest
-            ),
-        }
-    return {**arguments, "attention_mask": mask}
+        blocked = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
+        arguments["attention_mask"] = blocked
+    else:
+        arguments["attention_mask"] = block_mask(rows)
+    return arguments
 
 
 def flex_mask(rows: Rows) -> Any:
@@ -395,45 +379,31 @@ class Scorer(torch.nn.Module):
         hidden = hidden.flatten(0, 1)[rows.predictor]
         head = self.model.get_output_embeddings()
         size = max(1, LOGITS_MAX[hidden.device.type] // head.weight.shape[0])
-        pieces = []
-        for start in range(0, len(hidden), size):
-            part, target = hidden[start : start + size], rows.target[start : start + size]
-            if len(hidden) > size and torch.is_grad_enabled():
-                # The backward pass keeps only hidden states, and computes the logits again.
-                pieces.append(
-                    checkpoint(
-                        self._score,
-                        head,
-                        part,
-                        target,
-                        rows.temperature,
-                        entropy,
-                        entropy_gradient,
-                        use_reentrant=False,
-                    )
-                )
-            else:
-                pieces.append(
-                    self._score(head, part, target, rows.temperature, entropy, entropy_gradient)
-                )
+        score = functools.partial(_score, head, rows.temperature, entropy, entropy_gradient)
+        if len(hidden) > size and torch.is_grad_enabled():
+            # The backward pass keeps only hidden states, and computes the logits again.
+            score = functools.partial(checkpoint, score, use_reentrant=False)
+        parts = zip(torch.split(hidden, size), torch.split(rows.target, size), strict=True)
+        pieces = [score(part, target) for part, target in parts]
         log_pi, entropies = (torch.cat(values) for values in zip(*pieces, strict=True))
         return log_pi[rows.source], entropies[rows.source]
 
-    def _score(
-        self,
-        head: Any,
-        hidden: Tensor,
-        target: Tensor,
-        temperature: float,
-        entropy: bool,
-        entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float()
-        if temperature != 1:
-            logits = logits / temperature
-        log_all = torch.log_softmax(logits, dim=-1)
-        log_pi = log_all.gather(-1, target[:, None])[:, 0]
-        if not entropy:
-            return log_pi, torch.zeros_like(log_pi)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            return log_pi, -(log_all.exp() * log_all).sum(-1)
+
+def _score(
+    head: Any,
+    temperature: float,
+    entropy: bool,
+    entropy_gradient: bool,
+    hidden: Tensor,
+    target: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(log-probabilities of `target`, entropies), fp32 [m] each, from hidden states [m, hidden]."""
+    logits = head(hidden).float()
+    if temperature != 1:
+        logits = logits / temperature
+    log_all = torch.log_softmax(logits, dim=-1)
+    log_pi = log_all.gather(-1, target[:, None])[:, 0]
+    if not entropy:
+        return log_pi, torch.zeros_like(log_pi)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        return log_pi, -(log_all.exp() * log_all).sum(-1)
