@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import trio
 
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.forecast import Forecast
 from peers.trainer.orders import Orders
-from peers.trainer.pause import Pause
 from peers.trainer.pool import Accepted
-from peers.trainer.progress import Progress
+from peers.trainer.progress import Pause, Progress
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.observable import STARVED_SECONDS
 
 
+@dataclass(eq=False)
 class Batches:
     """Takes a batch once the pool holds enough, and reports meanwhile whom it waits for."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        trusted: TrustedPart,
-        progress: Progress,
-        forecast: Forecast,
-        accepted: AcceptedSubmissions,
-        orders: Orders,
-        pause: Pause,
-        *,
-        starved_seconds: float,
-    ) -> None:
-        """`starved_seconds`: time without a new rollout after which workers are asked for more."""
-        self._run = peer.run
-        self._world = peer.node.world
-        self._events = peer.node.events
-        self._trusted = trusted
-        self._progress = progress
-        self._forecast = forecast
-        self._accepted = accepted
-        self._orders = orders
-        self._pause = pause
-        self._starved_seconds = starved_seconds
-        self._waiting_since = 0.0
-        self._said = self._asked = 0.0
-        """When the last report that the pool does not grow was made, and when workers were last
-        asked for more."""
-        self.idle = {"rollouts": 0.0, "checks": 0.0}
-        """Seconds of waiting for this step's batch, by what was missing."""
+    peer: RunNode
+    trusted: TrustedPart
+    progress: Progress
+    forecast: Forecast
+    accepted: AcceptedSubmissions
+    orders: Orders
+    pause: Pause
+    starved_seconds: float
+    """Time without a new rollout after which workers are asked for more."""
+    idle: dict[str, float] = field(default_factory=lambda: {"rollouts": 0.0, "checks": 0.0})
+    """Seconds of waiting for this step's batch, by what was missing."""
+    _waiting_since: float = 0.0
+    _said: float = 0.0
+    """When the last report that the pool does not grow was made."""
+    _asked: float = 0.0
+    """When workers were last asked for more."""
 
     def begin_step(self) -> None:
         """Count the seconds of waiting from 0."""
@@ -60,57 +48,57 @@ class Batches:
         With `fill = "refill"`, after its deadline, the batch is the groups in the pool that the
         filter keeps. None when a new version of the run no longer has this step.
         """
-        manifest = self._progress.versions.manifest_of(self._progress.policy)
+        manifest = self.progress.versions.manifest_of(self.progress.policy)
         wanted = manifest.schedule.groups_per_step
         filters = manifest.filters
         patience = filters.refill_seconds if filters.fill == "refill" else math.inf
-        self._waiting_since = self._world.now()
+        self._waiting_since = self.peer.node.world.now()
         deadline = self._waiting_since + patience
-        pool = self._accepted.pool
-        while not self._progress.over:
-            if self._pause:
+        pool = self.accepted.pool
+        while not self.progress.over:
+            if self.pause:
                 await trio.sleep_forever()
-            await self._accepted.drop_stale()
-            late = self._world.now() >= deadline
+            await self.accepted.drop_stale()
+            late = self.peer.node.world.now() >= deadline
             if pool.groups >= wanted or (late and pool.groups > 0):
-                return self._accepted.take(wanted)
+                return self.accepted.take(wanted)
             with trio.move_on_at(math.inf if late else deadline):
                 await self._wait(missing=wanted - pool.groups)
         return None
 
     async def _wait(self, missing: int) -> None:
         """Wait for a change; report when the pool has not grown for long."""
-        began = self._world.now()
-        unjudged = self._forecast.coming()
+        began = self.peer.node.world.now()
+        unjudged = self.forecast.coming()
         cause = "checks" if unjudged >= missing else "rollouts"
-        patience = min(STARVED_SECONDS, self._starved_seconds)
+        patience = min(STARVED_SECONDS, self.starved_seconds)
         try:
             with trio.move_on_at(max(self._fed(), self._said) + patience) as waited:
-                await self._progress.changed.wait_change()
+                await self.progress.changed.wait_change()
             if waited.cancelled_caught:
                 await self._starve(cause, missing, unjudged)
         finally:  # the wait may end with the batch's deadline
-            self.idle[cause] += self._world.now() - began
+            self.idle[cause] += self.peer.node.world.now() - began
 
     def _fed(self) -> float:
         """When the pool last grew, or the wait for this batch began."""
-        return max(self._accepted.grew, self._waiting_since)
+        return max(self.accepted.grew, self._waiting_since)
 
     async def _starve(self, cause: str, missing: int, unjudged: int) -> None:
         """Report whom the batch waits for, and ask workers for more after a long silence."""
-        now = self._said = self._world.now()
+        now = self._said = self.peer.node.world.now()
         role, word = ("validator",) * 2 if cause == "checks" else ("inference", "inference peer")
-        present = self._trusted.registrar.present()
+        present = self.trusted.registrar.present()
         alive = [p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles]
-        self._events.emit(
+        self.peer.node.events.emit(
             "trainer.starved",
-            step=self._progress.policy,
+            step=self.progress.policy,
             groups_missing=missing,
             groups_unjudged=unjudged,
             seconds=now - self._fed(),
             waiting_for=alive or f"any {word}: none is there",
         )
-        due = max(self._fed(), self._asked) + self._starved_seconds
+        due = max(self._fed(), self._asked) + self.starved_seconds
         if cause == "rollouts" and alive and now > due - 1e-3:
             self._asked = now
-            await self._orders.ask_for_more()
+            await self.orders.ask_for_more()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import FollowedVersions
@@ -39,33 +40,33 @@ EVALUATION_PROMPTS = 512
 """Held-out prompts of an evaluation: the accuracy is then known to about 0.02."""
 
 
+@dataclass(eq=False)
 class TrainerChild:
     """Calls the child. Folders are paths on the peer's disk."""
 
-    def __init__(self, service: TrainingService, disk: Disk, settings: TrainerSettings) -> None:
-        self._service = service
-        self._disk = disk
-        self._settings = settings
+    service: TrainingService
+    disk: Disk
+    settings: TrainerSettings
 
     async def record_to(self, run: str, manifest: RunManifest) -> int:
         """Open the records of metrics; return how many ranks train together."""
         job = RecordTo(
-            tensorboard=self._settings.tensorboard,
-            wandb=self._settings.wandb,
+            tensorboard=self.settings.tensorboard,
+            wandb=self.settings.wandb,
             run=run,
             lessons=_lessons(manifest),
-            peak_flops=self._settings.peak_flops,
+            peak_flops=self.settings.peak_flops,
         )
-        return (await self._service.record_to(job)).ranks
+        return (await self.service.record_to(job)).ranks
 
     async def prepare_base(self) -> BasePrepared:
         """Make the demo's base policy."""
-        job = PrepareBase(folder=self._settings.model, seed=self._settings.seed)
-        return await self._service.prepare_base(job)
+        job = PrepareBase(folder=self.settings.model, seed=self.settings.seed)
+        return await self.service.prepare_base(job)
 
     async def start(self, manifest: RunManifest) -> None:
         """Begin with the base policy."""
-        await self._service.start(self._start(manifest))
+        await self.service.start(self._start(manifest))
 
     async def resume(
         self, manifest: RunManifest, state: str, policies: Mapping[int, str]
@@ -77,16 +78,16 @@ class TrainerChild:
             folder=self._local(state),
             policies=self._folders(policies),
         )
-        return set((await self._service.resume(job)).consumed)
+        return set((await self.service.resume(job)).consumed)
 
     async def roll_back(self, state: str, policies: Mapping[int, str], lineage: int) -> None:
         """Continue from an older training state as a new lineage."""
         folder, folders = self._local(state), self._folders(policies)
-        await self._service.roll_back(RollBack(folder=folder, policies=folders, lineage=lineage))
+        await self.service.roll_back(RollBack(folder=folder, policies=folders, lineage=lineage))
 
     async def follow(self, manifest: RunManifest) -> None:
         """Follow this version of the run from the next step on."""
-        await self._service.follow(
+        await self.service.follow(
             Follow(lessons=_lessons(manifest), environments=manifest.environments)
         )
 
@@ -106,54 +107,54 @@ class TrainerChild:
             )
             for accepted in batch
         ]
-        return await self._service.train(TrainStep(step=step, submissions=submissions))
+        return await self.service.train(TrainStep(step=step, submissions=submissions))
 
     async def begin_save(self, folder: str) -> None:
         """Begin to write the training state, which includes the list of consumed submissions."""
-        await self._service.begin_save(BeginSave(folder=self._local(folder)))
+        await self.service.begin_save(BeginSave(folder=self._local(folder)))
 
     async def finish_save(self) -> None:
         """Wait until that state is durable."""
-        await self._service.finish_save(FinishSave())
+        await self.service.finish_save(FinishSave())
 
     async def export(self, folder: str) -> None:
         """Write the policy as a Hugging Face folder."""
-        await self._service.export(Export(folder=self._local(folder)))
+        await self.service.export(Export(folder=self._local(folder)))
 
     async def record(
         self, step: int, figures: Figures, environment_rewards: dict[str, float]
     ) -> None:
         """Record a step's figures."""
-        await self._service.record(
+        await self.service.record(
             Record(step=step, figures=figures, environment_rewards=environment_rewards)
         )
 
     async def evaluate(self, folder: str) -> Evaluated:
         """Accuracies of a published policy on held-out prompts."""
-        return await self._service.evaluate(
+        return await self.service.evaluate(
             Evaluate(folder=self._local(folder), prompts=EVALUATION_PROMPTS, split="held_out")
         )
 
     async def end(self) -> None:
         """Let the other ranks end."""
-        await self._service.end(EndTraining())
+        await self.service.end(EndTraining())
 
     def _start(self, manifest: RunManifest) -> StartTraining:
         return StartTraining(
-            model=self._settings.model,
+            model=self.settings.model,
             lessons=_lessons(manifest),
             environments=manifest.environments,
-            seed=self._settings.seed,
-            sharding=self._settings.sharding,
-            dtype=self._settings.dtype,
-            attention=self._settings.attention,
+            seed=self.settings.seed,
+            sharding=self.settings.sharding,
+            dtype=self.settings.dtype,
+            attention=self.settings.attention,
         )
 
     def _folders(self, policies: Mapping[int, str]) -> dict[int, str]:
         return {step: self._local(folder) for step, folder in policies.items()}
 
     def _local(self, path: str) -> str:
-        return str(self._disk.local_path(path))
+        return str(self.disk.local_path(path))
 
 
 def _lessons(manifest: RunManifest) -> Lessons:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+
 import trio
 
 from peers.trainer.accepted import AcceptedSubmissions, path_of
 from peers.trainer.forecast import UNJUDGED_SECONDS, Forecast
-from peers.trainer.grading import GradingWatch
 from peers.trainer.missed import MissedVerdicts
 from peers.trainer.outcomes import Outcomes
-from peers.trainer.pause import Pause
-from peers.trainer.progress import Progress
+from peers.trainer.progress import Pause, Progress
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, Verdict
 from swarm.node.run_node import RunNode
+from swarm.node.trusted import UNGRADED_MAX
+from swarm.run.run import Run
 from swarm.transport import BlobReference, FetchError, Source
 
 VERDICTS_HELD_MAX = 16_384
@@ -164,3 +167,27 @@ class Collector:
     def _settle(self, verdict: Verdict) -> None:
         self._forecast.settle((verdict.worker, verdict.submission))
         self._progress.changed.touch()
+
+
+@dataclass(eq=False)
+class GradingWatch:
+    """Counts, per validator, consecutive submissions that its environment could not grade."""
+
+    run: Run
+    since_ms: float
+    """Verdicts issued before this do not count: a person has restarted the trainer since."""
+    _ungraded: Counter[str] = field(default_factory=Counter)
+
+    def look(self, envelope: Envelope, verdict: Verdict) -> str:
+        """Why the run must pause: no validator can grade any more. Empty while one can."""
+        if envelope.body.issued_ms < self.since_ms:
+            return ""
+        if verdict.failed == "environment":
+            self._ungraded[envelope.sender] += 1
+        elif verdict.outcome == "accepted":
+            self._ungraded[envelope.sender] = 0
+        validators = self.run.manifest.validator_ids()
+        heard = [self._ungraded[each] for each in validators if each in self._ungraded]
+        if not heard or min(heard) < UNGRADED_MAX:
+            return ""
+        return f"no validator can grade: {verdict.detail}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 import trio
 
 from peers.trainer.filters import groups_to_ask_for
 from peers.trainer.forecast import Forecast
-from peers.trainer.pause import Pause
 from peers.trainer.pool import Pool
-from peers.trainer.progress import Progress
+from peers.trainer.progress import Pause, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.store import TrainerStore
 from swarm.envelope import STATE_LIFETIME_SECONDS
@@ -21,30 +21,20 @@ from swarm.node.run_node import RunNode
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, manifest_in
 
 
+@dataclass(eq=False)
 class Orders:
     """Keeps exactly one step open: the oldest step whose batch is not on its way yet."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        store: TrainerStore,
-        progress: Progress,
-        forecast: Forecast,
-        pool: Pool,
-        publisher: Publisher,
-        pause: Pause,
-    ) -> None:
-        self._peer = peer
-        self._run = peer.run
-        self._store = store
-        self._progress = progress
-        self._forecast = forecast
-        self._pool = pool
-        self._publisher = publisher
-        self._pause = pause
-        self._newest: StepOrder | None = None
-        self._issuing = trio.Lock()
-        """Held while an order is issued, and while the lineage changes."""
+    peer: RunNode
+    store: TrainerStore
+    progress: Progress
+    forecast: Forecast
+    pool: Pool
+    publisher: Publisher
+    pause: Pause
+    _newest: StepOrder | None = None
+    _issuing: trio.Lock = field(default_factory=trio.Lock)
+    """Held while an order is issued, and while the lineage changes."""
 
     @property
     def opened(self) -> bool:
@@ -53,11 +43,11 @@ class Orders:
 
     async def open_first(self) -> None:
         """Open the first step or, after a restart, the step that was open before it."""
-        before = self._store.newest_orders(self._progress.lineage, 1)
+        before = self.store.newest_orders(self.progress.lineage, 1)
         if before:
             await self._issue(before[0].step, before[0])
         else:
-            await self._issue(self._progress.policy, None)  # 0, except in a new lineage
+            await self._issue(self.progress.policy, None)  # 0, except in a new lineage
 
     async def run(self) -> None:
         """Open steps and revise their orders until cancelled."""
@@ -65,7 +55,7 @@ class Orders:
             async with self._issuing:
                 issued = await self._issue_if_due()
             if not issued:
-                await self._progress.changed.wait_change()
+                await self.progress.changed.wait_change()
 
     async def ask_for_more(self) -> None:
         """Revise the order for the missing groups.
@@ -76,7 +66,7 @@ class Orders:
         with trio.CancelScope(shield=True):
             async with self._issuing:
                 order = self._order()
-                if self.missing_groups(order.step) > 0 and not self._pause:
+                if self.missing_groups(order.step) > 0 and not self.pause:
                     await self._issue(order.step, order)
 
     @asynccontextmanager
@@ -85,7 +75,7 @@ class Orders:
         async with self._issuing:
             await self._close(self._order())
             yield
-            await self._issue(self._progress.policy, None)
+            await self._issue(self.progress.policy, None)
 
     async def end(self) -> None:
         """Announce that the run is over."""
@@ -94,7 +84,7 @@ class Orders:
             self._newest = final = msgspec.structs.replace(
                 order, revision=order.revision + 1, groups_wanted=0, final=True
             )
-            await self._peer.announce(final, MANIFEST_LIFETIME_SECONDS)
+            await self.peer.announce(final, MANIFEST_LIFETIME_SECONDS)
 
     def missing_groups(self, step: int) -> int:
         """Groups still to generate for the batches of every step up to `step`.
@@ -102,15 +92,15 @@ class Orders:
         With `fill = "refill"` a batch holds only groups that the filter keeps, so more are
         generated than are missing.
         """
-        versions = self._progress.versions
-        last = min(step, self._run.manifest.schedule.steps - 1)
+        versions = self.progress.versions
+        last = min(step, self.peer.run.manifest.schedule.steps - 1)
         needed = sum(
             versions.manifest_of(each).schedule.groups_per_step
-            for each in range(self._progress.policy, last + 1)
+            for each in range(self.progress.policy, last + 1)
         )
-        held = self._progress.training_groups + self._pool.groups
-        keep_rate = self._forecast.keep_rate.value if self._refills(step) else 1.0
-        return groups_to_ask_for(needed - held, keep_rate, self._forecast.coming())
+        held = self.progress.training_groups + self.pool.groups
+        keep_rate = self.forecast.keep_rate.value if self._refills(step) else 1.0
+        return groups_to_ask_for(needed - held, keep_rate, self.forecast.coming())
 
     # --- issuing -----------------------------------------------------------------------------
 
@@ -119,19 +109,19 @@ class Orders:
         return self._newest
 
     def _refills(self, step: int) -> bool:
-        return self._progress.versions.manifest_of(step).filters.fill == "refill"
+        return self.progress.versions.manifest_of(step).filters.fill == "refill"
 
     async def _issue_if_due(self) -> bool:
         """Issue the order that the run's state calls for; False if it calls for none."""
         order = self._order()
         if order.final:
             return False
-        if self._pause:
+        if self.pause:
             if order.groups_wanted == 0:
                 return False
             await self._close(order)
             return True
-        if not self._publisher.published:
+        if not self.publisher.published:
             return False  # the child died while a new lineage began
         missing = self.missing_groups(order.step)
         following = order.step + 1
@@ -144,18 +134,18 @@ class Orders:
         return True
 
     def _may_open(self, step: int) -> bool:
-        steps = self._run.manifest.schedule.steps
-        return step < steps and self._policy_for(step) <= self._progress.policy
+        steps = self.peer.run.manifest.schedule.steps
+        return step < steps and self._policy_for(step) <= self.progress.policy
 
     def _must_revise(self, order: StepOrder, missing: int) -> bool:
         """Whether an order wants too much or too little, or its quota was spent without result."""
-        sampling = self._progress.versions.manifest_of(order.step).sampling
+        sampling = self.progress.versions.manifest_of(order.step).sampling
         if (missing == 0) != (order.groups_wanted == 0):
             return True
         if missing > order.groups_wanted + sampling.groups_per_submission:
             return True
-        spent = self._forecast.quota_spent(refill=self._refills(order.step))
-        return missing > 0 and self._forecast.coming() == 0 and spent
+        spent = self.forecast.quota_spent(refill=self._refills(order.step))
+        return missing > 0 and self.forecast.coming() == 0 and spent
 
     def _policy_for(self, step: int) -> int:
         """The policy that generates a step's rollouts.
@@ -164,10 +154,10 @@ class Orders:
         even when a new version of the run raises `asynchrony`.
         """
         order = self._newest
-        lineage = self._progress.lineage
+        lineage = self.progress.lineage
         before = order.policy if order is not None and order.lineage == lineage else 0
-        asynchrony = self._progress.versions.manifest_of(step).schedule.asynchrony
-        return max(min(self._publisher.published), step - asynchrony, before)
+        asynchrony = self.progress.versions.manifest_of(step).schedule.asynchrony
+        return max(min(self.publisher.published), step - asynchrony, before)
 
     async def _close(self, order: StepOrder) -> None:
         """Revise an order to want no more groups."""
@@ -180,29 +170,29 @@ class Orders:
     async def _announce(self, step: int, revised: StepOrder | None, missing: int) -> None:
         """Sign and announce an order, durable before it is announced: a restart keeps its nonce."""
         policy = revised.policy if revised else self._policy_for(step)
-        checkpoint = self._publisher.published[policy]
-        followed = self._progress.versions.follow(step)
+        checkpoint = self.publisher.published[policy]
+        followed = self.progress.versions.follow(step)
         manifest = manifest_in(followed)
-        await self._peer.versions.store()  # before the order names a version
+        await self.peer.versions.store()  # before the order names a version
         submissions = -(-missing // manifest.sampling.groups_per_submission)
         if revised and manifest.filters.fill == "refill":
             submissions = min(1, submissions)  # one more each, not many of the fastest worker
-        self._forecast.order_issued()
+        self.forecast.order_issued()
         order = StepOrder(
             step=step,
             revision=revised.revision + 1 if revised else 0,
             checkpoint=checkpoint,
-            nonce=revised.nonce if revised else self._peer.node.world.secret_bytes(32),
+            nonce=revised.nonce if revised else self.peer.node.world.secret_bytes(32),
             groups_wanted=missing,
             submissions_max=(revised.submissions_max if revised else 0) + submissions,
             run_version=manifest.version,
             run_digest=content_digest(followed),
         )
-        await self._store.keep_order(order)
+        await self.store.keep_order(order)
         self._newest = order
-        await self._peer.announce(order, STATE_LIFETIME_SECONDS)
-        self._peer.status.step = step
-        self._peer.node.events.emit(
+        await self.peer.announce(order, STATE_LIFETIME_SECONDS)
+        self.peer.status.step = step
+        self.peer.node.events.emit(
             "trainer.step_opened",
             step=step,
             policy=policy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from peers.trainer.forecast import Forecast
@@ -19,22 +20,20 @@ LOG_ENTRIES_READ = 1000
 """Entries of its own log that a starting trainer reads at once."""
 
 
+@dataclass(eq=False)
 class Outcomes:
     """Logs submissions as consumed, carried, stale or unreadable; durable on return."""
 
-    def __init__(
-        self, trusted: TrustedPart, events: Events, progress: Progress, forecast: Forecast
-    ) -> None:
-        self._trusted = trusted
-        self._events = events
-        self._progress = progress
-        self._forecast = forecast
-        self.left_out: Counter[str] = Counter()
-        """Accepted groups that this process did not train on, by reason."""
+    trusted: TrustedPart
+    events: Events
+    progress: Progress
+    forecast: Forecast
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Accepted groups that this process did not train on, by reason."""
 
     def entries(self, owner: PeerId) -> Iterator[Entry]:
         """All entries of `owner`'s log, oldest first."""
-        log = self._trusted.log_of(owner)
+        log = self.trusted.log_of(owner)
         assert log is not None
         for start in range(0, log.size(), LOG_ENTRIES_READ):
             for raw in log.entries(start, LOG_ENTRIES_READ):
@@ -42,17 +41,17 @@ class Outcomes:
 
     def settled(self, submission: bytes) -> bool:
         """Whether a log holds a submission's final outcome; `carried` is not final."""
-        return self._trusted.used(submission)
+        return self.trusted.used(submission)
 
     async def consumed(self, entries: Sequence[Consumed]) -> None:
         """Log the submissions that a step has trained on."""
-        await self._trusted.append(list(entries))
+        await self.trusted.append(list(entries))
 
     async def complete(self, missing: Sequence[Consumed]) -> None:
         """Log submissions trained on before a crash that came after the state, before the log."""
         if missing:
             await self.consumed(missing)
-            self._events.emit("trainer.log_completed", submissions=len(missing))
+            self.events.emit("trainer.log_completed", submissions=len(missing))
 
     async def carried(self, submissions: Sequence[Accepted]) -> None:
         """Log the submissions that the pool still holds when the run ends."""
@@ -61,7 +60,7 @@ class Outcomes:
     async def stale(self, verdicts: Sequence[Verdict]) -> None:
         """Log submissions that were too old to be trained on."""
         await self.lost(verdicts, "stale")
-        self._events.emit("trainer.stale_dropped", submissions=len(verdicts))
+        self.events.emit("trainer.stale_dropped", submissions=len(verdicts))
 
     async def lost(
         self, verdicts: Sequence[Verdict], outcome: Literal["stale", "unreadable"]
@@ -72,7 +71,7 @@ class Outcomes:
         """
         await self._log(verdicts, outcome)
         self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
-        self._forecast.waste(len(verdicts))
+        self.forecast.waste(len(verdicts))
 
     def filtered(self, batch: Sequence[Accepted]) -> None:
         """Count the groups of a batch that the online filter leaves out."""
@@ -81,8 +80,8 @@ class Outcomes:
 
     async def _log(self, verdicts: Sequence[Verdict], outcome: Outcome) -> None:
         """Log one outcome for all groups of these submissions."""
-        step = self._progress.policy
-        await self._trusted.append(
+        step = self.progress.policy
+        await self.trusted.append(
             [
                 Consumed(
                     step=step, submission=each.submission, outcomes=[outcome] * len(each.rewards)

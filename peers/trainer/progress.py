@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import trio
 
 from swarm.envelope import Envelope
 from swarm.messages import RunManifest, StepOrder, Verdict
+from swarm.node.run_node import RunNode
 from swarm.observable import Observable
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
@@ -13,6 +18,9 @@ from swarm.run.run import Run
 STEPS_REMEMBERED = 512
 """Steps whose version of the run is remembered. Rollouts of the last `max_staleness` steps (at most
 256) may still be trained on, and a few more steps are open."""
+
+REMINDER_SECONDS = 600.0
+"""Seconds between reminders of why the trainer is paused."""
 
 
 class FollowedVersions:
@@ -92,3 +100,26 @@ class Progress:
         if verdict.lineage != self.lineage or self._run.evicted(verdict.worker) is not None:
             return True
         return verdict.policy < self.oldest_policy()
+
+
+@dataclass(eq=False)
+class Pause:
+    """Closes the open step and stops training; falsy while not paused."""
+
+    peer: RunNode
+    progress: Progress
+    _reason: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._reason)
+
+    async def hold(self, reason: str) -> NoReturn:
+        """Pause, and repeat the reason until cancelled."""
+        self._reason = reason
+        self.peer.status.doing = f"paused: {reason}"[:200]
+        self.progress.changed.touch()
+        while True:
+            self.peer.node.events.emit(
+                "trainer.paused", reason=reason, remedy="restart it with --resume"
+            )
+            await trio.sleep(REMINDER_SECONDS)

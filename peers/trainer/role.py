@@ -24,9 +24,8 @@ from peers.trainer.filters import environment_rewards
 from peers.trainer.forecast import Forecast
 from peers.trainer.orders import Orders
 from peers.trainer.outcomes import Outcomes
-from peers.trainer.pause import Pause
 from peers.trainer.pool import Accepted
-from peers.trainer.progress import STEPS_REMEMBERED, Progress
+from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
@@ -118,7 +117,7 @@ class TrainerRole:
             accepted,
             self._orders,
             pause,
-            starved_seconds=settings.starved_seconds,
+            settings.starved_seconds,
         )
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from peers.trainer.child import TrainerChild
@@ -27,17 +28,17 @@ class State(NamedTuple):
         return f"{STATES}/{self.lineage}-{self.step}"
 
 
+@dataclass(eq=False)
 class SavedStates:
     """The newest states, and a few older ones to roll back to."""
 
-    def __init__(self, disk: Disk, settings: TrainerSettings, progress: Progress) -> None:
-        self._disk = disk
-        self._settings = settings
-        self._progress = progress
+    disk: Disk
+    settings: TrainerSettings
+    progress: Progress
 
     def all(self) -> list[State]:
         """Complete states, oldest first."""
-        parts = [name.split("-") for name in self._disk.list(STATES)]
+        parts = [name.split("-") for name in self.disk.list(STATES)]
         return sorted(
             State(int(part[0]), int(part[1]))
             for part in parts
@@ -46,16 +47,16 @@ class SavedStates:
 
     async def begin(self, child: TrainerChild, step: int) -> None:
         """Begin to write the state after step `step - 1`, with its list of consumed submissions."""
-        await child.begin_save(State(self._progress.lineage, step).folder)
+        await child.begin_save(State(self.progress.lineage, step).folder)
 
     async def finish(self, child: TrainerChild) -> None:
         """Wait until that state is durable, then delete old ones. Announce nothing before."""
         await child.finish_save()
-        older = self.all()[: -self._settings.states_kept]
-        every = self._settings.states_every
-        if not every and self._settings.alarm_action == "rollback":
+        older = self.all()[: -self.settings.states_kept]
+        every = self.settings.states_every
+        if not every and self.settings.alarm_action == "rollback":
             every = ANCHORS_EVERY
         anchors = [state for state in older if every and state.step % every == 0][-ANCHORS_KEPT:]
         for state in older:
             if state not in anchors:
-                await self._disk.remove(state.folder)
+                await self.disk.remove(state.folder)
