@@ -242,8 +242,7 @@ def verify_command(
     """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
     from swarm.app.progress import progress_bar
     from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
-    from swarm.shardcast.mirror.describe import read_bounded
-    from swarm.shardcast.mirror.verify import verify
+    from swarm.shardcast.mirror.describe import read_bounded, verify
 
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")

@@ -8,8 +8,8 @@ be checked by a person who gives nothing but the mirror's address; peers of a ru
 from the trainer's signature.
 
 - `index`: `checkpoint.json`
-- `describe`: the manifest of a folder
+- `describe`: the manifest of a folder, and comparing the two
 - `export`, `serve`: a folder as a mirror, copied or in place
-- `transport`, `fetch`: fetching from mirrors into a folder
-- `verify`: comparing a folder with its manifest
+- `fetch`: fetching from mirrors into a folder
+- `folder`: the folder of a fetch
 """

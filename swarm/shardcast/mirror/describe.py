@@ -1,9 +1,9 @@
-"""The manifest of a folder: the one in it, or a new one."""
+"""A folder and its manifest: the one in it or a new one, and a comparison of the two."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,11 +14,13 @@ from swarm.shardcast.manifest import (
     MANIFEST_NAME,
     BadManifest,
     CheckpointManifest,
+    ManifestFile,
+    ManifestPiece,
     build,
     is_mirror,
     parse,
 )
-from swarm.shardcast.mirror.index import is_run
+from swarm.shardcast.mirror.index import Progress, is_run
 from swarm.world.disk import LocalDisk
 
 NO_RUN = "nobody/published"
@@ -47,12 +49,21 @@ async def describe(
     try:
         own = own_manifest(folder)
         if own is not None:
-            _refuse_other(folder, own[0], run, lineage, step, mirrors)
+            for flag, given, stated in (
+                ("--run", run, own[0].run),
+                ("--lineage", lineage, own[0].lineage),
+                ("--step", step, own[0].step),
+                ("--mirror", list(mirrors) or None, own[0].mirrors),
+            ):
+                if given is not None and given != stated:
+                    raise UserError(
+                        f"{folder} has a manifest of its own (policy {own[0].step} of "
+                        f"{own[0].run}), which {flag} cannot change; leave it out"
+                    )
             return own
         place = _check_contents(folder)
-        disk = LocalDisk(place.parent)
         manifest = await build(
-            disk,
+            LocalDisk(place.parent),
             place.name,
             run=NO_RUN if run is None else run,
             lineage=lineage or 0,
@@ -61,32 +72,14 @@ async def describe(
     except BadManifest as error:
         raise UserError(f"{folder} cannot be published: {error}") from error
     except (OSError, ExceptionGroup) as error:
-        cause = disk_error(error)
-        raise UserError(f"{cause.filename or folder} cannot be read ({cause.strerror})") from error
+        for cause in leaf_errors(error):
+            if isinstance(cause, OSError):
+                raise UserError(
+                    f"{cause.filename or folder} cannot be read ({cause.strerror})"
+                ) from error
+        raise
     manifest = msgspec.structs.replace(manifest, mirrors=list(mirrors))
     return manifest, manifest.encode()
-
-
-def _refuse_other(
-    folder: Path,
-    own: CheckpointManifest,
-    run: str | None,
-    lineage: int | None,
-    step: int | None,
-    mirrors: Sequence[str],
-) -> None:
-    """Refuse options that contradict a folder's own manifest."""
-    for flag, given, stated in (
-        ("--run", run, own.run),
-        ("--lineage", lineage, own.lineage),
-        ("--step", step, own.step),
-        ("--mirror", list(mirrors) or None, own.mirrors),
-    ):
-        if given is not None and given != stated:
-            raise UserError(
-                f"{folder} has a manifest of its own (policy {own.step} of {own.run}), which "
-                f"{flag} cannot change; leave it out"
-            )
 
 
 def read_bounded(path: Path) -> bytes:
@@ -96,14 +89,6 @@ def read_bounded(path: Path) -> bytes:
     """
     with path.open("rb") as file:
         return file.read(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
-
-
-def disk_error(error: OSError | ExceptionGroup[Exception]) -> OSError:
-    """The `OSError` in an exception group; any other group is raised again."""
-    for leaf in leaf_errors(error):
-        if isinstance(leaf, OSError):
-            return leaf
-    raise error
 
 
 def own_manifest(folder: Path) -> tuple[CheckpointManifest, bytes] | None:
@@ -162,3 +147,61 @@ def _check_contents(folder: Path) -> Path:
 
 def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+async def verify(
+    folder: Path, blob: bytes, progress: Progress = lambda done, total: None
+) -> list[str]:
+    """Compare a folder with its manifest; returns one line per wrong file, none if all are right.
+
+    Raises `BadManifest`.
+    """
+    manifest = parse(blob)
+    disk = LocalDisk(folder)
+    problems: list[str] = []
+    done = 0
+    pieces: list[list[ManifestPiece]] = [[] for _ in manifest.files]
+    for piece in manifest.pieces:
+        pieces[piece.file].append(piece)
+
+    def report(done_of_file: int) -> None:
+        progress(done + done_of_file, manifest.total_bytes)
+
+    for file, its_pieces in zip(manifest.files, pieces, strict=True):
+        try:
+            problem = await _verify_file(disk, file, its_pieces, report)
+        except OSError as error:
+            problem = f"{file.name} cannot be read ({error.strerror})"
+        if problem is not None:
+            problems.append(problem)
+        done += file.size_bytes
+        report(0)
+    return problems
+
+
+async def _verify_file(
+    disk: LocalDisk,
+    file: ManifestFile,
+    pieces: Sequence[ManifestPiece],
+    report: Callable[[int], None],
+) -> str | None:
+    """The problem with one file, or None; may raise `OSError`."""
+    if not disk.exists(file.name):
+        return f"{file.name} is missing"
+    if not disk.local_path(file.name).is_file():
+        return f"{file.name} is no file"
+    if (size := disk.size_bytes(file.name)) != file.size_bytes:
+        return f"{file.name} has {size:,} bytes, not {file.size_bytes:,}"
+    wrong = []
+    for piece in pieces:
+        if await disk.digest(file.name, piece.offset, piece.size_bytes) != piece.digest:
+            wrong.append(piece.offset)
+        report(piece.offset + piece.size_bytes)
+    if wrong:
+        return (
+            f"{file.name} differs in {len(wrong)} of {len(pieces)} pieces, first at byte "
+            f"{wrong[0]:,}"
+        )
+    if await disk.sha256(file.name) != file.sha256:
+        return f"{file.name} has another SHA-256 than its pieces add up to"
+    return None

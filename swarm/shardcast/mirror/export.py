@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,8 @@ from swarm.shardcast.manifest import (
     digest_of,
     parse,
 )
-from swarm.shardcast.mirror.describe import describe, differs, read_bounded
+from swarm.shardcast.mirror.describe import describe, differs, read_bounded, verify
 from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
-from swarm.shardcast.mirror.verify import verify
 
 
 async def export(
@@ -39,7 +39,10 @@ async def export(
     if _is_within(out, folder):
         raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
     manifest, blob = await describe(folder, run=run, lineage=lineage, step=step, mirrors=mirrors)
-    parts = [(folder, manifest, blob), *await _named_deltas(folder, manifest)]
+    parts = [(folder, manifest, blob)]
+    for path, raw in _named_deltas(folder, manifest):
+        if not await verify(path, raw):
+            parts.append((path, parse(raw), raw))
     total = sum(part.total_bytes for _, part, _ in parts)
     index = index_of(manifest, blob)
     blobs = out / "blob"
@@ -66,20 +69,15 @@ def _is_within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-async def _named_deltas(
-    folder: Path, manifest: CheckpointManifest
-) -> list[tuple[Path, CheckpointManifest, bytes]]:
-    """The complete deltas that a manifest names: (folder, manifest, blob) of each."""
+def _named_deltas(folder: Path, manifest: CheckpointManifest) -> Iterator[tuple[Path, bytes]]:
+    """Folders and manifest blobs of the deltas that a manifest names: a peer keeps them beside the
+    checkpoint's folder."""
     named = {link.manifest for link in manifest.deltas}
-    found = []
-    for path in _deltas(folder) if named else []:
-        try:
+    for path in sorted(folder.absolute().parent.glob("*.delta")) if named else []:
+        with suppress(OSError):
             blob = read_bounded(path / MANIFEST_NAME)
-        except OSError:
-            continue
-        if digest_of(blob) in named and not await verify(path, blob):
-            found.append((path, parse(blob), blob))
-    return found
+            if digest_of(blob) in named:
+                yield path, blob
 
 
 def _export_piece(path: Path, piece: ManifestPiece, blobs: Path) -> None:
@@ -106,8 +104,3 @@ def _put(path: Path, data: bytes) -> None:
     aside = path.with_name(path.name + ".aside")
     aside.write_bytes(data)
     aside.rename(path)
-
-
-def _deltas(folder: Path) -> list[Path]:
-    """Folders of the deltas that a peer keeps beside a checkpoint's folder."""
-    return sorted(path for path in folder.absolute().parent.glob("*.delta") if path.is_dir())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.errors import UserError
+import msgspec
+
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
+from swarm.identity import Identity, PeerId
 from swarm.messages import Checkpoint
 from swarm.shardcast import limits
 from swarm.shardcast.fetch.fetcher import Fetcher
@@ -14,11 +18,61 @@ from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import BadManifest, is_mirror, parse
 from swarm.shardcast.mirror.describe import read_bounded
 from swarm.shardcast.mirror.folder import check_out, move_out, watcher, writing
-from swarm.shardcast.mirror.index import Progress, index_of
-from swarm.shardcast.mirror.transport import MirrorTransport
+from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
 from swarm.shardcast.store import CheckpointStore
-from swarm.transport import Source
+from swarm.transport import Arrived, BlobReference, FetchError, Source
+from swarm.transport.base import Traffic
+from swarm.transport.http.client import BulkClient
+from swarm.world import Piece, Sink
+from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
+
+INDEX_BYTES_MAX = 64 * 1024
+"""Largest `checkpoint.json` of a mirror."""
+
+
+class MirrorTransport:
+    """Fetches from mirrors, each a source with one address, by HTTP without an identity."""
+
+    def __init__(self, disk: LocalDisk) -> None:
+        self.peer_id = PeerId("")
+        self._client = BulkClient(Identity(os.urandom(32)), disk, lambda: b"", Traffic())
+
+    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
+        return await self._client.fetch(source.addresses[0], None, reference, sink)
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        await self._client.fetch_run(source.addresses[0], None, wanted, arrived)
+
+    def round_trip_seconds(self, source: Source) -> float:
+        return self._client.pool.round_trip_seconds(source.addresses)
+
+    async def first_index(self, roots: Sequence[str]) -> tuple[str, Index]:
+        """The first mirror that answers, and its `checkpoint.json`.
+
+        Raises `FetchError` or `UserError`.
+        """
+        reasons = []
+        for root in roots:
+            base = root.rstrip("/")
+            try:
+                raw = await self._client.document(base, "/" + INDEX, INDEX_BYTES_MAX)
+            except FetchError as error:
+                reasons.append(str(error).rstrip())
+                continue
+            try:
+                return root, msgspec.json.decode(raw, type=Index)
+            except DECODE_ERRORS as error:
+                raise UserError(f"{base}/{INDEX} describes no checkpoint: {error}") from error
+        raise FetchError(
+            f"{'; '.join(reasons)}; give the address of a mirror: what serves the files that "
+            "`swarm checkpoint export` wrote"
+        )
+
+    def close(self) -> None:
+        self._client.pool.close()
 
 
 async def fetch(
