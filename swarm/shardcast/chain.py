@@ -24,7 +24,7 @@ from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, delta_key
 from swarm.shardcast.jobs import DeltaClient, EncodeDelta, MakePieces, PieceToMake
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
-from swarm.shardcast.store import ENCODING_NAME, CheckpointStore
+from swarm.shardcast.store import ENCODING_NAME, ROOT, CheckpointStore
 from swarm.world import Compute
 
 DELTA_CHECKPOINT_BYTES_MIN = 4 * 1024 * 1024
@@ -108,14 +108,12 @@ class Deltas:
         base = self._base(key)
         if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []
-        self._store.pin(base.key)
         try:
-            held = await self._encode_against(base, folder, key)
+            with self._pinned([base.key]):
+                held = await self._encode_against(base, folder, key)
         except SwarmError as error:  # a delta only saves bytes: publish without it
             self._events.emit("shardcast.delta_failed", step=key[1], reason=str(error))
             return []
-        finally:
-            self._store.unpin(base.key)
         if held is None:
             return []
         link = DeltaLink(
@@ -129,7 +127,7 @@ class Deltas:
 
     async def _encode_against(self, base: Held, folder: str, key: Key) -> Held | None:
         disk = self._store.disk
-        making = f"{self._store.root}/{ENCODING_NAME}"
+        making = f"{ROOT}/{ENCODING_NAME}"
         # Left by a crash between the delta and its checkpoint: it was never announced.
         await self._store.withdraw(delta_key(key))
         await disk.remove(making)
@@ -173,16 +171,20 @@ class Deltas:
         if chain is None:
             return
         base, links = chain
+        now = trio.current_time()
+        # If the chain fails, the full pieces need the rest of the time that this fetch has left.
+        ends_at = now + DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
         try:
-            with self._pinned([base.key, *(self._key(held, link) for link in links)]):
-                folders = await self._fetch_chain(held, links, fetch)
+            with self._pinned([base.key, *(key for key, _ in links)]):
+                # One after the other: each is fetched from many sources at once already.
+                folders = [await self._fetch_one(key, link, fetch, ends_at) for key, link in links]
                 made = await self._make(held, base, folders)
             self._events.emit(
                 "shardcast.delta_applied",
                 step=held.key[1],
                 base=base.key[1],
                 deltas=len(links),
-                bytes_deltas=sum(link.total_bytes for link in links),
+                bytes_deltas=sum(link.total_bytes for _, link in links),
                 bytes_made=made,
             )
         except Exception as error:
@@ -192,29 +194,24 @@ class Deltas:
                 raise
             self._events.emit("shardcast.delta_failed", step=held.key[1], reason=str(errors[0]))
 
-    def _cheapest(self, held: Held) -> tuple[Held, list[DeltaLink]] | None:
-        """A complete base, and the deltas that lead from it, oldest first.
+    def _cheapest(self, held: Held) -> tuple[Held, list[tuple[Key, DeltaLink]]] | None:
+        """A complete base, and the deltas that lead from it, oldest first, with their keys.
 
         The shortest chain is the cheapest: each further delta only adds bytes.
         """
         missing = sum(held.manifest.pieces[index].size_bytes for index in held.missing())
-        cost = 0
-        for count, link in enumerate(held.manifest.deltas, 1):
+        chain: list[tuple[Key, DeltaLink]] = []
+        cost, step = 0, held.key[1]
+        for link in held.manifest.deltas:
             cost += link.manifest_bytes + link.total_bytes
             if cost > missing * DELTA_SHARE_MAX:
                 return None
+            chain.insert(0, (delta_key((held.key[0], step)), link))
             base = self._store.blobs.named(link.base)
             if base is not None and base.complete and not base.is_delta:
-                return base, held.manifest.deltas[:count][::-1]
+                return base, chain
+            step = link.base_step
         return None
-
-    @staticmethod
-    def _key(held: Held, link: DeltaLink) -> Key:
-        """The store's key of a link's delta: it belongs to the checkpoint that it leads to."""
-        chain = held.manifest.deltas
-        position = chain.index(link)
-        step = chain[position - 1].base_step if position else held.key[1]
-        return delta_key((held.key[0], step))
 
     @contextmanager
     def _pinned(self, keys: Sequence[Key]) -> Iterator[None]:
@@ -225,21 +222,6 @@ class Deltas:
         finally:
             for key in keys:
                 self._store.unpin(key)
-
-    async def _fetch_chain(
-        self, held: Held, links: Sequence[DeltaLink], fetch: FetchDelta
-    ) -> list[str]:
-        """Folders of all deltas of a chain; those missing on this disk are fetched.
-
-        The chain may use only a part of the time that this fetch has left: if it fails, the full
-        pieces need the rest.
-        """
-        now = trio.current_time()
-        ends_at = now + DELTA_TIME_SHARE * (trio.current_effective_deadline() - now)
-        # One after the other: each is fetched from many sources at once already.
-        return [
-            await self._fetch_one(self._key(held, link), link, fetch, ends_at) for link in links
-        ]
 
     async def _fetch_one(self, key: Key, link: DeltaLink, fetch: FetchDelta, ends_at: float) -> str:
         """The folder of a delta. Raises `DeadlineError` when nothing of it arrives for
@@ -287,13 +269,9 @@ class Deltas:
             for indices in _portions(held):
                 wanted = [
                     PieceToMake(
-                        index,
-                        files[pieces[index].file].name,
-                        pieces[index].offset,
-                        pieces[index].size_bytes,
-                        pieces[index].digest,
+                        index, files[piece.file].name, piece.offset, piece.size_bytes, piece.digest
                     )
-                    for index in indices
+                    for index, piece in ((index, pieces[index]) for index in indices)
                 ]
                 result = await DeltaClient(child).make(
                     MakePieces(

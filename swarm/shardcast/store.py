@@ -50,6 +50,7 @@ SEEDING_BYTES_MIN = 256 * 1024 * 1024
 sent twice. A smaller one reaches every peer before that matters."""
 
 _FOLDER = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})(\.delta)?")
+ROOT = "checkpoints"
 _SPARE_NAME = ".spare"
 ENCODING_NAME = ".encoding"
 """Folder in which a delta is made before it is published."""
@@ -70,7 +71,6 @@ class CheckpointStore:
         *,
         keep: int = limits.CHECKPOINTS_KEPT,
         quota_bytes: int | None = None,
-        root: str = "checkpoints",
     ) -> None:
         self.disk = disk
         self.run = run
@@ -78,7 +78,6 @@ class CheckpointStore:
         self.keep = keep
         """Number of complete checkpoints kept: the newest ones."""
         self._quota_bytes = quota_bytes
-        self.root = root
         self._held: dict[Key, Held] = {}
         self.blobs = BlobIndex()
         self._pins: Counter[Key] = Counter()
@@ -148,7 +147,9 @@ class CheckpointStore:
 
     async def _remove(self, held: Held) -> None:
         """Remove a checkpoint from the store. Call this under `_trimming`, never twice at once."""
-        self._forget(held)
+        del self._held[held.key]
+        self.blobs.remove(held)
+        self._notify(Change.REMOVED, held)
         # `_delete` renames first: after a crash a half deleted folder must not pass as a
         # checkpoint.
         await self._delete(held.folder)
@@ -171,13 +172,8 @@ class CheckpointStore:
         self.blobs.add(held)
         self._notify(Change.BEGUN, held)
 
-    def _forget(self, held: Held) -> None:
-        del self._held[held.key]
-        self.blobs.remove(held)
-        self._notify(Change.REMOVED, held)
-
     def _name(self, key: Key) -> str:
-        return f"{self.root}/{key[0]}-{key[1]}" + (".delta" if len(key) > 2 else "")
+        return f"{ROOT}/{key[0]}-{key[1]}" + (".delta" if len(key) > 2 else "")
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -258,7 +254,7 @@ class CheckpointStore:
         Raises `DiskFullError`: room is made for checkpoints only.
         """
         self._spares += 1
-        path = f"{self.root}/{_SPARE_NAME}/{self._spares}"
+        path = f"{ROOT}/{_SPARE_NAME}/{self._spares}"
         await self.disk.allocate(path, size_bytes)
         try:
             yield path
@@ -452,9 +448,9 @@ class CheckpointStore:
     async def recover(self) -> None:
         """Load the checkpoints on disk, as far as their hashes are right. Call it once, first."""
         for name in (_SPARE_NAME, ENCODING_NAME):
-            await self.disk.remove(f"{self.root}/{name}")
-        for name in self.disk.list(self.root):
-            path = f"{self.root}/{name}"
+            await self.disk.remove(f"{ROOT}/{name}")
+        for name in self.disk.list(ROOT):
+            path = f"{ROOT}/{name}"
             match = _FOLDER.fullmatch(name)
             if match is None:
                 if name.endswith(".removed"):

@@ -463,18 +463,17 @@ def test_others_have_their_turn_while_known_pieces_are_copied(tmp_path: Path) ->
     """On a real disk, where a small piece is copied without waiting for anything."""
 
     async def main() -> None:
-        disk = LocalDisk(tmp_path)
-
-        async def published_below(root: str, step: int) -> tuple[CheckpointStore, Held]:
+        async def published_below(home: str, step: int) -> tuple[CheckpointStore, Held]:
+            disk = LocalDisk(tmp_path / home)
             for name, data in files_of(0, pieces=20).items():
                 await disk.write(f"made/{name}", data)
-            store = CheckpointStore(disk, RUN, Events(VirtualWorld(), "me"), root=root)
+            store = CheckpointStore(disk, RUN, Events(VirtualWorld(), "me"))
             return store, await store.publish("made", 0, step)
 
-        store, _ = await published_below("checkpoints", 0)
-        _, wanted = await published_below("elsewhere", 1)
+        store, _ = await published_below("here", 0)
+        other, wanted = await published_below("elsewhere", 1)
         sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
-        sink.write(await disk.read(f"{wanted.folder}/.manifest"))
+        sink.write(await other.disk.read(f"{wanted.folder}/.manifest"))
         await sink.commit(sink.finish())
         held = await store.begin(wanted.key, wanted.digest)
         missing: list[int] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from swarm.identity import PeerId
 from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
@@ -42,8 +41,6 @@ sooner than this."""
 
 SILENCE_SECONDS = 1.0
 """After this long a neighbour is asked for a checkpoint that it announced nothing of."""
-
-_T = TypeVar("_T")
 
 
 class Chooser:
@@ -126,18 +123,16 @@ class Chooser:
             return self._next_manifest(job, now)
         if not job.missing or job.scope.cancel_called:
             return None
-        stays = last is not None and self._stays(job, last)
-        able = self._offer(job, last, now) if last is not None and stays else 0
+        able = self._offer(job, last, now) if last is not None and self._stays(job, last) else 0
         if last is not None and able:
             line = last
         else:
-            offers = [(line, self._offer(job, line, now)) for line in job.known.values()]
-            offers = [entry for entry in offers if entry[1]]
-            if not offers:
+            offers = {line: self._offer(job, line, now) for line in job.known.values()}
+            lines = [line for line, able in offers.items() if able]
+            if not lines:
                 return None
-            # Sources that claim pieces come before sources that announce nothing.
-            offers = [entry for entry in offers if entry[0].claim is not None] or offers
-            line, able = self._choose(offers)
+            line = self._choose_claiming(lines)
+            able = offers[line]
         if self._have is not None:
             index = draw(self._have.claims.rarest(job.digest, able), self._world.random)
         else:
@@ -154,13 +149,8 @@ class Chooser:
     def _next_manifest(self, job: Job, now: float) -> Request | None:
         if job.found is not None or MANIFEST in job.attempts or MANIFEST in job.landing:
             return None
-        lines = [
-            (line, 1) for line in job.known.values() if self._may_have(job, line, MANIFEST, now)
-        ]
-        if not lines:
-            return None
-        line, _ = self._choose([entry for entry in lines if entry[0].claim is not None] or lines)
-        return self._ask_for(job, [MANIFEST], line, now)
+        lines = [line for line in job.known.values() if self._may_have(job, line, MANIFEST, now)]
+        return self._ask_for(job, [MANIFEST], self._choose_claiming(lines), now) if lines else None
 
     def hedge(self, job: Job, now: float) -> Request | None:
         """A request for one of the last pieces, which takes too long, from a further source."""
@@ -173,12 +163,12 @@ class Chooser:
                 continue
             asked = {attempt.request.line.name for attempt in attempts}
             lines = [
-                (line, 1)
+                line
                 for line in job.known.values()
                 if line.name not in asked and self._may_have(job, line, index, now)
             ]
             if lines and job.active < 2 * self._width.most:
-                return self._ask_for(job, [index], self._choose(lines)[0], now)
+                return self._ask_for(job, [index], self._choose(lines), now)
         return None
 
     def _count(self, job: Job, index: int, line: Line) -> int:
@@ -199,8 +189,12 @@ class Chooser:
             and 2.0 * self._book.bandwidth(line.name) >= job.pace
         )
 
-    def _choose(self, lines: Sequence[tuple[Line, _T]]) -> tuple[Line, _T]:
-        return lines[self._book.choose([line.name for line, _ in lines])]
+    def _choose_claiming(self, lines: Sequence[Line]) -> Line:
+        """Choose a source that claims pieces if there is one, else one that announces nothing."""
+        return self._choose([line for line in lines if line.claim is not None] or lines)
+
+    def _choose(self, lines: Sequence[Line]) -> Line:
+        return lines[self._book.choose([line.name for line in lines])]
 
     def _is_able(self, job: Job, line: Line, now: float) -> bool:
         """Whether one more piece may be requested from a source now."""
@@ -245,9 +239,7 @@ class Chooser:
         for index, size_bytes in zip(indices, sizes, strict=True):
             expected += size_bytes / bandwidth
             hedge_at = now + max(2 * expected, HEDGE_SECONDS)
-            attempts = job.attempts.get(index)
-            if attempts is None:
-                attempts = job.attempts[index] = []
+            attempts = job.attempts.setdefault(index, [])
             attempt = Attempt(index, request, hedge_at, spare=bool(attempts))
             attempts.append(attempt)
             request.attempts.append(attempt)

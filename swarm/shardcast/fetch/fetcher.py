@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from math import inf
 
 import trio
@@ -19,7 +18,6 @@ from swarm.shardcast.fetch.requesting import Requester
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.held import Held, Key, delta_key
 from swarm.shardcast.manifest import BadManifest
-from swarm.shardcast.rarity import bits_of
 from swarm.shardcast.sources import SourceBook
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.transport import BlobTransport, FetchError
@@ -40,7 +38,6 @@ class Fetcher:
         events: Events,
         *,
         have: HaveExchange | None = None,
-        book: SourceBook | None = None,
         deltas: Deltas | None = None,
     ) -> None:
         self._world = world
@@ -48,7 +45,7 @@ class Fetcher:
         self._events = events
         self._have = have
         self._deltas = deltas
-        self.book = book if book is not None else SourceBook(world)
+        self.book = SourceBook(world)
         self.width = Width()
         self._chooser = Chooser(world, transport.peer_id, self.book, have, self.width)
         self._requester = Requester(world, transport, store, events, self.book, self.width)
@@ -91,8 +88,7 @@ class Fetcher:
         `CheckpointConflict`.
         """
         key: Key = (checkpoint.lineage, checkpoint.step)
-        if is_delta:
-            key = delta_key(key)
+        key = delta_key(key) if is_delta else key
         started = self._world.now()
         waiting_for = "another fetch of it"
         try:
@@ -168,13 +164,13 @@ class Fetcher:
         """
         await self._store.copy_known(held)
         if self._deltas is not None and not held.is_delta:
-            await self._deltas.fill(held, functools.partial(self._fetch_delta, job))
-        job.held = held
-        self._want_missing(job, held)
-
-    @staticmethod
-    def _want_missing(job: Job, held: Held) -> None:
-        job.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
+            await self._deltas.fill(
+                held,
+                lambda delta, seconds: self.fetch(
+                    delta, job.sources, deadline_seconds=seconds, is_delta=True
+                ),
+            )
+        job.want_missing(held)
 
     async def _are_files_right(self, job: Job, held: Held) -> bool:
         """Whether a fetch with every piece is finished.
@@ -189,14 +185,9 @@ class Fetcher:
         except BadManifest as error:
             job.error = error
             return True
-        self._want_missing(job, held)
+        job.want_missing(held)
         job.changed.set()
         return not job.missing
-
-    async def _fetch_delta(self, job: Job, delta: Checkpoint, deadline_seconds: float) -> str:
-        return await self.fetch(
-            delta, job.sources, deadline_seconds=deadline_seconds, is_delta=True
-        )
 
     async def _hand_out(self, job: Job, nursery: trio.Nursery) -> None:
         """Start lanes until the manifest has arrived, or, once it has, until every piece has."""

@@ -13,6 +13,7 @@ from swarm.errors import SwarmError
 from swarm.messages import Checkpoint
 from swarm.shardcast.have.claims import Claim
 from swarm.shardcast.held import Held, Key
+from swarm.shardcast.rarity import bits_of
 from swarm.shardcast.sources import source_name
 from swarm.transport import BlobReference, Source
 from swarm.transport.http import limits as http_limits
@@ -210,6 +211,11 @@ class Job:
         self.scope = trio.CancelScope()
         self.error: SwarmError | None = None
         self.done = trio.Event()
+
+    def want_missing(self, held: Held) -> None:
+        """Allow requests for every piece of the checkpoint that has not arrived."""
+        self.held = held
+        self.missing = bits_of(held.pieces) ^ ((1 << len(held.pieces)) - 1)
 
     def reference(self, index: int) -> BlobReference:
         if index == MANIFEST:

@@ -132,13 +132,17 @@ class HaveExchange:
         room = NEIGHBOURS - len(self._neighbours)
         if room <= 0:
             return
-        others = [
+        others = self._others()
+        for peer in self._world.random.sample(others, min(room, len(others))):
+            self._begin(peer)
+
+    def _others(self) -> list[PeerId]:
+        """Connected peers that may become neighbours."""
+        return [
             peer
             for peer in self._transport.connected()
             if peer not in self._neighbours and peer not in self._unwilling
         ]
-        for peer in self._world.random.sample(others, min(room, len(others))):
-            self._begin(peer)
 
     def _begin(self, peer: PeerId) -> None:
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
@@ -166,8 +170,7 @@ class HaveExchange:
                 if last is not None:
                     fruitless = 0 if self._wants(last, held) else fruitless + 1
                     last = None
-                enough: float
-                enough = NEIGHBOURS_LATE if self.late else NEIGHBOURS
+                enough: float = NEIGHBOURS_LATE if self.late else NEIGHBOURS
                 count = len(self._neighbours)
                 if self._announcer.tells():
                     fed = uploads.bytes_per_second / NEIGHBOUR_BYTES_PER_SECOND
@@ -200,12 +203,7 @@ class HaveExchange:
 
     async def _another(self) -> PeerId | None:
         """A connected peer that is not yet a neighbour; else a new connection through `meet`."""
-        others = [
-            peer
-            for peer in self._transport.connected()
-            if peer not in self._neighbours and peer not in self._unwilling
-        ]
-        if others:
+        if others := self._others():
             return self._world.random.choice(others)
         if self._meet is None:
             return None

@@ -46,7 +46,8 @@ Entry: TypeAlias = Bitmap | Pieces | Complete | Gone
 Frame: TypeAlias = Annotated[list[Entry], Meta(max_length=CHECKPOINTS_MAX)]
 
 _decoder: msgspec.msgpack.Decoder[list[Entry]] = msgspec.msgpack.Decoder(Frame)
-_encoder = msgspec.msgpack.Encoder()
+decode = _decoder.decode
+"""The entries of a frame; raises `DECODE_ERRORS`."""
 
 
 def bitmap(manifest: bytes, bits: int) -> Bitmap:
@@ -63,9 +64,4 @@ def indices_of(bits: int) -> list[int]:
 
 
 def encode(entries: list[Entry]) -> bytes:
-    return _encoder.encode(entries)
-
-
-def decode(frame: bytes) -> list[Entry]:
-    """The entries of a frame; raises `DECODE_ERRORS`."""
-    return _decoder.decode(frame)
+    return msgspec.msgpack.encode(entries)
