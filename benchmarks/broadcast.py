@@ -39,12 +39,11 @@ import trio
 import trio.lowlevel
 
 from benchmarks.arguments import at_least, number_where, several
-from simnet.clock import run_virtual
+from simnet.clock import Timeline, run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
 from simnet.seeded import source
 from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
-from simnet.timeline import Timeline
 from swarm.app.output import print_json
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw

@@ -15,8 +15,8 @@ import outcome
 import trio
 
 from simnet.disk import SimulatedDisk
+from simnet.extents import SimulatedSink
 from simnet.flows import Flow, Flows, Link
-from simnet.landing import SimulatedSink
 from simnet.lines import Line
 from swarm.identity import Identity, PeerId
 from swarm.transport import (

@@ -57,10 +57,19 @@ class Campaign:
 
     def replay(self, seed: int, *, faults: str = "") -> str:
         """The command that runs one seed again."""
-        command = f"python -m simnet run {self.scenario} --seed {seed}"
-        command += "" if self.peers is None else f" --peers {self.peers}"
-        command += "" if self.plant is None else f" --plant {self.plant}"
-        return command + (f" --faults {faults}" if faults else "")
+        return replay_command(
+            self.scenario, seed, peers=self.peers, plant=self.plant, faults=faults or None
+        )
+
+
+def replay_command(scenario: str, seed: int, **options: object) -> str:
+    """The command that runs a scenario again; options that are None are left out."""
+    command = [f"python -m simnet run {scenario} --seed {seed}"]
+    for name, value in options.items():
+        if value is not None:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            command.append(f"--{name.replace('_', '-')} {shown}")
+    return " ".join(command)
 
 
 def run_seed(

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from simnet import plan as planning
 from simnet import scenarios
-from simnet.campaign import minimise_seed, run_campaign
+from simnet.campaign import minimise_seed, replay_command, run_campaign
 from simnet.clock import Deadlock
 from simnet.faults import read as read_schedule
 from simnet.planted import check_plant
@@ -25,6 +25,7 @@ from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.report import print_report
 from simnet.simulate import simulate
 from simnet.watch import Watch
+from swarm.app.exit import exit_with
 from swarm.app.output import STANDARD_OUTPUT, check_writable, write_json
 from swarm.errors import SwarmError, UserError
 
@@ -63,37 +64,29 @@ def run(
     ] = None,
 ) -> None:
     """Run a scenario; the exit status is 1 if an invariant was violated, 130 after Ctrl-C."""
-    replay = f"python -m simnet run {scenario} --seed {seed}"
-    replay += "" if peers is None else f" --peers {peers}"
-    replay += "" if model_gb is None else f" --model-gb {model_gb:g}"
-    replay += "" if faults_path is None else f" --faults {faults_path}"
-    replay += "" if plant is None else f" --plant {plant}"
-    try:
+    replay = replay_command(
+        scenario, seed, peers=peers, model_gb=model_gb, faults=faults_path, plant=plant
+    )
+    with _mistakes():
         check_writable("--json", json_path)
         check_writable("--plot", plot_path, PLOT_SUFFIXES)
         if model_gb is not None and not 1e-3 <= model_gb <= 1e5:
             raise UserError(f"--model-gb must lie between 0.001 and 100000, not {model_gb:g}")
-        report = simulate(
-            scenario,
-            peers=peers,
-            seed=seed,
-            model_bytes=None if model_gb is None else int(model_gb * 1e9),
-            faults=None if faults_path is None else read_schedule(faults_path),
-            plant=plant,
-            watch=Watch(show=True),
-            plot_path=plot_path,
-        )
+        try:
+            report = simulate(
+                scenario,
+                peers=peers,
+                seed=seed,
+                model_bytes=None if model_gb is None else int(model_gb * 1e9),
+                faults=None if faults_path is None else read_schedule(faults_path),
+                plant=plant,
+                watch=Watch(show=True),
+                plot_path=plot_path,
+            )
+        except Deadlock as error:
+            raise Deadlock(f"{error}\nseed {seed}; replay: {replay}") from error
         if json_path is not None:
             write_json("--json", report, json_path)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    except Deadlock as error:
-        print(f"error: {error}\nseed {seed}; replay: {replay}", file=sys.stderr)
-        raise typer.Exit(1) from error
-    except SwarmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
     print_report(report, replay, _console(json_path))
     for what, path in (("plot", plot_path), ("report", json_path)):
         if path is not None and path != STANDARD_OUTPUT:
@@ -211,12 +204,11 @@ def swarm_of_seeds(
 
 @contextmanager
 def _mistakes() -> Iterator[None]:
-    """Turn a user's mistake into one sentence and exit status 2."""
+    """Turn an expected error into one sentence and an exit status other than 0."""
     try:
         yield
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+    except SwarmError as error:
+        raise typer.Exit(exit_with(error)) from error
 
 
 def _console(json_path: Path | None) -> Console:

@@ -13,11 +13,12 @@ is pinned, and `check_trio` reports the names that another version lacks.
 from __future__ import annotations
 
 import gc
+import heapq
 import os
 from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -25,6 +26,9 @@ from simnet.seeded import source
 from swarm.errors import SwarmError
 
 T = TypeVar("T")
+Action = Callable[..., object]
+
+_NAMED, _LINK = 0, 1
 
 TASKS_NAMED_MAX = 20
 """Most waiting tasks that `Deadlock` names."""
@@ -42,12 +46,46 @@ class TrioChanged(SwarmError):
     """This version of trio lacks a private name that simulations need."""
 
 
-class Agenda(Protocol):
-    """The clock's view of the timeline (`simnet.timeline.Timeline`)."""
+class Timeline:
+    """Actions ordered by (time, name or link, number).
 
-    def next_time(self) -> float: ...
+    Ties never depend on chance or on the order of insertion. Each name, and each link, must number
+    its own actions in ascending order.
+    """
 
-    def do_due(self, now: float) -> None: ...
+    def __init__(self) -> None:
+        # (time, _NAMED or _LINK, name or link, number, action, arguments)
+        self._heap: list[tuple[float, int, Any, int, Action, tuple[Any, ...]]] = []
+
+    def at(self, time: float, name: str, number: int, action: Action, *args: Any) -> None:
+        """Call `action(*args)` at `time`, or as soon as no task can run if that is past."""
+        heapq.heappush(self._heap, (time, _NAMED, name, number, action, args))
+
+    def at_link(self, time: float, link: int, number: int, action: Action, *args: Any) -> None:
+        """`at` for a link of the network; at equal times links come after names."""
+        heapq.heappush(self._heap, (time, _LINK, link, number, action, args))
+
+    def next_time(self) -> float:
+        """Time of the next action; inf when there is none."""
+        return self._heap[0][0] if self._heap else inf
+
+    def do_due(self, now: float) -> None:
+        """Run due actions, outside any task: actions wake tasks, start them, and never wait."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            _, _, _, _, action, args = heapq.heappop(heap)
+            action(*args)
+
+    async def run(self) -> None:
+        """Let the simulation's clock run due actions, until cancelled."""
+        clock = virtual_clock()
+        if clock.timeline is not None:
+            raise RuntimeError("this simulation has a timeline already")
+        clock.timeline = self
+        try:
+            await trio.sleep_forever()
+        finally:
+            clock.timeline = None
 
 
 class VirtualClock(trio.abc.Clock):
@@ -56,7 +94,7 @@ class VirtualClock(trio.abc.Clock):
     def __init__(self, give_up: Callable[[], None]) -> None:
         """`give_up` is called once, at a deadlock or when an action failed."""
         self.now = 0.0
-        self.timeline: Agenda | None = None
+        self.timeline: Timeline | None = None
         self.paused = False
         """Whether time stands still; a signal handler sets it to get a turn first."""
         self.failure: BaseException | None = None

@@ -105,11 +105,9 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
 class Setting:
     """A model's view of its peer."""
 
-    name: str
     disk: SimulatedDisk
     hardware: Hardware
     workload: Workload
-    random: Random
     tell: Callable[..., None] = lambda _what, **_facts: None
     """Reports the model's true actions to the invariants: tell("trained", …)."""
     fabricates: str = ""

@@ -6,7 +6,8 @@ minutes. `benchmarks.simulator` prints the figures; the tests use fewer peers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ import trio
 
 from simnet.clock import run_virtual
 from simnet.disk import SimulatedDisk
-from simnet.lines import Weather
+from simnet.lines import Line, Weather
 from simnet.network import SimulatedNetwork
 from simnet.scenarios.parts import draw_line, summary
 from simnet.seeded import derive, source
@@ -27,7 +28,7 @@ from swarm.events import Events
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
-from swarm.identity import Identity, PeerId
+from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
 from swarm.kademlia.records import RecordInfo
@@ -35,6 +36,23 @@ from swarm.messages import CheckpointReference, StepOrder
 
 ARRIVALS_PER_SECOND = 20.0
 SETTLING_SECONDS = 60.0
+HEARING_SECONDS = 30.0
+"""Time in which an announcement must reach all peers."""
+RUN_ID = "experiment"
+
+
+_Parts = tuple[Identity, SimulatedWorld, SimulatedTransport]
+
+
+@asynccontextmanager
+async def _machine(network: SimulatedNetwork, name: str, line: Line) -> AsyncIterator[_Parts]:
+    identity = Identity(derive(network.seed, "key", name))
+    world, disk = SimulatedWorld(network.seed, name), SimulatedDisk(name)
+    async with network.transport(identity, world=world, disk=disk, line=line) as transport:
+        yield identity, world, transport
+
+
+# --- the DHT ---
 
 
 class _AnyValue:
@@ -46,8 +64,7 @@ class _AnyValue:
 
 @dataclass
 class _DhtPeer:
-    id: PeerId
-    address: str
+    transport: SimulatedTransport
     dht: Kademlia
     scope: trio.CancelScope
 
@@ -55,39 +72,40 @@ class _DhtPeer:
 class _Dht:
     """Peers that only serve and query the DHT."""
 
-    def __init__(self, seed: int, weather: Weather, nursery: trio.Nursery) -> None:
-        self.network = SimulatedNetwork(seed, weather)
+    def __init__(self, network: SimulatedNetwork, nursery: trio.Nursery) -> None:
         self.peers: list[_DhtPeer] = []
         self.hops: list[int] = []
         """Hops of each record lookup."""
-        self.random = source(seed, "experiment")
-        self._seed = seed
+        self._network = network
+        self._random = source(network.seed, "experiment")
         self._nursery = nursery
         self._made = 0
 
-    async def start(self) -> _DhtPeer:
+    async def grow(self, peers: int) -> None:
+        """Start this many peers, which join one after another."""
+        await self._start()
+        async with trio.open_nursery() as nursery:
+            for _ in range(peers - 1):
+                nursery.start_soon(self._start)
+                await trio.sleep(1 / ARRIVALS_PER_SECOND)
+        await trio.sleep(SETTLING_SECONDS)
+
+    async def _start(self) -> None:
         """Start one more peer; return once it has joined."""
         self._made += 1
         name = f"peer-{self._made}"
         peer: _DhtPeer = await self._nursery.start(self._live, name, name=name)
         if self.peers:
             # Newcomers bootstrap from the first peers, which stay.
-            await peer.dht.bootstrap([self.peers[0].address])
+            await peer.dht.bootstrap(self.peers[0].transport.addresses())
         self.peers.append(peer)
-        return peer
 
     async def _live(self, name: str, *, task_status: trio.TaskStatus[_DhtPeer]) -> None:
-        world = SimulatedWorld(self._seed, name)
-        identity = Identity(derive(self._seed, "key", name))
+        line = draw_line(source(self._network.seed, "line", name))
         with trio.CancelScope() as scope:
-            async with self.network.transport(
-                identity,
-                world=world,
-                disk=SimulatedDisk(name),
-                line=draw_line(source(self._seed, "line", name)),
-            ) as transport:
+            async with _machine(self._network, name, line) as (_, world, transport):
                 dht = Kademlia(transport, world, {"swarm-peer": _AnyValue()}, emit=self._hear)
-                peer = _DhtPeer(identity.peer_id, transport.addresses()[0], dht, scope)
+                peer = _DhtPeer(transport, dht, scope)
                 async with trio.open_nursery() as nursery:
                     await nursery.start(dht.run)
                     task_status.started(peer)
@@ -96,12 +114,20 @@ class _Dht:
         if name == "dht.lookup_finished" and fields["kind"] == "GET_VALUE":
             self.hops.append(fields["hops"])
 
-    def stop(self, peer: _DhtPeer, *, power: bool) -> None:
+    def _stop_one(self, *, power: bool) -> None:
         """Stop a peer without notice: its process dies, or with `power` its machine."""
+        peer = self._random.choice(self.peers[1:])
         self.peers.remove(peer)
         if power:
-            self.network.cut_power(peer.id)
+            self._network.cut_power(peer.transport.peer_id)
         peer.scope.cancel()
+
+    async def store(self, records: int) -> list[bytes]:
+        """Store records from random peers; return their keys."""
+        keys = [b"/swarm-peer/record-%d" % number for number in range(records)]
+        for key in keys:
+            await self._random.choice(self.peers).dht.put(key, b"value of " + key)
+        return keys
 
     async def found(self, keys: Sequence[bytes], lookups: int, seconds: float) -> float:
         """Share of `lookups` that find a record, from random peers, spread over `seconds`."""
@@ -109,9 +135,9 @@ class _Dht:
 
         async def look_up() -> None:
             nonlocal successes
-            asking = self.random.choice(self.peers)
+            asking = self._random.choice(self.peers)
             try:
-                found = await asking.dht.get(self.random.choice(keys)) is not None
+                found = await asking.dht.get(self._random.choice(keys)) is not None
             except PeerError:
                 found = False
             # A lookup does not count as failed if its peer leaves meanwhile.
@@ -122,6 +148,33 @@ class _Dht:
                 nursery.start_soon(look_up)
                 await trio.sleep(seconds / lookups)
         return successes / lookups
+
+    async def found_in_churn(self, keys: Sequence[bytes], lookups: int, seconds: float) -> float:
+        """`found` while 20 % of the peers are replaced per 10 minutes."""
+        replaced = round(0.2 * len(self.peers) * seconds / 600.0)
+        found = 0.0
+
+        async def look_up() -> None:
+            nonlocal found
+            found = await self.found(keys, lookups, seconds)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look_up)
+            for number in range(replaced):
+                await trio.sleep(seconds / replaced)
+                self._stop_one(power=bool(number % 2))
+                nursery.start_soon(self._start)
+        return found
+
+    async def kept(self, keys: Sequence[bytes]) -> float:
+        """Share of the records left after half of the peers have gone within one republish
+        interval."""
+        left = len(self.peers) // 2
+        for number in range(left):
+            await trio.sleep(REPUBLISH_SECONDS / left)
+            self._stop_one(power=bool(number % 2))
+        values = [await self._random.choice(self.peers).dht.get(key) for key in keys]
+        return sum(value is not None for value in values) / len(keys)
 
 
 def measure_dht(
@@ -139,52 +192,25 @@ def measure_dht(
     """
 
     async def main() -> dict[str, Any]:
-        async with trio.open_nursery() as nursery:
-            dht = _Dht(seed, Weather(), nursery)
-            async with dht.network.running():
-                figures = await _ask_dht(dht)
-                nursery.cancel_scope.cancel()
-        return figures
-
-    async def _ask_dht(dht: _Dht) -> dict[str, Any]:
-        await dht.start()
-        async with trio.open_nursery() as nursery:
-            for _ in range(peers - 1):
-                nursery.start_soon(dht.start)
-                await trio.sleep(1 / ARRIVALS_PER_SECOND)
-        await trio.sleep(SETTLING_SECONDS)
-        joined = dht.network.messages
-        keys = [b"/swarm-peer/record-%d" % number for number in range(records)]
-        for key in keys:
-            await dht.random.choice(dht.peers).dht.put(key, b"value of " + key)
-        dht.hops.clear()
-        calm = await dht.found(keys, lookups, 120.0)
-        hops = list(dht.hops)
-        replaced = round(0.2 * peers * churn_seconds / 600.0)
-        churned = 0.0
-
-        async def look_up() -> None:
-            nonlocal churned
-            churned = await dht.found(keys, lookups, churn_seconds)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look_up)
-            for number in range(replaced):
-                await trio.sleep(churn_seconds / replaced)
-                dht.stop(dht.random.choice(dht.peers[1:]), power=bool(number % 2))
-                nursery.start_soon(dht.start)
-        left = len(dht.peers) // 2
-        for number in range(left):
-            await trio.sleep(REPUBLISH_SECONDS / left)
-            dht.stop(dht.random.choice(dht.peers[1:]), power=bool(number % 2))
-        survivors = [await dht.random.choice(dht.peers).dht.get(key) for key in keys]
+        network = SimulatedNetwork(seed)
+        async with trio.open_nursery() as nursery, network.running():
+            dht = _Dht(network, nursery)
+            await dht.grow(peers)
+            joined = network.messages
+            keys = await dht.store(records)
+            dht.hops.clear()
+            calm = await dht.found(keys, lookups, 120.0)
+            hops = list(dht.hops)
+            churned = await dht.found_in_churn(keys, lookups, churn_seconds)
+            kept = await dht.kept(keys)
+            nursery.cancel_scope.cancel()
         return {
             "virtual_seconds": round(trio.current_time(), 1),
-            "messages": dht.network.messages,
+            "messages": network.messages,
             "messages_per_peer_joining": round(joined / peers, 1),
             "lookups_found": calm,
             "lookups_found_in_churn": churned,
-            "records_after_half_left": sum(value is not None for value in survivors) / records,
+            "records_after_half_left": kept,
             "hops_median": median(hops),
             "hops_max": max(hops),
             "contacts_median": median(len(peer.dht.table) for peer in dht.peers),
@@ -193,98 +219,99 @@ def measure_dht(
     return run_virtual(main, seed=seed)
 
 
-RUN_ID = "experiment"
+# --- gossip ---
+
+
+class _Members:
+    """Peers that only gossip."""
+
+    def __init__(self, network: SimulatedNetwork) -> None:
+        self.heard: dict[int, list[float]] = {}
+        """When the announcement of each number reached each peer."""
+        self._network = network
+        self._chance = source(network.seed, "experiment")
+        self._members: list[tuple[Identity, SimulatedWorld, SimulatedTransport, Gossip]] = []
+
+    async def live(self, name: str, *, task_status: trio.TaskStatus[None]) -> None:
+        line = draw_line(self._chance)
+        async with _machine(self._network, name, line) as (identity, world, transport):
+            gossip = Gossip(
+                transport,
+                world,
+                Gate(world, RUN_ID, lambda sender, message: None, lambda sender: False),
+                Events(world, identity.peer_id),
+                RUN_ID,
+                [RUN],
+                records=list,
+                learn_record=lambda record: None,
+                admits=lambda peer, shown: True,
+            )
+            gossip.listen(
+                StepOrder,
+                lambda envelope: self.heard[envelope.body.sequence].append(trio.current_time()),
+            )
+            self._members.append((identity, world, transport, gossip))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(gossip.run)
+                task_status.started()
+
+    async def connect(self) -> float:
+        """Connect each peer to some others; return the median number of neighbours."""
+        async with trio.open_nursery() as dialling:
+            for _, _, transport, _ in self._members:
+                for _, _, other, _ in self._chance.sample(self._members, NEIGHBOURS_WANTED):
+                    if other is not transport:
+                        dialling.start_soon(_connect, transport, other)
+        await trio.sleep(SETTLING_SECONDS)
+        return median(len(gossip.neighbours()) for *_, gossip in self._members)
+
+    async def announce(self, number: int) -> list[float]:
+        """Let a random peer announce something; return after how long each peer heard it."""
+        self.heard[number] = []
+        identity, world, _, gossip = self._chance.choice(self._members)
+        order = StepOrder(
+            step=number,
+            revision=0,
+            checkpoint=CheckpointReference(lineage=0, step=0, digest=bytes(32), size_bytes=1),
+            nonce=bytes(32),
+            groups_wanted=1,
+            submissions_max=1,
+        )
+        begun = trio.current_time()
+        gossip.publish(
+            seal(
+                identity, order, run=RUN_ID, sequence=number,
+                wall_time=world.wall_time(), lifetime_seconds=STATE_LIFETIME_SECONDS,
+            )
+        )  # fmt: skip
+        await trio.sleep(HEARING_SECONDS)
+        return [time - begun for time in self.heard[number]]
 
 
 def measure_gossip(
     peers: int, seed: int = 1, *, announcements: int = 20, loss: float = 0.05
 ) -> dict[str, Any]:
-    """Measure how many peers receive each announcement within 30 s, when, and at what cost."""
+    """Measure how many peers receive each announcement in time, when, and at what cost."""
 
     async def main() -> dict[str, Any]:
         network = SimulatedNetwork(seed, Weather(loss=loss))
-        chance = source(seed, "experiment")
-        heard: dict[int, list[float]] = {}
-        members: list[tuple[SimulatedTransport, Gossip, SimulatedWorld, Identity]] = []
-
-        async def live(name: str, *, task_status: trio.TaskStatus[None]) -> None:
-            world = SimulatedWorld(seed, name)
-            identity = Identity(derive(seed, "key", name))
-            async with network.transport(
-                identity, world=world, disk=SimulatedDisk(name), line=draw_line(chance)
-            ) as transport:
-                gossip = Gossip(
-                    transport,
-                    world,
-                    Gate(world, RUN_ID, lambda sender, message: None, lambda sender: False),
-                    Events(world, identity.peer_id),
-                    RUN_ID,
-                    [RUN],
-                    records=list,
-                    learn_record=lambda record: None,
-                    admits=lambda peer, shown: True,
-                )
-                gossip.listen(
-                    StepOrder,
-                    lambda envelope: heard[envelope.body.sequence].append(trio.current_time()),
-                )
-                members.append((transport, gossip, world, identity))
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(gossip.run)
-                    task_status.started()
-
+        members = _Members(network)
         async with network.running(), trio.open_nursery() as nursery:
             for number in range(peers):
-                await nursery.start(live, f"peer-{number}")
-            async with trio.open_nursery() as dialling:
-                for transport, *_ in members:
-                    others = [m[0] for m in chance.sample(members, NEIGHBOURS_WANTED)]
-                    for other in others:
-                        if other is not transport:
-                            dialling.start_soon(_connect, transport, other)
-            await trio.sleep(SETTLING_SECONDS)
-            neighbours = median(len(member[1].neighbours()) for member in members)
-            before = (network.messages, network.bytes_sent)
-            delays: list[float] = []
-            complete = 0
-            for number in range(1, announcements + 1):
-                heard[number] = []
-                _, gossip, world, identity = chance.choice(members)
-                order = StepOrder(
-                    step=number,
-                    revision=0,
-                    checkpoint=CheckpointReference(
-                        lineage=0, step=0, digest=bytes(32), size_bytes=1
-                    ),
-                    nonce=bytes(32),
-                    groups_wanted=1,
-                    submissions_max=1,
-                )
-                begun = trio.current_time()
-                gossip.publish(
-                    seal(
-                        identity,
-                        order,
-                        run=RUN_ID,
-                        sequence=number,
-                        wall_time=world.wall_time(),
-                        lifetime_seconds=STATE_LIFETIME_SECONDS,
-                    )
-                )
-                await trio.sleep(30.0)
-                delays += [time - begun for time in heard[number]]
-                complete += len(heard[number]) == peers
-            messages = network.messages - before[0]
-            sent = network.bytes_sent - before[1]
+                await nursery.start(members.live, f"peer-{number}")
+            neighbours = await members.connect()
+            messages, sent = network.messages, network.bytes_sent
+            delays = [await members.announce(number + 1) for number in range(announcements)]
+            messages, sent = network.messages - messages, network.bytes_sent - sent
             nursery.cancel_scope.cancel()
         return {
             "virtual_seconds": round(trio.current_time(), 1),
             "messages": network.messages,
             "neighbours_median": neighbours,
             "announcements": announcements,
-            "heard_by_everybody": complete,
-            "coverage": len(delays) / (peers * announcements),
-            "delay_seconds": summary(delays),
+            "heard_by_everybody": sum(len(each) == peers for each in delays),
+            "coverage": sum(map(len, delays)) / (peers * announcements),
+            "delay_seconds": summary(delay for each in delays for delay in each),
             "messages_per_peer_and_announcement": round(messages / peers / announcements, 1),
             "bytes_per_peer_and_announcement": round(sent / peers / announcements, 1),
         }

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import msgspec
 import trio
@@ -252,13 +252,7 @@ AnyFault: TypeAlias = (
 Schedule: TypeAlias = list[AnyFault]
 
 
-KINDS = tuple(
-    str(kind.__struct_config__.tag)
-    for kind in (
-        Crash, Kill, KillChild, Replace, Freeze, SlowDisk, FullDisk, Partition, Lossy, Duplicate,
-        ClockStep,
-    )
-)  # fmt: skip
+KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyFault))
 """Names of all kinds of faults."""
 
 

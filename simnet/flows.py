@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from simnet.timeline import Timeline
+from simnet.clock import Timeline
 
 BATCH_SECONDS = 0.05
 TOLERANCE = 1e-3
@@ -277,30 +277,3 @@ def fair_rates(up: _Indices, down: _Indices, capacity: _Floats) -> _Floats:
 
 def _doubled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate([array, np.zeros_like(array)])
-
-
-def exact_rates(pairs: list[tuple[Link, Link]]) -> list[float]:
-    """Max-min fair rates of transfers over (uplink, downlink), by progressive filling.
-
-    All rates rise together until a link is full; its transfers are then settled. It is slow, and
-    serves as a reference in tests.
-    """
-    rates: list[float | None] = [None] * len(pairs)
-    left: dict[Link, float] = {}
-    for pair in pairs:
-        for link in pair:
-            left[link] = link.bytes_per_second
-    while None in rates:
-        counts: dict[Link, int] = {}
-        for pair, rate in zip(pairs, rates, strict=True):
-            if rate is None:
-                for link in pair:
-                    counts[link] = counts.get(link, 0) + 1
-        full = min(counts, key=lambda link: left[link] / counts[link])
-        share = left[full] / counts[full]
-        for index, pair in enumerate(pairs):
-            if rates[index] is None and full in pair:
-                rates[index] = share
-                for link in pair:
-                    left[link] -= share
-    return [rate for rate in rates if rate is not None]

@@ -18,9 +18,9 @@ import trio
 
 from simnet import bulk
 from simnet.bulk import BulkPlane
+from simnet.clock import Timeline
 from simnet.lines import Line, Weather
 from simnet.seeded import derive
-from simnet.timeline import Timeline
 from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.base import Handler

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
 from simnet.bulk import BulkPlane
+from simnet.clock import Timeline
 from simnet.flows import Flow, Flows
 from simnet.lines import LATENCY_SECONDS_RANGE, Line, Weather, can_punch
 from simnet.links import (
@@ -29,7 +30,6 @@ from simnet.links import (
     travel_seconds,
 )
 from simnet.seeded import source
-from simnet.timeline import Timeline
 from simnet.transport import SimulatedTransport
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
@@ -202,18 +202,6 @@ class SimulatedNetwork:
         if here[0] and here[1] and not self.is_silent(here[0], here[1]):
             for flow in self._flows_between(a, b):
                 self.flows.resume(flow)
-
-    def partition(self, one: Sequence[PeerId], other: Sequence[PeerId]) -> None:
-        """Cut every link between two groups."""
-        for a in one:
-            for b in other:
-                self.cut(a, b)
-
-    def reunite(self, one: Sequence[PeerId], other: Sequence[PeerId]) -> None:
-        """Undo a `partition` of the same groups."""
-        for a in one:
-            for b in other:
-                self.heal(a, b)
 
     def kill(self, peer: PeerId) -> None:
         """Kill a process: its machine closes its connections. Does nothing if it does not run."""

@@ -14,6 +14,7 @@ from simnet.invariants import Invariants
 from simnet.observations import Observations
 from simnet.planted import planted
 from simnet.report import readable_event
+from simnet.scenarios import Scenario
 from simnet.simulation import Simulation
 from simnet.watch import Watch
 from swarm.errors import UserError, user_error_in
@@ -34,17 +35,11 @@ def simulate(
 ) -> dict[str, Any]:
     """Run a scenario to its end, or until `watch` is interrupted; return the report for `--json`.
 
-    Raises `UserError`; a `Deadlock` names the seed and the command that replays it.
+    Raises `UserError`, or `Deadlock`.
     """
-    scenario = scenarios.load(name)
-    peers = scenario.peers if peers is None else peers
-    if peers < scenario.peers_min:
-        raise UserError(f"{name} needs at least {scenario.peers_min} peers, not {peers}")
-    workload = scenario.workload
-    if model_bytes is not None:
-        workload = dataclasses.replace(workload, model_bytes=model_bytes)
+    scenario = _scenario(name, peers, model_bytes)
     watch = watch or Watch()
-    simulation = Simulation(seed, weather=scenario.weather, workload=workload)
+    simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)
     simulation.faults = faults
     observations = Observations(simulation)
     invariants = Invariants(simulation)
@@ -57,7 +52,7 @@ def simulate(
             async with simulation.running():
                 try:
                     simulation.nursery.start_soon(invariants.watch)
-                    figures.update(await scenario.run(simulation, peers))
+                    figures.update(await scenario.run(simulation, scenario.peers))
                     await invariants.settle()
                 finally:
                     virtual_seconds = simulation.now()
@@ -73,7 +68,7 @@ def simulate(
             raise mistake from None
     report = {
         "scenario": name,
-        "peers": peers,
+        "peers": scenario.peers,
         "seed": seed,
         "virtual_seconds": round(virtual_seconds, 6),
         "wall_seconds": round(time.perf_counter() - started, 3),
@@ -91,3 +86,16 @@ def simulate(
 
         draw(observations, report, plot_path)
     return report
+
+
+def _scenario(name: str, peers: int | None, model_bytes: int | None) -> Scenario:
+    """Load a scenario, with another number of peers or size of the model if they are given."""
+    scenario = scenarios.load(name)
+    if peers is not None:
+        if peers < scenario.peers_min:
+            raise UserError(f"{name} needs at least {scenario.peers_min} peers, not {peers}")
+        scenario = dataclasses.replace(scenario, peers=peers)
+    if model_bytes is not None:
+        workload = dataclasses.replace(scenario.workload, model_bytes=model_bytes)
+        scenario = dataclasses.replace(scenario, workload=workload)
+    return scenario

@@ -81,6 +81,7 @@ class Plan:
     drift: float = 0.0
     disk_bytes: int = 1 << 44
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tables of its settings. A trainer's names the simulated model."""
     manifests: list[Envelope] = field(default_factory=list)
     acts: type[Role] | None = None
     """The role class that an adversary really runs."""
@@ -246,27 +247,14 @@ class Peer:
     ) -> None:
         simulation, plan = self._simulation, self.plan
         self._lives += 1
-        life = f"{self.name} {self._lives}"
-        world = SimulatedWorld(
-            simulation.seed, life, skew_seconds=plan.skew_seconds, drift=plan.drift
+        world = self._world = SimulatedWorld(
+            simulation.seed,
+            f"{self.name} {self._lives}",
+            skew_seconds=plan.skew_seconds,
+            drift=plan.drift,
         )
-        self._world = world
         events = Events(world, self.id)
         events.add_sink(lambda event: simulation.hear(self, scope, event))
-        settings = PeerSettings(
-            role=plan.roles,
-            bootstrap=[known for known in simulation.bootstrap if not known.endswith(self.id)],
-            home=f"/simulated/{self.name}",
-            resume=resume,
-            status_seconds=STATUS_SECONDS,
-            tables=plan.tables,
-        )
-        setting = Setting(
-            self.name, self.disk, plan.hardware, simulation.workload,
-            source(simulation.seed, "compute", life),
-            functools.partial(simulation.tell, self, scope),
-            plan.fabricates,
-        )  # fmt: skip
         honest = [simulation.role(name) for name in plan.roles if name != BOOTSTRAP]
         roles = honest if plan.acts is None else [plan.acts]
         self.roles = []
@@ -284,10 +272,10 @@ class Peer:
                         self.identity,
                         world=world,
                         disk=self.disk,
-                        compute=SimulatedCompute(setting),
+                        compute=self._compute(scope),
                         transport=transport,
                         events=events,
-                        settings=settings,
+                        settings=self._settings(resume),
                         manifests={run_id(manifest): manifest for manifest in plan.manifests},
                     ) as node,
                 ):
@@ -304,6 +292,24 @@ class Peer:
             if self._scope is scope:
                 self._scope = None
             self._over.set()
+
+    def _settings(self, resume: bool) -> PeerSettings:
+        tables = dict(self.plan.tables)
+        if "trainer" in self.plan.roles:
+            tables["trainer"] = {"model": "simulated", **tables.get("trainer", {})}
+        return PeerSettings(
+            role=self.plan.roles,
+            bootstrap=[each for each in self._simulation.bootstrap if not each.endswith(self.id)],
+            home=f"/simulated/{self.name}",
+            resume=resume,
+            status_seconds=STATUS_SECONDS,
+            tables=tables,
+        )
+
+    def _compute(self, scope: trio.CancelScope) -> SimulatedCompute:
+        tell = functools.partial(self._simulation.tell, self, scope)
+        plan, workload = self.plan, self._simulation.workload
+        return SimulatedCompute(Setting(self.disk, plan.hardware, workload, tell, plan.fabricates))
 
 
 class Simulation:

@@ -12,6 +12,8 @@ from typing import Any
 from simnet.compute import Workload
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Plan, Simulation
+from simnet.swarmcast import Case
+from simnet.swarmcast import bound as least_seconds
 
 PEERS = 30
 WORKLOAD = Workload(model_bytes=100_000_000)
@@ -42,12 +44,13 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     submitted = simulation.expect(
         "inference.submission_delivered", [name for name in names if name.startswith("worker")]
     )
-    trainer = simulation.add(
-        Plan("trainer", ["trainer"], SERVER, tables={"trainer": {"model": "simulated"}})
-    )
+    trainer = simulation.add(Plan("trainer", ["trainer"], SERVER))
     await trainer.start()
     await simulation.meet(published, 600.0)
-    bound = bound_seconds(simulation, [trainer.plan, *plans])
+    case = Case(
+        simulation.seed, simulation.workload.model_bytes, SERVER, [plan.line for plan in plans]
+    )
+    bound = max(least_seconds(case).values())
     await simulation.meet(complete, SLACK * bound + 60.0)
     begun = published.times.get("trainer", 0.0)
     times = {name: at - begun for name, at in complete.times.items()}
@@ -61,14 +64,3 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         "pieces_received": simulation.trace.counts["shardcast.piece_received"],
         "control_messages": simulation.network.messages,
     }
-
-
-def bound_seconds(simulation: Simulation, plans: list[Plan]) -> float:
-    """Least time of any broadcast from the first of these peers to the others."""
-    size = simulation.workload.model_bytes
-    lines = [plan.line for plan in plans]
-    return max(
-        size / lines[0].uplink_bytes_per_second,
-        size / min(line.downlink_bytes_per_second for line in lines[1:]),
-        size * (len(lines) - 1) / sum(line.uplink_bytes_per_second for line in lines),
-    )

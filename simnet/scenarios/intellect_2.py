@@ -124,13 +124,8 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     await simulation.meet(admitted, 90.0)
 
     watched = _Steps(simulation, names, groups)
-    trainer = simulation.add(
-        Plan(
-            "trainer", ["trainer"], server,
-            Hardware(step_seconds=STEP_SECONDS / scale),
-            tables={"trainer": {"model": "simulated"}},
-        )
-    )  # fmt: skip
+    engine = Hardware(step_seconds=STEP_SECONDS / scale)
+    trainer = simulation.add(Plan("trainer", ["trainer"], server, engine))
     over = simulation.expect("trainer.run_complete", ["trainer"])
     await trainer.start()
     expected = (STEPS * 23 + 40) * 60.0 / scale

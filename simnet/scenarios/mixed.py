@@ -68,7 +68,7 @@ async def be_well_again(
     )
     quick = Hardware(tokens_per_second=1000.0, step_seconds=12.0)
     plans = [
-        Plan("trainer", ["trainer"], SERVER, quick, tables={"trainer": {"model": "simulated"}}),
+        Plan("trainer", ["trainer"], SERVER, quick),
         Plan("validator-0", ["validator"], SERVER, quick),
         Plan("validator-1", ["validator"], SERVER, quick),
         Plan("relay-0", ["relay"], SERVER),

@@ -47,11 +47,7 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
         groups_per_step=20 * workers,
     )  # fmt: skip
     trusted = [simulation.add(Plan(name, ["validator"], SERVER, CHECKER)) for name in validators]
-    trusted.append(
-        simulation.add(
-            Plan("trainer", ["trainer"], SERVER, tables={"trainer": {"model": "simulated"}})
-        )
-    )
+    trusted.append(simulation.add(Plan("trainer", ["trainer"], SERVER)))
     for peer in trusted:
         await peer.start()
     members = [

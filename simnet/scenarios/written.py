@@ -254,10 +254,9 @@ class Written:
         hardware = Hardware(
             tokens_per_second=group.tokens_per_second, step_seconds=group.step_seconds
         )
-        tables = {"trainer": {"model": "simulated"}} if "trainer" in group.roles else {}
         plan = Plan(
             name, list(group.roles), line, hardware, skew_seconds=group.skew_seconds,
-            disk_bytes=int(group.disk_gb * 1e9), tables=tables,
+            disk_bytes=int(group.disk_gb * 1e9),
         )  # fmt: skip
         return plan if group.adversary is None else disguise(plan, group.adversary)
 

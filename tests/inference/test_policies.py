@@ -32,9 +32,8 @@ def test_a_newcomer_fetches_the_policy_it_needs_before_the_newest() -> None:
                 max_new_tokens=256,
             )  # fmt: skip
             for name in ["validator", "trainer", "inference"]:
-                tables = {"trainer": {"model": "simulated"}} if name == "trainer" else {}
                 hardware = Hardware(step_seconds=20.0)
-                await simulation.add(Plan(name, [name], hardware=hardware, tables=tables)).start()
+                await simulation.add(Plan(name, [name], hardware=hardware)).start()
             await trio.sleep(160)  # just after policy 8 was published, while 7 is used
             simulation.listeners.append(hear)
             plan = Plan("inference-new", ["inference"], line=SLOW_LINE)

@@ -25,10 +25,9 @@ def test_a_second_validator_judges_at_once_and_workers_keep_their_calm() -> None
                 simulation, trainers=["trainer"], validators=["v1", "v2"], groups_per_step=64,
                 max_new_tokens=256,
             )  # fmt: skip
-            tables = {"trainer": {"model": "simulated"}}
             for plan in (
                 Plan("v1", ["validator"], hardware=hardware),
-                Plan("trainer", ["trainer"], hardware=hardware, tables=tables),
+                Plan("trainer", ["trainer"], hardware=hardware),
                 Plan("worker", ["inference"], hardware=hardware),
             ):
                 await simulation.add(plan).start()

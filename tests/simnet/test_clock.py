@@ -11,8 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from simnet.clock import Deadlock, TrioChanged, check_trio, run_virtual
-from simnet.timeline import Timeline
+from simnet.clock import Deadlock, Timeline, TrioChanged, check_trio, run_virtual
 
 
 async def race(tasks: int = 30) -> list[int]:
@@ -112,7 +111,6 @@ def test_what_is_due_happens_between_the_turns_of_tasks() -> None:
             note("begun")
             await woken.wait()
             note("woken")
-            assert timeline.done == 4
             nursery.cancel_scope.cancel()
         return seen
 

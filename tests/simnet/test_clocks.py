@@ -10,7 +10,6 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 
 STEPS = 4
-TRAINER_TABLES = {"trainer": {"model": "simulated"}}
 
 
 async def start(simulation: Simulation, off: dict[str, float], steps: int) -> dict[str, Peer]:
@@ -21,7 +20,7 @@ async def start(simulation: Simulation, off: dict[str, float], steps: int) -> di
     plans = [
         Plan("v0", ["validator"], skew_seconds=off.get("v0", 0.0)),
         Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0),
-             tables=TRAINER_TABLES, skew_seconds=off.get("trainer", 0.0)),
+             skew_seconds=off.get("trainer", 0.0)),
         *[Plan(f"w{number}", ["inference"]) for number in range(2)],
     ]  # fmt: skip
     peers = {}

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from simnet.clock import run_virtual
 from simnet.disk import PowerCut, SimulatedDisk
-from simnet.extents import Extents, Symbol
-from simnet.landing import SimulatedSink
+from simnet.extents import Extents, SimulatedSink, Symbol
 from swarm.errors import DiskFullError
 from swarm.world.disk import LocalDisk
 

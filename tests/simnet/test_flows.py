@@ -11,9 +11,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simnet.clock import run_virtual
-from simnet.flows import BATCH_SECONDS, Flow, Flows, Link, exact_rates
-from simnet.timeline import Timeline
+from simnet.clock import Timeline, run_virtual
+from simnet.flows import BATCH_SECONDS, Flow, Flows, Link
 
 
 def with_flows(main: Callable[[Flows], Awaitable[Any]], seed: int = 1) -> Any:
@@ -36,6 +35,30 @@ async def transfer(flows: Flows, up: Link, down: Link, size_bytes: int) -> None:
 
 def links(chance: random.Random, count: int) -> list[Link]:
     return [Link(chance.choice([1e6, 2e6, 5e6, 12.5e6, 125e6])) for _ in range(count)]
+
+
+def exact_rates(pairs: list[tuple[Link, Link]]) -> list[float]:
+    """Max-min fair rates of transfers over (uplink, downlink), by progressive filling: all rates
+    rise together until a link is full; its transfers are then settled."""
+    rates: list[float | None] = [None] * len(pairs)
+    left: dict[Link, float] = {}
+    for pair in pairs:
+        for link in pair:
+            left[link] = link.bytes_per_second
+    while None in rates:
+        counts: dict[Link, int] = {}
+        for pair, rate in zip(pairs, rates, strict=True):
+            if rate is None:
+                for link in pair:
+                    counts[link] = counts.get(link, 0) + 1
+        full = min(counts, key=lambda link: left[link] / counts[link])
+        share = left[full] / counts[full]
+        for index, pair in enumerate(pairs):
+            if rates[index] is None and full in pair:
+                rates[index] = share
+                for link in pair:
+                    left[link] -= share
+    return [rate for rate in rates if rate is not None]
 
 
 def test_progressive_filling_gives_the_textbook_answer() -> None:

@@ -85,12 +85,11 @@ def seconds_to_the_end(acts: type[Crowd] | None) -> float:
                 groups_per_step=8, max_new_tokens=256, admissions=ADMISSIONS,
             )  # fmt: skip
             over = simulation.expect("trainer.run_complete", ["trainer"])
-            tables = {"trainer": {"model": "simulated"}}
             hardware = Hardware(step_seconds=5.0)
             peers = {}
             for plan in (
                 Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=hardware, tables=tables),
+                Plan("trainer", ["trainer"], hardware=hardware),
             ):
                 peers[plan.name] = simulation.add(plan)
                 await peers[plan.name].start()

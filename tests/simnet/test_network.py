@@ -238,11 +238,13 @@ def test_a_short_cut_only_delays(one_way: bool) -> None:
 
 def test_a_partition_separates_groups_and_nobody_else() -> None:
     async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
-        network.partition([alice.id, bob.id], [carol.id])
+        for one in (alice, bob):
+            network.cut(one.id, carol.id)
         await connect(alice, bob)
         with pytest.raises(ConnectError):
             await connect(bob, carol)
-        network.reunite([alice.id, bob.id], [carol.id])
+        for one in (alice, bob):
+            network.heal(one.id, carol.id)
         await connect(bob, carol)
 
     run(main)

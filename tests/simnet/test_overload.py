@@ -55,10 +55,9 @@ def test_what_another_validator_accepted_is_not_judged_again() -> None:
                 max_new_tokens=256, limits=Limits(verdict_seconds=10.0),
             )  # fmt: skip
             slow, quick = Hardware(prefill_tokens_per_second=300.0), Hardware(step_seconds=12.0)
-            tables = {"trainer": {"model": "simulated"}}
             plans = [
                 *(Plan(name, ["validator"], hardware=slow) for name in VALIDATORS),
-                Plan("trainer", ["trainer"], hardware=quick, tables=tables),
+                Plan("trainer", ["trainer"], hardware=quick),
                 *(Plan(name, ["inference"]) for name in WORKERS),
             ]
             for plan in plans:

@@ -49,10 +49,9 @@ def train(
                 groups_per_step=BATCH, max_new_tokens=256, filters=filters,
                 environments=[replace(SIMULATED, accuracy_max=accuracy_max)],
             )  # fmt: skip
-            tables = {"trainer": {"model": "simulated"}}
             plans = [
                 Plan("v0", ["validator"]),
-                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0), tables=tables),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
                 *[Plan(f"w{number}", ["inference"]) for number in range(workers)],
             ]
             over = simulation.expect("trainer.run_complete", ["trainer"])

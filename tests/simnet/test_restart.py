@@ -42,10 +42,10 @@ def test_the_next_step_is_made_soon_after_a_trusted_peer_restarts() -> None:
                 groups_per_step=8 * WORKERS, max_new_tokens=256,
             )  # fmt: skip
             checker, learner = Hardware(prefill_tokens_per_second=1e6), Hardware(step_seconds=0.5)
-            worker, tables = Hardware(tokens_per_second=8000.0), {"trainer": {"model": "simulated"}}
+            worker = Hardware(tokens_per_second=8000.0)
             plans = [
                 Plan("v0", ["validator"], hardware=checker),
-                Plan("trainer", ["trainer"], hardware=learner, tables=tables),
+                Plan("trainer", ["trainer"], hardware=learner),
                 *(Plan(f"w{n}", ["inference"], hardware=worker) for n in range(WORKERS)),
             ]
             for plan in plans:

@@ -28,8 +28,7 @@ def run_with(happens: Callable[[Simulation], Awaitable[None]]) -> Simulation:
             )  # fmt: skip
             going = simulation.expect("trainer.step_trained", ["trainer"])
             for name in ["validator", "trainer", "relay", "inference"]:
-                tables = {"trainer": {"model": "simulated"}} if name == "trainer" else {}
-                await simulation.add(Plan(name, [name], hardware=QUICK, tables=tables)).start()
+                await simulation.add(Plan(name, [name], hardware=QUICK)).start()
             assert await simulation.meet(going, 120)
             await trio.sleep(15)  # for what is written now and then
             await happens(simulation)

@@ -63,8 +63,7 @@ async def small_run(
     hardware = hardware or Hardware()
     plans = [Plan(name, ["validator"], hardware=hardware) for name in ("v0", "v1")]
     plans += [
-        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=10.0),
-             tables={"trainer": {"model": "simulated"}})
+        Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=10.0))
     ]  # fmt: skip
     plans += [Plan(f"r{number}", ["relay"]) for number in range(relays)]
     plans += [

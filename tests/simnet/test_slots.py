@@ -101,10 +101,9 @@ def steps_made(*, crowded: bool) -> tuple[int, int]:
                 await trio.sleep(30)
             else:
                 await simulation.add(Plan("v0", ["validator"])).start()
-            tables = {"trainer": {"model": "simulated"}}
             hardware = Hardware(step_seconds=2.0)
             plans = [
-                Plan("trainer", ["trainer"], hardware=hardware, tables=tables),
+                Plan("trainer", ["trainer"], hardware=hardware),
                 Plan("v1", ["validator"]),
                 Plan("relay", ["relay"]),
                 *(Plan(f"w{number}", ["inference"]) for number in range(4)),

@@ -17,7 +17,7 @@ from simnet.simulation import Plan, Simulation
 from swarm.events import Event, Lines
 
 SMALL = Workload(model_bytes=3_000_000, completion_tokens_mean=64)
-TRAINER = Plan("trainer", ["trainer"], tables={"trainer": {"model": "simulated"}})
+TRAINER = Plan("trainer", ["trainer"])
 
 
 def said(main: Callable[[Simulation], Awaitable[None]]) -> list[str]:

@@ -77,11 +77,8 @@ class Watching:
         return message
 
     async def add(self, name: str) -> Peer:
-        tables: dict[str, Any] = {"trainer": {"model": "simulated"}} if name == "trainer" else {}
         hardware = Hardware(step_seconds=10.0, tokens_per_second=20.0)
-        peer = self.simulation.add(
-            Plan(name, [name.partition("-")[0]], tables=tables, hardware=hardware)
-        )
+        peer = self.simulation.add(Plan(name, [name.partition("-")[0]], hardware=hardware))
         await peer.start()
         return peer
 

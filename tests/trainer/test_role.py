@@ -368,9 +368,7 @@ def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_rep
             simulation, trainers=["trainer"], validators=["validator"], steps=3,
             groups_per_step=8, max_new_tokens=256,
         )  # fmt: skip
-        trainer = simulation.add(
-            Plan("trainer", ["trainer"], tables={"trainer": {"model": "simulated"}})
-        )
+        trainer = simulation.add(Plan("trainer", ["trainer"]))
         validator = simulation.add(Plan("validator", ["validator"], hardware=BROKEN))
         workers = [simulation.add(Plan(f"inference-{n}", ["inference"])) for n in range(3)]
         paused = simulation.expect("trainer.paused", ["trainer"])
@@ -411,7 +409,7 @@ def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
         )  # fmt: skip
         over = simulation.expect("trainer.run_complete", ["trainer"])
         for plan in (
-            Plan("trainer", ["trainer"], tables={"trainer": {"model": "simulated"}}),
+            Plan("trainer", ["trainer"]),
             Plan("broken", ["validator"], hardware=BROKEN),
             Plan("sound", ["validator"]),
             *(Plan(f"inference-{n}", ["inference"]) for n in range(3)),
