@@ -8,9 +8,20 @@ GF(65497) through the points (index mod m, bf16 bit pattern), as 2 + 128 · 2 by
 constant coefficient first. A verifier recomputes the hidden states, evaluates the polynomial at
 its own 128 largest entries and compares: rounding differs a little, other weights differ a lot.
 
-Unlike the package, this module compares signs, checks every proof's format before any arithmetic,
-and processes all chunks at once. A proof does not show how tokens were drawn; seeded sampling
-does (`peers.engines.sampling`).
+Unlike the package, this module compares signs, binds the modulus, checks every proof's format
+before any arithmetic, and processes all chunks at once.
+
+The modulus must be bound because a free one makes a proof that fits every text. Modulo a multiple
+of the hidden width, an index keeps its dimension and loses its position; the largest entries lie in
+a few dimensions that have one sign and nearly one size in every text, and a polynomial through
+their usual values matches them all. Let m*(S) be the largest modulus ≤ 65497 that keeps the indices
+S distinct. A superset never has a larger m*. So the builder's modulus m*(its 128 indices) is at
+least m*(T) for every T that contains them: `verify` takes T from its own, slightly different
+values, as the 512 largest. In a chunk of at most 65497 values that leaves 65497 alone, and
+otherwise a few moduli just below it. Nothing else bounds it from above: a larger modulus makes
+indices collide, and two entries with one residue share one value.
+
+A proof does not show how tokens were drawn; seeded sampling does (`peers.engines.sampling`).
 """
 
 from __future__ import annotations
@@ -36,12 +47,17 @@ exponent with the wrong sign in 1 of 512 cases. Even where 90 matching exponents
 leaves 38 such entries, four or more mismatches happen once in a million chunks."""
 
 
+CANDIDATES = 4 * TOP_VALUES
+"""Largest entries of a verifier among which it expects the builder's 128. In a Gaussian chunk of
+131,072 values the 512th is 12 % smaller than the 128th: more than rounding moves an entry."""
+
+
 @dataclass(frozen=True)
 class ChunkResult:
     """How one proof compares with recomputed hidden states."""
 
     exponent_matches: int
-    """Entries out of 128."""
+    """Entries out of 128; 0 for a modulus that no honest builder takes."""
     mantissa_mean: float
     """Mean mantissa distance, 0 to 127, where exponents match; infinite when none does."""
     mantissa_median: float
@@ -111,6 +127,7 @@ def verify(
     claimed = _evaluate(words[:, 1:], indices % words[:, :1])
 
     matches = (claimed >> 7) & 0xFF == (own >> 7) & 0xFF  # bf16: sign, 8 exponent bits, 7 mantissa
+    matches &= (words[:, 0] >= _least_moduli(chunks, words[:, 0]))[:, None]
     counts = matches.sum(1)
     signs = ((claimed >> 15 != own >> 15) & matches).sum(1)
     distances = np.abs((claimed & 0x7F) - (own & 0x7F))
@@ -136,6 +153,20 @@ def verify(
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def _least_moduli(chunks: Sequence[Tensor], claimed: Integers) -> Integers:
+    """The least modulus that an honest builder can take for each chunk.
+
+    Only a modulus below 65497 needs a look at the chunk's values.
+    """
+    least = np.full(len(chunks), PRIME, dtype=np.int64)
+    for number in np.flatnonzero(claimed < PRIME).tolist():
+        if chunks[number].numel() > PRIME:  # else all indices are distinct modulo 65497
+            flat = chunks[number].reshape(-1).view(torch.int16)
+            top = flat.bitwise_and(0x7FFF).topk(CANDIDATES, sorted=False).indices
+            least[number] = _injective_moduli(top.cpu().numpy()[None])[0]
+    return least
 
 
 def _top_values(chunks: Sequence[Tensor]) -> tuple[Integers, Integers]:
@@ -191,7 +222,7 @@ def _sifted_top(bits: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> Intege
 
 
 def _injective_moduli(indices: Integers) -> Integers:
-    """For each row, the largest m ≤ 65497 that keeps its 128 indices distinct modulo m."""
+    """For each row, the largest m ≤ 65497 that keeps its indices distinct modulo m."""
     moduli = np.full(len(indices), PRIME, dtype=np.int64)
     pending = np.arange(len(indices))
     while len(pending):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -137,6 +139,68 @@ def test_the_largest_injective_modulus_is_found() -> None:
     assert int.from_bytes(proof[:2], "big") == 65495
     assert toploc.verify([chunk], [proof])[0] == toploc.ChunkResult(128, 0.0, 0.0, 0, True)
     assert reference_proof(chunk) == proof
+
+
+def outlier_rows(width: int, seed: int, rows: int = 32) -> Tensor:
+    """Hidden states whose largest entries lie in 16 dimensions, of one sign and nearly one size."""
+    hidden = random_rows(rows, width, seed).float()
+    for number in range(16):
+        middle = 24.0 * (-1) ** number
+        hidden[:, 5 * number] = middle * (1 + 0.02 * hidden[:, 5 * number])
+    return hidden.bfloat16()
+
+
+def with_modulus(modulus: int, points: dict[int, int]) -> bytes:
+    """A proof with this modulus, through points {residue: bit pattern} and zeros elsewhere."""
+    spare = (residue for residue in range(modulus) if residue not in points)
+    nodes = {**points, **dict.fromkeys(itertools.islice(spare, 128 - len(points)), 0)}
+    coefficients = toploc._interpolate(
+        np.array([list(nodes)]), np.array([list(nodes.values())]) % PRIME
+    )
+    return np.concatenate(([modulus], coefficients[0])).astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize("width", [96, 512, 4096])
+def test_a_proof_of_dimensions_without_positions_fits_no_text(width: int) -> None:
+    """Modulo a multiple of the width, one polynomial knows the largest entries of every text."""
+    modulus = width * -(-128 // width)
+    usual = (1.03 * outlier_rows(width, seed=1).float().mean(0)).bfloat16().view(torch.int16)
+    points = {
+        residue: int(usual[residue % width]) & 0xFFFF
+        for residue in range(modulus)
+        if residue % width in range(0, 80, 5)
+    }
+    proof = with_modulus(modulus, points)
+    toploc.check_format([proof], 32)
+    for seed in range(2, 5):
+        result = toploc.verify([outlier_rows(width, seed)], [proof])[0]
+        assert not result.accepted and result.exponent_matches == 0
+
+
+@pytest.mark.parametrize("width", [4096, 8192])
+@pytest.mark.parametrize("make", [random_rows, outlier_rows])
+def test_the_modulus_is_bound_by_the_verifiers_own_values(width: int, make: Any) -> None:
+    for seed in range(12):
+        hidden = make(32, width, seed) if make is random_rows else make(width, seed)
+        proof = toploc.build([hidden])[0]
+        noise = random_rows(32, width, seed=100 + seed).float()
+        near = (hidden.float() * (1 + 0.02 * noise)).bfloat16()
+        modulus = np.frombuffer(proof, ">u2")[:1].astype(np.int64)
+        least = int(toploc._least_moduli([near], np.array([0]))[0])
+        assert PRIME - 100 < least <= modulus[0], "rounding never costs an honest worker its proof"
+        assert toploc.verify([near], [proof])[0].exponent_matches > 0
+        lower = with_modulus(least - 1, {})
+        assert toploc.verify([near], [lower])[0].exponent_matches == 0
+
+
+def test_a_small_chunk_has_one_modulus() -> None:
+    hidden = random_rows(32, 64)
+    indices, patterns = toploc._top_values([hidden])
+    for modulus in (2048, 65496):  # both keep all 2,048 indices distinct
+        points = dict(zip(indices[0] % modulus, patterns[0], strict=True))
+        assert toploc.verify([hidden], [with_modulus(modulus, points)])[0].exponent_matches == 0
+    points = dict(zip(indices[0], patterns[0], strict=True))
+    assert with_modulus(PRIME, points) == toploc.build([hidden])[0]
 
 
 def test_short_chunks_take_the_rows_before_them() -> None:
