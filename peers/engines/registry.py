@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -20,12 +20,9 @@ ENTRY_POINT_GROUP = "swarm.engines"
 """Entry points of engines in other packages: `name = "module:Class"`, an `EngineFactory`."""
 
 
-class EngineFactory(Protocol):
-    """Makes an engine; usually the engine's class."""
-
-    def __call__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> Engine:
-        """Load the policy in a Hugging Face folder onto a device; raises `UserError`."""
-        ...
+EngineFactory = Callable[[Path, torch.device, torch.dtype], Engine]
+"""Loads the policy in a Hugging Face folder onto a device; raises `UserError`. Usually the engine's
+class."""
 
 
 def check_engine(name: str) -> None:

@@ -79,6 +79,7 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
 class Curriculum(Protocol):
     """An optional extension of `Environment`: tasks that grow harder during the run."""
 
@@ -145,10 +146,9 @@ def task_of_step(environment: Environment, seed: bytes, step: int, split: Split 
 
     Raises `UserError` when the environment's code raises or returns no task.
     """
-    at: Callable[[bytes, int, Split], Task] | None = getattr(environment, "task_at", None)
-    if at is None:
-        return task_of(environment, seed, split)
-    return _drawn(environment, partial(at, seed, step, split))
+    if isinstance(environment, Curriculum):
+        return _drawn(environment, partial(environment.task_at, seed, step, split))
+    return task_of(environment, seed, split)
 
 
 def task_of(environment: Environment, seed: bytes, split: Split = "train") -> Task:

@@ -220,7 +220,10 @@ class TrainerRole:
         if self._progress.over:
             return False
         step = self._progress.policy
-        await self._teach(child, step)
+        followed = self._progress.versions.follow(step)
+        if followed is not self._taught:
+            await child.follow(manifest_in(followed))
+            self._taught = followed
         times = _StepTimes(began=self._node.world.now())
         self._batches.begin_step()
         trained = await self._train(child, step, times)
@@ -246,13 +249,6 @@ class TrainerRole:
         await self._accepted.consumed()
         await self._heed(child, step, self._alarms.look(trained.figures))
         return True
-
-    async def _teach(self, child: TrainerChild, step: int) -> None:
-        """Make the child follow the version of the run that this step follows."""
-        followed = self._progress.versions.follow(step)
-        if followed is not self._taught:
-            await child.follow(manifest_in(followed))
-            self._taught = followed
 
     async def _train(self, child: TrainerChild, step: int, times: _StepTimes) -> _Trained | None:
         """Train on the next batch that the child can read; None if no further batch comes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,16 @@ from peers.engines.device import find_dtype, use_hardware
 from peers.environments.collection import Environments, labels
 from peers.trainer import metrics
 from peers.trainer.evaluation import accuracy
-from peers.trainer.learning.batch import informative
+from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.reading import read_groups
 from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
 from swarm.jobs import (
+    AcceptedSubmission,
     Accuracy,
     BasePrepared,
     BeginSave,
@@ -49,6 +49,7 @@ from swarm.jobs import (
     TrainStep,
     Unreadable,
 )
+from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.world.job_thread import J, JobThread, R, in_job_thread
 
 
@@ -178,7 +179,7 @@ class TrainerService:
     def train(self, job: TrainStep) -> Trained:
         learner = self._held()
         started = time.perf_counter()
-        read = [read_groups(submission, learner.policies) for submission in job.submissions]
+        read = [_read_groups(submission, learner.policies) for submission in job.submissions]
         # If one rank cannot read a submission, no rank trains on it.
         failed = self._ranks.max([float(isinstance(found, str)) for found in read])
         if any(failed):
@@ -227,21 +228,18 @@ class TrainerService:
     def evaluate(self, job: Evaluate) -> Evaluated:
         if self._ranks.rank != 0:  # only rank 0 answers
             return Evaluated(sampled=0.0, greedy=0.0)
-        found: dict[str, Accuracy] = {}
-        shares: dict[str, float] = {}
         total = sum(reference.weight for reference in self._references)
+        found: dict[str, Accuracy] = {}
+        sampled = greedy = 0.0
         for label, reference in zip(labels(self._references), self._references, strict=True):
             if reference.weight:
-                shares[label] = reference.weight / total
                 environment = self._environments.of(reference)
-                found[label] = accuracy(
+                found[label] = each = accuracy(
                     Path(job.folder), environment, self._sampling, job.prompts, job.split
                 )
-        return Evaluated(
-            sampled=sum(share * found[label].sampled for label, share in shares.items()),
-            greedy=sum(share * found[label].greedy for label, share in shares.items()),
-            environments=found,
-        )
+                sampled += reference.weight / total * each.sampled
+                greedy += reference.weight / total * each.greedy
+        return Evaluated(sampled=sampled, greedy=greedy, environments=found)
 
     @in_job_thread
     def prepare_base(self, job: PrepareBase) -> BasePrepared:
@@ -260,3 +258,41 @@ _SERVICE: type[TrainingService] = TrainerService
 
 def _paths(folders: Mapping[int, str]) -> dict[int, Path]:
     return {step: Path(folder) for step, folder in folders.items()}
+
+
+def _read_groups(submission: AcceptedSubmission, policies: Collection[int]) -> list[Group] | str:
+    """The groups of an accepted submission, or the reason why they cannot be trained on.
+
+    A trusted validator wrote these rollouts, but on another machine: the copy may be damaged.
+    `policies`: the policies that the learner holds.
+    """
+    if submission.policy not in policies:
+        return f"its policy {submission.policy} is not held here; held policies: {policies}"
+    try:
+        raw = Path(submission.path).read_bytes()
+        check_digest(raw, submission.rollouts_digest)
+        return _cut(Rollouts.from_bytes(raw), submission)
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
+    """Split the rows into groups; raises `ValueError` unless each row has exactly one reward."""
+    rewards = submission.rewards
+    if len(rollouts) != sum(map(len, rewards)):
+        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} rollouts")
+    groups = []
+    row = 0
+    for group_rewards, keep in zip(rewards, submission.kept, strict=True):
+        rows = range(row, row + len(group_rewards))
+        groups.append(
+            Group(
+                [rollouts.rollout(each) for each in rows],
+                group_rewards,
+                submission.policy,
+                kept=keep,
+                temperature=submission.sampling.temperature,
+            )
+        )
+        row = rows.stop
+    return groups

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from peers.trainer.learning.launch import Launch
-from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.ranks import Launch, Ranks
 
 DEADLINE_SECONDS = 120.0
 

@@ -163,7 +163,7 @@ def test_mixed_policies_in_one_batch_each_get_their_own_log_mu(base: Path) -> No
     groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
 
     def log_mu(groups: list[Group]) -> torch.Tensor:
-        return score(groups, learner.policy, learner.past, SETTINGS).generator.log_mu
+        return score(groups, learner.policy, learner.past, SETTINGS).log_mu
 
     mixed = log_mu(groups)
     expected = torch.cat([log_mu(random_groups(seed, policy=p)) for seed, p in ((2, 0), (3, 1))])
@@ -358,7 +358,7 @@ def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path
     learner.export(tmp_path / "policy")
     published = read_weights(tmp_path / "policy")
     assert {value.dtype for value in published.values()} == {torch.bfloat16}
-    assert same(learner.past[1], published)
+    assert same(learner.past.held[1], published)
     assert {value.dtype for value in weights_of(learner).values()} == {torch.float32}
     assert load_model(tmp_path / "policy").dtype == torch.bfloat16
 

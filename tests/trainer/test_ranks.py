@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from peers.trainer.learning import ranks as ranks_module
 from peers.trainer.learning import watch as watch_module
 from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.launch import Launch
 from peers.trainer.learning.lead import follow, lead
-from peers.trainer.learning.ranks import RankError, Ranks
+from peers.trainer.learning.ranks import Launch, RankError, Ranks
 from swarm.app.local_peers import free_ports
 from swarm.errors import UserError
 from swarm.jobs import Done, EndTraining

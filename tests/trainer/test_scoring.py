@@ -17,15 +17,12 @@ def test_for_on_policy_tokens_the_training_pass_says_what_a_pass_of_their_own_wo
     learner = Learner(base, SETTINGS)
     learner.train_step(random_groups(1, policy=0), 0)
     groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
-    expected = score(groups, learner.policy, learner.past, SETTINGS).generator
+    expected = score(groups, learner.policy, learner.past, SETTINGS)
     found = score(groups, learner.policy, learner.past, SETTINGS, current=1)
     assert not expected.on_policy.any()
-    assert (
-        found.generator.on_policy.tolist()
-        == found.batch.per_token(found.batch.policy).eq(1).tolist()
-    )
+    assert found.on_policy.tolist() == found.batch.per_token(found.batch.policy).eq(1).tolist()
     for rows in found.passes:
         tokens = found.tokens(rows, *learner.policy.scorer(rows))
         assert not tokens.log_mu.requires_grad
         torch.testing.assert_close(tokens.log_mu, expected.log_mu[rows.index], atol=2e-6, rtol=0)
-    torch.testing.assert_close(found.generator.log_mu, expected.log_mu, atol=2e-6, rtol=0)
+    torch.testing.assert_close(found.log_mu, expected.log_mu, atol=2e-6, rtol=0)

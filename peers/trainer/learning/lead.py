@@ -17,8 +17,15 @@ import msgspec
 import trio
 
 from peers.engines.device import find_device
-from peers.trainer.learning.launch import JOIN_SECONDS, Launch, Store, connect, dist
-from peers.trainer.learning.ranks import RankError, Ranks
+from peers.trainer.learning.ranks import (
+    JOIN_SECONDS,
+    Launch,
+    RankError,
+    Ranks,
+    Store,
+    connect,
+    dist,
+)
 from peers.trainer.learning.watch import Watch
 from swarm.errors import UserError
 from swarm.jobs import Done, EndTraining

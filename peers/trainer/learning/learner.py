@@ -17,8 +17,7 @@ from torch import Tensor
 
 from peers.trainer.learning import states
 from peers.trainer.learning.batch import Group, informative
-from peers.trainer.learning.past import PastPolicies
-from peers.trainer.learning.policy import TrainedPolicy, load_model
+from peers.trainer.learning.policy import PastPolicies, TrainedPolicy, load_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
@@ -45,6 +44,7 @@ class Learner:
         self.consumed: dict[int, list[str]] = {}
         """Submissions trained on, by step. Steps older than `max_staleness` are left out: their
         submissions are too old to be offered again."""
+        self._base = base
         self._ranks = ranks or Ranks()
         model = load_model(base, settings, self._ranks)
         spare = copy.deepcopy(model)  # before either is sharded
@@ -66,7 +66,7 @@ class Learner:
     @property
     def policies(self) -> list[int]:
         """Numbers of the policies whose rollouts can be trained on, ascending."""
-        return self.past.numbers()
+        return sorted(self.past.held)
 
     def follow(self, settings: LearnerSettings) -> None:
         """Follow another version of the run from now on; raises `UserError`.
@@ -76,7 +76,7 @@ class Learner:
         self.settings = settings
         self.policy.follow(settings.optimiser)
         if settings.objective.kl_coefficient and self.past.reference is None:
-            self.past.reference = self.policy.read_base()
+            self.past.reference = self.policy.read_weights(self._base)
 
     # --- learning ----------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Learner:
                     f"a rollout of policy {policy} has age {step - policy} at step {step}; "
                     f"max_staleness is {self.settings.schedule.max_staleness}"
                 )
-            if policy not in self.past:
+            if policy not in self.past.held:
                 raise ValueError(f"policy {policy} is not held; held policies: {self.policies}")
 
     def _cut(self, groups: list[Group]) -> list[list[Group]]:
@@ -180,7 +180,7 @@ class Learner:
         self.step = int(facts["step"])
         self.lineage = int(facts["lineage"])
         self.consumed = {int(step): list(names) for step, names in facts["consumed"].items()}
-        self.past.clear()
+        self.past.held.clear()
         held = self.settings.schedule.max_staleness + 2
         for policy, published in sorted(policies.items()):
             if self.step - held < policy < self.step:

@@ -1,8 +1,8 @@
-"""The policy in training: its fp32 weights, sharded over the ranks, and its AdamW optimiser."""
+"""The policy in training, with its AdamW optimiser, and the past policies of rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from peers.trainer.learning.packing import (
 )
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import local, part_of, shard, whole
+from peers.trainer.learning.sharding import assign, local, part_of, rest, shard, whole
 from swarm.errors import UserError
+from swarm.jobs import Sharding
 from swarm.messages import Optimiser
+from swarm.world.progress import report
 
 Weights = dict[str, Tensor]
 """This rank's part of each of a policy's parameters, by name."""
@@ -103,10 +105,6 @@ class TrainedPolicy:
             for name, parameter in self.model.named_parameters()
         }
 
-    def read_base(self) -> Weights:
-        """This rank's part of the base policy."""
-        return self.read_weights(self._base)
-
     def check_fit(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
         """Raise `UserError` unless the tensors of `folder` have this policy's names and shapes."""
         for name, parameter in self.model.named_parameters():
@@ -154,3 +152,35 @@ class TrainedPolicy:
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
+
+
+class PastPolicies:
+    """The policies that rollouts may come from, and a spare model that scores with them."""
+
+    def __init__(self, spare: Any, ranks: Ranks, sharding: Sharding) -> None:
+        """`spare`: a model of the policy's architecture, whose weights are overwritten."""
+        self._device = ranks.device
+        self._spare = spare.requires_grad_(False)
+        self._scorer = Scorer(self._spare)
+        shard(self._scorer, self._spare.model.layers, ranks, sharding)
+        self.held: dict[int, Weights] = {}
+        """Weights of the policies whose rollouts can be trained on, by number."""
+        self.reference: Weights | None = None
+        """Weights of the KL term's reference, once needed."""
+
+    def keep(self, policy: int, weights: Weights, count: int) -> None:
+        """Add a policy and hold the newest `count` from now on."""
+        self.held[policy] = weights
+        for old in sorted(self.held)[:-count]:
+            del self.held[old]
+
+    @torch.no_grad()
+    def score(self, weights: Weights, passes: Sequence[Rows]) -> Tensor:
+        """Log-probabilities of a batch's completion tokens under these weights, fp32 [n]."""
+        assign(self._spare, weights)
+        values = torch.empty(sum(len(rows.index) for rows in passes), device=self._device)
+        for rows in passes:
+            report()
+            values[rows.index] = self._scorer(rows, entropy=False)[0]
+        rest(self._scorer)
+        return values

@@ -1,19 +1,26 @@
-"""The ranks that hold one policy together, and their collectives."""
+"""The ranks that `torchrun` started to hold one policy together, and their collectives."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from peers.trainer.learning.launch import Launch, Store, dist
 from swarm.errors import SwarmError, UserError
 
+dist: Any = torch.distributed  # its type stubs lack some names
+Store = Any
 ProcessGroup = Any
+
+JOIN_SECONDS = 300.0
+"""Time for all ranks to start: each imports torch."""
 
 COLLECTIVE_SECONDS = 600.0
 """Longest wait of one rank for another within a step. All do the same work, so waits are short."""
@@ -29,6 +36,45 @@ class RankError(SwarmError):
     """A rank died, or could not do its part; the message names it."""
 
 
+@dataclass(frozen=True)
+class Launch:
+    """This process among those that `torchrun` started."""
+
+    rank: int
+    world: int
+    local_rank: int
+
+    @staticmethod
+    def here() -> Launch:
+        """Read it from the environment; by default a single process. Raises `UserError`."""
+        found = []
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+            text = os.environ.get(name, default)
+            if not text.isdigit():
+                raise UserError(f"the environment's {name} is {text!r}; torchrun sets a number")
+            found.append(int(text))
+        return Launch(*found)
+
+
+def connect(launch: Launch, *, is_master: bool = False) -> Store:
+    """Connect to the rendezvous store; torchrun's agent serves it, so it outlives every rank."""
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=is_master and not served,
+            timeout=timedelta(seconds=JOIN_SECONDS),
+            wait_for_workers=False,
+        )
+    except KeyError as error:
+        raise UserError(
+            f"WORLD_SIZE is {launch.world} but {error} is not set; start all ranks with torchrun"
+        ) from error
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an earlier start's keys are stale
+    return dist.PrefixStore(f"swarm-{restart}", store)
+
+
 class Ranks:
     """All ranks, as one of them sees them. `Ranks()` is a single process without a group."""
 
@@ -39,7 +85,8 @@ class Ranks:
         self.mesh: DeviceMesh | None = None
         """(replicas, shards); set by `make_mesh`."""
         self._control: ProcessGroup | None = None
-        self._saving: ProcessGroup | None = None
+        self.saving_group: ProcessGroup | None = None
+        """The group for collectives of the thread that writes states."""
 
     @staticmethod
     def join(launch: Launch, store: Store, device: torch.device) -> Ranks:
@@ -56,7 +103,7 @@ class Ranks:
         )
         ranks = Ranks(launch, device)
         ranks._control = dist.new_group(backend="gloo")
-        ranks._saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
+        ranks.saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
         return ranks
 
     def make_mesh(self, replicas: int) -> DeviceMesh:
@@ -129,13 +176,8 @@ class Ranks:
         mine = torch.zeros(ERROR_BYTES, dtype=torch.uint8)
         mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         gathered = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(gathered, mine, group=self._saving if saving else self._control)
+        dist.all_gather(gathered, mine, group=self.saving_group if saving else self._control)
         for rank, raw in enumerate(gathered):
             reason = bytes(raw.tolist()).rstrip(b"\0").decode("utf-8", "replace")
             if reason:
                 raise RankError(f"rank {rank} of {self.world}: {reason}") from error
-
-    @property
-    def saving_group(self) -> ProcessGroup | None:
-        """The group for collectives of the thread that writes states."""
-        return self._saving

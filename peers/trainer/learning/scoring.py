@@ -13,36 +13,13 @@ from peers.trainer.learning import objective as objectives
 from peers.trainer.learning.batch import Batch, Group, make_batch
 from peers.trainer.learning.objective import Tokens, Totals
 from peers.trainer.learning.packing import Rows
-from peers.trainer.learning.past import PastPolicies
-from peers.trainer.learning.policy import TrainedPolicy
+from peers.trainer.learning.policy import PastPolicies, TrainedPolicy
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 
 ENGINE_DIFFERENCE_MAX = 0.1
 """A token counts as outside if the engine's log-probability differs from the trainer's by more
 than this, in nats."""
-
-
-@dataclass(frozen=True)
-class GeneratorScores:
-    """log μ: each token's log-probability under the policy that generated it.
-
-    The trainer computes it with its own copies of those policies, since a worker may lie. Tokens
-    of *on-policy* rollouts need no pass of their own: their generating policy equals the learner
-    bit for bit, so the training pass computes the same numbers. `at` takes them from there, which
-    saves a forward pass.
-    """
-
-    log_mu: Tensor
-    """log μ of each token, fp32 [n]; undefined where `on_policy`, until `at` fills it in."""
-    on_policy: Tensor
-    """Whether each token's generating policy equals the learner, bool [n]."""
-
-    def at(self, index: Tensor, log_pi: Tensor) -> Tensor:
-        """log μ of the tokens `index`, whose log-probability in the training pass is `log_pi`."""
-        own = self.on_policy[index]
-        self.log_mu[index[own]] = log_pi.detach()[own]
-        return self.log_mu[index]
 
 
 @dataclass(frozen=True)
@@ -57,7 +34,13 @@ class ScoredBatch:
     totals: Totals
     """Totals over all ranks."""
     passes: list[Rows]
-    generator: GeneratorScores
+    log_mu: Tensor
+    """log μ of each token, under the policy that generated it, fp32 [n]. The trainer computes it
+    with its own copies of those policies, since a worker may lie. Undefined where `on_policy`,
+    until `tokens` fills it in."""
+    on_policy: Tensor
+    """Whether each token's generating policy equals the learner bit for bit, bool [n]. The training
+    pass computes the same numbers for such tokens, so they need no pass of their own."""
     old_is_generator: bool
     """Whether the ratio's denominator is μ, as with `schedule.old = "generation"`."""
     log_start: Tensor | None
@@ -76,7 +59,9 @@ class ScoredBatch:
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
         here = rows.index
-        log_mu = self.generator.at(here, log_pi)
+        own = self.on_policy[here]
+        self.log_mu[here[own]] = log_pi.detach()[own]
+        log_mu = self.log_mu[here]
         if self.old_is_generator:
             log_old = log_mu
         else:
@@ -111,7 +96,7 @@ def score(
     batch = everything.rows(mine)
     passes = policy.passes(batch)
     log_start = None
-    generator = _score_generators(groups, batch, policy, past, current)
+    log_mu, on_policy = _score_generators(groups, batch, policy, past, current)
     if settings.schedule.old == "step_start" and current is None:
         log_start = past.score(policy.weights(), passes)  # not `published()`, which may be rounded
     log_reference = None
@@ -124,7 +109,8 @@ def score(
         batch=batch,
         totals=Totals(int(tokens), int(completions), settings.completion_tokens_max),
         passes=passes,
-        generator=generator,
+        log_mu=log_mu,
+        on_policy=on_policy,
         old_is_generator=settings.schedule.old == "generation",
         log_start=log_start,
         log_reference=log_reference,
@@ -140,8 +126,8 @@ def _score_generators(
     policy: TrainedPolicy,
     past: PastPolicies,
     current: int | None,
-) -> GeneratorScores:
-    """Score each token under its generating policy, except the on-policy tokens."""
+) -> tuple[Tensor, Tensor]:
+    """(log μ, on-policy) of each token; log μ is left 0 for on-policy tokens."""
     device = policy.ranks.device
     exact = policy.published_dtype == torch.float32  # then publishing rounds nothing
     learner = current if current is not None and exact else -1
@@ -149,8 +135,8 @@ def _score_generators(
     log_mu = torch.zeros(batch.token_count(), device=device)
     for number in sorted({group.policy for group in groups} - {learner}):
         part = batch.rows(batch.policy == number)
-        log_mu[policy_of_token == number] = past.score(past[number], policy.passes(part))
-    return GeneratorScores(log_mu, on_policy=policy_of_token == learner)
+        log_mu[policy_of_token == number] = past.score(past.held[number], policy.passes(part))
+    return log_mu, policy_of_token == learner
 
 
 def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, float]:
@@ -160,7 +146,7 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
     in nats. `engine_kl`: KL(engine ‖ trainer) per token. `engine_outside_share`: share of tokens
     that differ by more than `ENGINE_DIFFERENCE_MAX`. Empty where engines reported none.
     """
-    ours = torch.cat([batch.generator.log_mu.cpu() for batch in batches])
+    ours = torch.cat([batch.log_mu.cpu() for batch in batches])
     theirs = torch.cat([batch.reported for batch in batches])
     ours, theirs = ours[~theirs.isnan()], theirs[~theirs.isnan()]
     difference = (ours - theirs).abs()

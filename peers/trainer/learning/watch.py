@@ -14,7 +14,7 @@ import threading
 import time
 from typing import NoReturn
 
-from peers.trainer.learning.launch import Launch, connect, dist
+from peers.trainer.learning.ranks import Launch, connect, dist
 
 ALIVE_SECONDS = 1.0
 """Time between a rank's signs of life."""
