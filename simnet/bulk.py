@@ -28,10 +28,10 @@ from swarm.transport import (
     Refused,
     Source,
     fetch_in_turn,
+    refusal,
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.http import limits as http_limits
-from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 
@@ -307,5 +307,5 @@ async def _copy(
             raise FetchError(f"{server} broke off after {done + len(data)} bytes")
         sink.write(data)
         done += size
-    sender._traffic.sent += blob.size_bytes
-    receiver._traffic.received += blob.size_bytes
+    sender.traffic.sent += blob.size_bytes
+    receiver.traffic.received += blob.size_bytes

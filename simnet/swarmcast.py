@@ -261,7 +261,7 @@ class Cast:
                 nursery.start_soon(self._fetch, peer, checkpoint, number)
             nursery.start_soon(self._churn, checkpoint, nursery)
             await self._over.wait()
-            sent = {peer: peer.transport.bulk_bytes().sent for peer in self.peers}
+            sent = {peer: peer.transport.traffic.sent for peer in self.peers}
             self.outcome.sent_by_receivers = sum(sent[peer] for peer in self.receivers)
             self.outcome.sent_in_pieces = sum(sent.values())
             overhead = FRAME_OVERHEAD_BYTES * self.network.messages

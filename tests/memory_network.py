@@ -36,10 +36,10 @@ from swarm.transport import (
     StreamError,
     fetch_in_turn,
     limits,
+    refusal,
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.http import limits as http_limits
-from swarm.transport.refusals import refusal
 from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 
@@ -450,6 +450,6 @@ class MemoryTransport(BaseTransport):
             if len(data) != size:
                 raise FetchError(f"{server.peer_id} broke off after {done + len(data)} bytes")
             sink.write(data)
-            sender._traffic.sent += size
-            receiver._traffic.received += size
+            sender.traffic.sent += size
+            receiver.traffic.received += size
             done += size

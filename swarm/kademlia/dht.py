@@ -31,8 +31,8 @@ from swarm.transport import ConnectError, Transport
 from swarm.world import World
 
 QUORUM = 11
-"""Valid copies after which a read may stop, and a write counts as done: the majority of k, so that
-a read and a write always share a holder."""
+"""Valid copies after which a read may stop: the majority of k, so that it shares a holder with a
+write that reached most of them."""
 
 REFRESH_SECONDS = 1800.0
 """A bucket that no lookup went through for this long is refreshed by a lookup. A lookup costs about
@@ -159,10 +159,10 @@ class Kademlia:
         """Stop republishing a record of this peer; the copies at others expire."""
         self._publisher.withdraw(key)
 
-    async def get(self, key: bytes, *, quorum: int = QUORUM) -> bytes | None:
+    async def get(self, key: bytes) -> bytes | None:
         """The best record under a key, or None.
 
-        Asks the peers nearest to the key until `quorum` of them gave a valid record or all k were
+        Asks the peers nearest to the key until `QUORUM` of them gave a valid record or all k were
         asked. This peer's own copy is compared too, but does not count towards the quorum. Then
         the best record is stored at the peers that had an older one (or none, if all k were asked).
         """
@@ -175,7 +175,7 @@ class Kademlia:
             valid += copies[source.peer] is not None
 
         def enough() -> bool:
-            return valid >= quorum
+            return valid >= QUORUM
 
         result = await self._contacts.lookup(MessageType.GET_VALUE, key, hear=hear, enough=enough)
         opinions = [

@@ -169,7 +169,7 @@ class RunNode:
 
     def describe(self) -> Heartbeat:
         """Make this peer's current heartbeat."""
-        moved = self.node.transport.bulk_bytes()
+        moved = self.node.transport.traffic
         return Heartbeat(
             roles=self.node.settings.role,
             policy=self.status.policy,

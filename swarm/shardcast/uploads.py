@@ -109,7 +109,7 @@ class Uploads:
     def _release(self, number: int, blob: OpenBlob) -> None:
         blob.release()
         self._stop_counting(number)
-        sent = self._transport.bulk_bytes().sent
+        sent = self._transport.traffic.sent
         if sent < self._until_sent:
             return
         now = self._world.now()
@@ -124,5 +124,5 @@ class Uploads:
 
     def _measure_from(self, now: float, active_bytes: int) -> None:
         self._since = now
-        self._sent = self._transport.bulk_bytes().sent
+        self._sent = self._transport.traffic.sent
         self._until_sent = self._sent + 2 * active_bytes

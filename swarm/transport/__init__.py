@@ -20,10 +20,10 @@ from swarm.identity import PeerId
 from swarm.world import Piece, Sink
 
 __all__ = [
+    "BUSY_STATUSES",
     "Arrived",
     "BlobReference",
     "BlobTransport",
-    "BulkBytes",
     "BulkService",
     "ConnectError",
     "ConnectionEvent",
@@ -37,8 +37,11 @@ __all__ = [
     "Stream",
     "StreamError",
     "StreamHandler",
+    "Traffic",
     "Transport",
     "fetch_in_turn",
+    "fetch_one",
+    "refusal",
 ]
 
 
@@ -82,6 +85,26 @@ class FetchError(PeerError):
         self.retry = retry
         self.busy = busy
         self.lacks = lacks
+
+
+RETRY_STATUSES = (404, 429, 503)
+"""Refusals that may end with time: the source lacks the piece so far, or is overloaded."""
+
+LACKS_STATUSES = (403, 404, 410)
+"""A web server does not have the file, or serves it to nobody (buckets answer 403 for both)."""
+
+BUSY_STATUSES = (429, 503)
+"""Refusals that say nothing against the source."""
+
+
+def refusal(name: str, status: int, reason: str) -> FetchError:
+    """The error for a refusal by a source or target, from its HTTP status and reason."""
+    return FetchError(
+        f"{name} refused: {status} {reason}",
+        retry=status in RETRY_STATUSES,
+        busy=status in BUSY_STATUSES,
+        lacks=status in LACKS_STATUSES,
+    )
 
 
 class Framing(enum.Enum):
@@ -155,12 +178,12 @@ class Source:
     """`http://host:port` roots, a peer's or a mirror's, that answer `GET /blob/<hex digest>`."""
 
 
-@dataclass(frozen=True)
-class BulkBytes:
-    """Bytes of blobs that this peer has sent and received since it started."""
+@dataclass
+class Traffic:
+    """Body bytes of blobs that this peer has sent and received since it started."""
 
-    sent: int
-    received: int
+    sent: int = 0
+    received: int = 0
 
 
 @dataclass
@@ -213,6 +236,34 @@ Arrived = Callable[[Piece], Awaitable[None]]
 """Verifies and commits each blob of a `fetch_run`, before the next is received."""
 
 
+class BlobTransport(Protocol):
+    """The part of a transport that fetching needs."""
+
+    peer_id: PeerId
+
+    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
+        """Fetch a blob from one source into `sink`; the caller verifies and commits.
+
+        Raises `FetchError` when the source refuses, stalls, breaks off or sends a wrong size.
+        """
+        ...
+
+    async def fetch_run(
+        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
+    ) -> None:
+        """Fetch several blobs from one source, requesting all at once where that is possible.
+
+        They arrive in the order of `wanted`, each into its sink. `arrived` gets each blob before
+        the next is received. The first blob that fails ends the run with `FetchError`; what
+        `arrived` raises is raised too.
+        """
+        ...
+
+    def round_trip_seconds(self, source: Source) -> float:
+        """The shortest round trip to a source measured so far, in seconds; 0 if none was."""
+        ...
+
+
 async def fetch_in_turn(
     transport: BlobTransport,
     source: Source,
@@ -224,30 +275,24 @@ async def fetch_in_turn(
         await arrived(await transport.fetch(source, reference, sink))
 
 
-class BlobTransport(Protocol):
-    """The part of a transport that fetching needs."""
+async def fetch_one(
+    transport: BlobTransport, source: Source, reference: BlobReference, sink: Sink
+) -> Piece:
+    """Implement `fetch` by a run of one blob."""
+    pieces: list[Piece] = []
 
-    peer_id: PeerId
+    async def arrived(piece: Piece) -> None:
+        pieces.append(piece)
 
-    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        """See `Transport.fetch`."""
-        ...
-
-    async def fetch_run(
-        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
-    ) -> None:
-        """See `Transport.fetch_run`."""
-        ...
-
-    def round_trip_seconds(self, source: Source) -> float:
-        """See `Transport.round_trip_seconds`."""
-        ...
+    await transport.fetch_run(source, [(reference, sink)], arrived)
+    return pieces[0]
 
 
-class Transport(Protocol):
+class Transport(BlobTransport, Protocol):
     """A peer's own end of the network."""
 
-    peer_id: PeerId
+    traffic: Traffic
+    """Pushes are counted too."""
 
     def addresses(self) -> Sequence[str]:
         """This peer's multiaddrs, each ending in `/p2p/<peer id>`; relayed ones included."""
@@ -310,37 +355,11 @@ class Transport(Protocol):
         """Answer a protocol: one handler per protocol, a bounded number of streams per peer."""
         ...
 
-    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        """Fetch a blob from one source into `sink`; the caller verifies and commits.
-
-        Raises `FetchError` when the source refuses, stalls, breaks off or sends a wrong size.
-        """
-        ...
-
-    async def fetch_run(
-        self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
-    ) -> None:
-        """Fetch several blobs from one source, requesting all at once where that is possible.
-
-        They arrive in the order of `wanted`, each into its sink. `arrived` gets each blob before
-        the next is received. The first blob that fails ends the run with `FetchError`; what
-        `arrived` raises is raised too.
-        """
-        ...
-
-    def round_trip_seconds(self, source: Source) -> float:
-        """The shortest round trip to a source measured so far, in seconds; 0 if none was."""
-        ...
-
     async def push(self, target: Source, reference: BlobReference, path: str) -> None:
         """Send the blob in local file `path` to `target`, which checks its hash (HTTP PUT).
 
         Raises `FetchError` with the target's reason.
         """
-        ...
-
-    def bulk_bytes(self) -> BulkBytes:
-        """Body bytes of blobs sent and received so far, pushes included."""
         ...
 
     def serve_bulk(self, service: BulkService) -> None:

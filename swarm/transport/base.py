@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -13,13 +14,13 @@ import trio
 from swarm.errors import PeerError
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
-    BulkBytes,
     BulkService,
     ConnectionEvent,
     Framing,
     Source,
     Stream,
     StreamHandler,
+    Traffic,
     limits,
 )
 from swarm.transport.framing import ByteStream, FramedStream
@@ -44,21 +45,13 @@ class _ServedStream(Stream, Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Handler:
     """One served protocol."""
 
-    def __init__(self, run: StreamHandler, framing: Framing, frame_bytes_max: int) -> None:
-        self.run = run
-        self.framing = framing
-        self.frame_bytes_max = frame_bytes_max
-
-
-class Traffic:
-    """Body bytes of blobs sent and received so far."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.received = 0
+    run: StreamHandler
+    framing: Framing
+    frame_bytes_max: int
 
 
 class BaseTransport:
@@ -75,7 +68,7 @@ class BaseTransport:
         self._handlers: dict[str, Handler] = {}
         self._service: BulkService | None = None
         self._credential = b""
-        self._traffic = Traffic()
+        self.traffic = Traffic()
         self._banned_until: dict[PeerId, float] = {}
         self._vouched_until: dict[PeerId, float] = {}
         self._served_streams: Counter[PeerId] = Counter()
@@ -106,20 +99,14 @@ class BaseTransport:
             raise ValueError("the bulk plane is served already")
         self._service = service
 
-    def bulk_bytes(self) -> BulkBytes:
-        """Body bytes of blobs sent and received so far, pushes included."""
-        return BulkBytes(sent=self._traffic.sent, received=self._traffic.received)
-
     def round_trip_seconds(self, source: Source) -> float:
         """Zero: this transport does not measure round trips."""
         return 0.0
 
     def set_credential(self, credential: bytes) -> None:
-        """Set the admission envelope that this peer shows to bulk servers from now on."""
         self._credential = credential
 
     def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]:
-        """A new subscription to connection events; a subscriber that lags loses its oldest."""
         send, receive = trio.open_memory_channel[ConnectionEvent](CONNECTION_EVENTS_MAX)
         self._subscribers.append((send, receive))
         return receive
@@ -150,7 +137,6 @@ class BaseTransport:
         return self._banned_until.get(peer, 0.0) > self._world.now()
 
     def vouch(self, peer: PeerId, seconds: float) -> None:
-        """Treat a peer as trusted or admitted for `seconds`."""
         now = self._world.now()
         self._vouched_until = {p: t for p, t in self._vouched_until.items() if t > now}
         self._vouched_until[peer] = max(self._vouched_until.get(peer, 0.0), now + seconds)

@@ -185,7 +185,6 @@ class FramedStream:
         protocol: str,
         framing: Framing = Framing.SWARM,
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
-        on_closed: Callable[[], None] = lambda: None,
         on_held: Callable[[int], None] = lambda change_bytes: None,
     ) -> None:
         self.peer = peer
@@ -193,7 +192,6 @@ class FramedStream:
         self._carrier = carrier
         self._framing = framing
         self._decoder = Decoder(framing, frame_bytes_max)
-        self._on_closed = on_closed
         self._on_held = on_held
         self.held_bytes = 0
         """Bytes of frames that `receive` has not returned yet, an unfinished frame included."""
@@ -294,8 +292,6 @@ class FramedStream:
         except BaseException:
             self._fail("this peer is shutting down")
             raise
-        finally:
-            self._on_closed()
 
     async def wait_remote_end(self) -> None:
         """Return once the other side has ended or the stream failed."""

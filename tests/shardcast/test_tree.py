@@ -314,7 +314,7 @@ def test_the_uplink_is_measured(bytes_per_second: float, monkeypatch: pytest.Mon
             blob = one.service.open(None, digest)
             while trio.current_time() < 100:
                 await trio.sleep(size / bytes_per_second)
-                one.transport._traffic.sent += size  # type: ignore[attr-defined]
+                one.transport.traffic.sent += size
                 following = one.service.open(None, digest)
                 blob.release()
                 blob = following

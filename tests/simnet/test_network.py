@@ -380,7 +380,7 @@ def test_two_who_fetch_share_the_uplink_of_the_source() -> None:
             nursery.start_soon(note, carol)
         # 100 MB/s: bob's line takes 20 of it, so carol gets 80; then bob is alone, and slow.
         assert times == pytest.approx([SIZE / 80e6, SIZE / 20e6], rel=0.01)
-        assert alice.transport.bulk_bytes().sent == 2 * SIZE
+        assert alice.transport.traffic.sent == 2 * SIZE
 
     run(
         main,

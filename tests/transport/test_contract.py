@@ -419,8 +419,8 @@ def test_a_blob_is_fetched_from_the_middle_of_a_file(network: Network) -> None:
             assert service.asked == [(alice.id, b"my admission")]  # once a connection
             assert service.clients == [alice.id] * 3
             assert service.released == 3
-            assert alice.transport.bulk_bytes().received == 3 * len(DATA)
-            assert bob.transport.bulk_bytes().sent == 3 * len(DATA)
+            assert alice.transport.traffic.received == 3 * len(DATA)
+            assert bob.transport.traffic.sent == 3 * len(DATA)
 
     network.run(main)
 
@@ -462,7 +462,7 @@ def test_a_run_of_blobs_arrives_in_order_up_to_the_first_that_fails(network: Net
             assert await fetch(broken) == [b"tiny", b"t", b"failed"]
             assert await fetch(references[::-1]) == parts[::-1]
             assert service.released == len(service.clients) - 1  # the unknown one was never opened
-            assert alice.transport.bulk_bytes().received >= 2 * sum(map(len, parts))
+            assert alice.transport.traffic.received >= 2 * sum(map(len, parts))
 
     network.run(main)
 
@@ -497,7 +497,7 @@ def test_a_push_arrives_or_says_why_not(network: Network) -> None:
             await alice.transport.push(source_of(bob), reference, "mine")
             assert service.pushed == {reference.digest: DATA}
             assert service.clients == [alice.id]
-            assert bob.transport.bulk_bytes().received == len(DATA)
+            assert bob.transport.traffic.received == len(DATA)
 
             service.quota = 10
             with pytest.raises(FetchError, match="413 over the quota") as refused:

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,16 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm.identity import Identity
-from swarm.transport import BlobReference, FetchError, OpenBlob
-from swarm.transport.base import Traffic
-from swarm.transport.http import clients, limits, server
+from swarm.transport import BlobReference, FetchError, OpenBlob, Traffic
+from swarm.transport.http import limits, server, session
 from swarm.transport.http.client import BulkClient
-from swarm.transport.http.heads import Unreachable
-from swarm.transport.http.messages import Proof, proof_message
+from swarm.transport.http.messages import Proof, Unreachable, proof_message
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
-from swarm.world import Disk
+from swarm.world import Disk, Piece
 from swarm.world.disk import LocalDisk
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, Service, Sink
@@ -93,6 +92,17 @@ async def client_of(
         yield client
     finally:
         client.pool.close()
+
+
+async def fetch(client: BulkClient, root: str, peer, reference: BlobReference, sink: Any) -> Piece:
+    """Fetch one blob."""
+    pieces: list[Piece] = []
+
+    async def arrived(piece: Piece) -> None:
+        pieces.append(piece)
+
+    await client.fetch_run(root, peer, [(reference, sink)], arrived)
+    return pieces[0]
 
 
 async def dial(root: str) -> trio.SocketStream:
@@ -203,7 +213,7 @@ def test_who_proves_nothing_is_nobody(disk) -> None:
             assert service.clients == [None]
             async with client_of(disk) as client:
                 sink = Sink(len(DATA))
-                piece = await client.fetch(root, BOB.peer_id, reference, sink)
+                piece = await fetch(client, root, BOB.peer_id, reference, sink)
                 assert piece.verify(reference.digest)
             assert service.clients == [None, ALICE.peer_id]
 
@@ -218,9 +228,9 @@ def test_connections_are_kept_and_a_new_credential_opens_a_new_one(disk) -> None
         async with serving(service, disk) as root:
             client = BulkClient(ALICE, disk, lambda: credentials[0], Traffic())
             for _ in range(3):
-                await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+                await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
             credentials[0] = b"second"
-            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
             client.pool.close()
         assert service.asked == [(ALICE.peer_id, b"first"), (ALICE.peer_id, b"second")]
 
@@ -248,17 +258,17 @@ def test_a_refusal_costs_no_new_connection(disk, monkeypatch) -> None:
             for _ in range(5):
                 await fails(client, [unknown])
             await fails(client, [reference, unknown])
-            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
             assert len(service.asked) == 1, "all on one connection"
             await fails(client, [unknown, reference])  # an answer is still on its way
             sink = Sink(len(DATA))
-            await client.fetch(root, BOB.peer_id, reference, sink)
+            await fetch(client, root, BOB.peer_id, reference, sink)
             assert sink.data == DATA
             assert len(service.asked) == 2
             service.quota = 5
             with pytest.raises(FetchError, match="413 over the quota"):
                 await client.push(root, BOB.peer_id, reference, "blob")
-            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
             assert len(service.asked) == 3, "after a push that was refused the server closes"
 
     run(main)
@@ -279,7 +289,7 @@ def test_a_server_that_restarted_is_found_again(disk) -> None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(server.serve, listeners)
                     root = f"http://127.0.0.1:{port}"
-                    await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+                    await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
                     nursery.cancel_scope.cancel()
 
     run(main)
@@ -470,7 +480,7 @@ def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch
 
 
 def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
-    monkeypatch.setattr(clients, "CONNECTIONS_PER_PEER_MAX", 2)
+    monkeypatch.setattr(session, "CONNECTIONS_PER_PEER_MAX", 2)
 
     async def main() -> None:
         service = Service()
@@ -492,8 +502,8 @@ def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
 
 
 def test_a_flood_of_small_requests_slows_only_its_sender(disk, monkeypatch) -> None:
-    monkeypatch.setattr(clients, "SMALL_REQUESTS_PER_SECOND", 20.0)
-    monkeypatch.setattr(clients, "SMALL_REQUESTS_BURST", 4.0)
+    monkeypatch.setattr(session, "SMALL_REQUESTS_PER_SECOND", 20.0)
+    monkeypatch.setattr(session, "SMALL_REQUESTS_BURST", 4.0)
 
     async def main() -> None:
         service = Service()
@@ -523,7 +533,7 @@ def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
         ended: list[float] = []
 
         async def fetch_one(client: BulkClient) -> None:
-            await client.fetch(root, None, reference, Sink(len(DATA)))
+            await fetch(client, root, None, reference, Sink(len(DATA)))
             ended.append(trio.current_time() - began)
 
         async with trio.open_nursery() as nursery, client_of(disk) as client:
@@ -613,15 +623,16 @@ def test_an_https_mirror_is_used_and_its_certificate_checked(disk, tmp_path) -> 
         root = f"https://localhost:{port}/bucket"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, static, listeners)
-            client = BulkClient(ALICE, disk, lambda: b"", Traffic(), tls=here)
+            client = BulkClient(ALICE, disk, lambda: b"", Traffic())
+            client.pool.tls = here
             for _ in range(2):
                 sink = Sink(len(body))
-                await client.fetch(root, None, BlobReference(bytes(32), len(body)), sink)
+                await fetch(client, root, None, BlobReference(bytes(32), len(body)), sink)
                 assert sink.data == body
             client.pool.close()
             stranger = BulkClient(ALICE, disk, lambda: b"", Traffic())
             with pytest.raises(Unreachable, match="certificate"):
-                await stranger.fetch(root, None, BlobReference(bytes(32), 1), Sink(1))
+                await fetch(stranger, root, None, BlobReference(bytes(32), 1), Sink(1))
             stranger.pool.close()
             nursery.cancel_scope.cancel()
 
@@ -722,7 +733,7 @@ def test_bad_answers_are_fetch_errors(disk, monkeypatch, script, reason: str) ->
     async def main() -> None:
         async with scripted(script) as root, client_of(disk) as client:
             with pytest.raises(FetchError, match=reason) as caught:
-                await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
+                await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
             assert root in str(caught.value)
 
     run(main)
@@ -753,7 +764,7 @@ def test_a_connection_is_kept_after_a_refusal_that_was_read_whole(disk, script, 
         async with scripted(counted) as root, client_of(disk) as client:
             for _ in range(3):
                 with pytest.raises(FetchError, match="refused"):
-                    await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
+                    await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
             assert connections == (1 if kept else 3)
 
     run(main)
@@ -774,9 +785,9 @@ def test_a_server_that_says_nothing_or_hangs_up(disk, monkeypatch) -> None:
             for script in (silent, hang_up):
                 async with scripted(script) as root:
                     with pytest.raises(FetchError):
-                        await client.fetch(root, None, reference, Sink(10))
+                        await fetch(client, root, None, reference, Sink(10))
                     with pytest.raises(Unreachable):  # another way to the peer may work
-                        await client.fetch(root, BOB.peer_id, reference, Sink(10))
+                        await fetch(client, root, BOB.peer_id, reference, Sink(10))
                     disk.put("ten", b"0123456789")
                     with pytest.raises(FetchError):
                         await client.push(root, None, reference, "ten")
@@ -799,7 +810,7 @@ def test_a_plain_web_server_is_a_mirror(disk) -> None:
         async with scripted(static) as root, client_of(disk) as client:
             for peer in (None, BOB.peer_id):
                 sink = Sink(10)
-                await client.fetch(f"{root}/cdn", peer, BlobReference(bytes(32), 10), sink)
+                await fetch(client, f"{root}/cdn", peer, BlobReference(bytes(32), 10), sink)
                 assert sink.data == body
 
     run(main)
@@ -812,7 +823,7 @@ def test_no_socket_is_left_when_a_fetch_is_cancelled(disk) -> None:
     async def main() -> None:
         async with scripted(silent) as root, client_of(disk) as client:
             with trio.move_on_after(0.1) as scope:
-                await client.fetch(root, None, BlobReference(bytes(32), 10), Sink(10))
+                await fetch(client, root, None, BlobReference(bytes(32), 10), Sink(10))
             assert scope.cancelled_caught
             assert not client.pool._idle
 
@@ -834,7 +845,7 @@ def test_ipv6_roots(disk) -> None:
         async with trio.open_nursery() as nursery, client_of(disk) as client:
             nursery.start_soon(server.serve, listeners)
             root = f"http://[::1]:{listeners[0].socket.getsockname()[1]}"
-            await client.fetch(root, BOB.peer_id, reference, Sink(len(DATA)))
+            await fetch(client, root, BOB.peer_id, reference, Sink(len(DATA)))
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -853,7 +864,7 @@ def test_from_disk_to_disk(tmp_path) -> None:
         async with serving(service, there) as root, client_of(here) as client:
             sink = here.sink("file", 10, len(DATA))
             reference = BlobReference(digest, len(DATA))
-            piece = await client.fetch(root, BOB.peer_id, reference, sink)
+            piece = await fetch(client, root, BOB.peer_id, reference, sink)
             assert piece.verify(digest)
             await sink.commit(piece)
             sink.abandon()

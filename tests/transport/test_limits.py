@@ -11,10 +11,10 @@ import trio
 
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError
-from swarm.transport.http import clients, server
+from swarm.transport.http import server, session
 
 from .harness import ALICE, BOB, CAROL, FolderDisk, Service, Sink
-from .test_http import ask, challenge, client_of, dial, get, prove, serving
+from .test_http import ask, challenge, client_of, dial, fetch, get, prove, serving
 
 UNKNOWN = BlobReference(b"?" * 32, 1)
 SLOW = 0.3
@@ -29,8 +29,8 @@ def disk(tmp_path) -> FolderDisk:
 @pytest.fixture
 def few_small_requests(monkeypatch) -> None:
     """Four at once, then one in half a second."""
-    monkeypatch.setattr(clients, "SMALL_REQUESTS_PER_SECOND", 2.0)
-    monkeypatch.setattr(clients, "SMALL_REQUESTS_BURST", 4.0)
+    monkeypatch.setattr(session, "SMALL_REQUESTS_PER_SECOND", 2.0)
+    monkeypatch.setattr(session, "SMALL_REQUESTS_BURST", 4.0)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -128,8 +128,8 @@ def test_a_server_that_takes_no_more_connections_is_busy_to_a_client(disk, monke
             async with await dial(root) as only:
                 await challenge(only)
                 with pytest.raises(FetchError, match="503") as refused:
-                    await client.fetch(root, BOB.peer_id, reference, Sink(len(data)))
+                    await fetch(client, root, BOB.peer_id, reference, Sink(len(data)))
                 assert refused.value.busy
-            await client.fetch(root, BOB.peer_id, reference, Sink(len(data)))
+            await fetch(client, root, BOB.peer_id, reference, Sink(len(data)))
 
     run(main)

@@ -13,8 +13,7 @@ import trio.testing
 
 from swarm.shardcast import limits as checkpoint_limits
 from swarm.shardcast.fetch import job
-from swarm.transport import FetchError, Stream, StreamError
-from swarm.transport.base import Traffic
+from swarm.transport import FetchError, Stream, StreamError, Traffic
 from swarm.transport.http import limits, over_stream
 from swarm.transport.http.messages import BLOB_PROTOCOL, Answer, Ask
 from swarm.transport.http.over_stream import StreamServer, fetch_over_stream

@@ -20,8 +20,7 @@ from swarm.shardcast.mirror.describe import read_bounded
 from swarm.shardcast.mirror.folder import check_out, move_out, watcher, writing
 from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
 from swarm.shardcast.store import CheckpointStore
-from swarm.transport import Arrived, BlobReference, FetchError, Source
-from swarm.transport.base import Traffic
+from swarm.transport import Arrived, BlobReference, FetchError, Source, Traffic, fetch_one
 from swarm.transport.http.client import BulkClient
 from swarm.world import Piece, Sink
 from swarm.world.disk import LocalDisk
@@ -39,7 +38,7 @@ class MirrorTransport:
         self._client = BulkClient(Identity(os.urandom(32)), disk, lambda: b"", Traffic())
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        return await self._client.fetch(source.addresses[0], None, reference, sink)
+        return await fetch_one(self, source, reference, sink)
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Callable, Sequence
 
 from swarm.identity import Identity, PeerId
-from swarm.transport import Arrived, BlobReference, FetchError
-from swarm.transport.base import Traffic
+from swarm.transport import Arrived, BlobReference, FetchError, Traffic
 from swarm.transport.http import limits
 from swarm.transport.http.pace import Broken, Uplink
 from swarm.transport.http.pool import Pool
-from swarm.world import Disk, Piece, Sink
+from swarm.world import Disk, Sink
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +28,12 @@ class BulkClient:
         disk: Disk,
         credential: Callable[[], bytes],
         traffic: Traffic,
-        *,
         uplink: Uplink | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`uplink` limits the rate of pushes; None: no limit. `tls` verifies https mirrors; None:
-        the system's default context."""
+        """`uplink` limits the rate of pushes; None: no limit."""
         self._uplink = uplink or Uplink()
         self._disk = disk
-        self.pool = Pool(identity, credential, traffic, tls)
-
-    async def fetch(
-        self,
-        root: str,
-        peer: PeerId | None,
-        reference: BlobReference,
-        sink: Sink,
-        *,
-        connect_seconds: float = limits.CONNECT_SECONDS,
-    ) -> Piece:
-        """GET a blob."""
-        async with self.pool.connection(root, peer, connect_seconds) as connection:
-            await connection.request_blobs([reference.digest])
-            return await connection.receive_blob(reference, sink)
+        self.pool = Pool(identity, credential, traffic)
 
     async def fetch_run(
         self,

@@ -6,11 +6,10 @@ import select
 
 import h11
 
-from swarm.transport import BlobReference, FetchError
+from swarm.transport import BlobReference, FetchError, refusal
 from swarm.transport.http import limits
-from swarm.transport.http.heads import blob_request, request_head
+from swarm.transport.http.messages import blob_request, request_head
 from swarm.transport.http.wire import Wire
-from swarm.transport.refusals import refusal
 from swarm.world import Piece, Sink
 
 REASON_BYTES_MAX = 200

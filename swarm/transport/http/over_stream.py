@@ -17,13 +17,13 @@ from swarm.transport import (
     Refused,
     Stream,
     StreamError,
+    Traffic,
+    refusal,
 )
-from swarm.transport.base import Traffic
 from swarm.transport.http import limits
 from swarm.transport.http.messages import Answer, Ask, decode_answer, decode_ask, encode
 from swarm.transport.http.pace import Broken, Pace
-from swarm.transport.http.serving import Reply, Serving, commit_push
-from swarm.transport.refusals import refusal
+from swarm.transport.http.serving import Serving, commit_push
 from swarm.world import Disk, Piece, Sink
 
 STREAM_FRAME_BYTES = 64 * 1024
@@ -66,8 +66,6 @@ class StreamServer:
                 await self._receive(service, stream, ask)
             else:
                 await self._send(service, stream, ask)
-        except Reply as reply:
-            await stream.send(encode(Answer(reply.status, reply.text, 0)))
         except Refused as refused:
             await stream.send(encode(Answer(refused.status, refused.reason, 0)))
         except DiskFullError:
@@ -90,7 +88,7 @@ class StreamServer:
             held = _Admission(credential, now, service.admits(peer, credential))
             self._admissions[peer] = held
         if not held.admitted:
-            raise Reply(403, "this peer is not admitted")
+            raise Refused(403, "this peer is not admitted")
 
     async def _send(self, service: BulkService, stream: Stream, ask: Ask) -> None:
         blob = service.open(stream.peer, ask.digest)
@@ -132,9 +130,9 @@ def _ask_of(frame: bytes | None) -> Ask:
     try:
         ask = decode_ask(frame or b"")
     except DECODE_ERRORS as error:
-        raise Reply(400, "the request is malformed") from error
+        raise Refused(400, "the request is malformed") from error
     if len(ask.digest) != 32 or not 0 <= ask.size_bytes <= limits.BLOB_BYTES_MAX:
-        raise Reply(400, "bad digest or size")
+        raise Refused(400, "bad digest or size")
     return ask
 
 

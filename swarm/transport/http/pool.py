@@ -11,15 +11,19 @@ import h11
 import trio
 
 from swarm.identity import Identity, PeerId
-from swarm.transport import FetchError
-from swarm.transport.base import Traffic
+from swarm.transport import BUSY_STATUSES, FetchError, Traffic
 from swarm.transport.http import limits
 from swarm.transport.http.connection import Connection
-from swarm.transport.http.heads import Unreachable, split_root
-from swarm.transport.http.messages import CHALLENGE_BYTES, Proof, encode, proof_message
+from swarm.transport.http.messages import (
+    CHALLENGE_BYTES,
+    Proof,
+    Unreachable,
+    encode,
+    proof_message,
+    split_root,
+)
 from swarm.transport.http.pace import Broken
 from swarm.transport.http.wire import Buffers, Wire
-from swarm.transport.refusals import BUSY_STATUSES
 
 POOL_PER_SOURCE = 4
 """Idle connections kept to one source; more are closed after use."""
@@ -41,17 +45,13 @@ class Pool:
     """Connections to roots. On those to peers this peer has proved its identity."""
 
     def __init__(
-        self,
-        identity: Identity,
-        credential: Callable[[], bytes],
-        traffic: Traffic,
-        tls: ssl.SSLContext | None,
+        self, identity: Identity, credential: Callable[[], bytes], traffic: Traffic
     ) -> None:
-        """`tls` verifies https mirrors; None: the system's default context."""
         self._identity = identity
         self._credential = credential
         self._traffic = traffic
-        self._tls = tls
+        self.tls: ssl.SSLContext | None = None
+        """Verifies https mirrors; the system's default context, made on first use."""
         self._buffers = Buffers()
         self._idle: dict[_Key, list[tuple[Connection, float]]] = {}
         """Idle connections, each with the time since when it is idle."""
@@ -172,9 +172,9 @@ class Pool:
     async def _secured(
         self, stream: trio.SocketStream, host: str
     ) -> trio.SSLStream[trio.SocketStream]:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        secured = trio.SSLStream(stream, self._tls, server_hostname=host, https_compatible=True)
+        if self.tls is None:
+            self.tls = ssl.create_default_context()
+        secured = trio.SSLStream(stream, self.tls, server_hostname=host, https_compatible=True)
         try:
             await secured.do_handshake()
         except BaseException:

@@ -7,11 +7,10 @@ from collections import Counter
 
 import trio
 
-from swarm.transport.http.clients import Clients
-from swarm.transport.http.heads import last_head
+from swarm.transport.http.messages import last_head
 from swarm.transport.http.pace import Broken
 from swarm.transport.http.serving import Serving
-from swarm.transport.http.session import Session
+from swarm.transport.http.session import Clients, Session
 from swarm.transport.http.wire import Buffers, Wire
 
 log = logging.getLogger(__name__)

@@ -6,20 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.identity import PeerId
-from swarm.transport import BlobReference, BulkService
-from swarm.transport.base import Traffic
+from swarm.transport import BlobReference, BulkService, Refused, Traffic
 from swarm.transport.http.pace import Uplink
 from swarm.world import Disk, Sink
 
 
-class Reply(Exception):
-    """Ends a request with a status and one line of text."""
-
-    def __init__(self, status: int, text: str, *, close: bool = False) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-        self.close = close
+class FinalRefusal(Refused):
+    """A refusal after which an HTTP connection ends."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +31,13 @@ class Serving:
     def service(self) -> BulkService:
         service = self.get_service()
         if service is None:
-            raise Reply(404, "this peer serves no blobs")
+            raise Refused(404, "this peer serves no blobs")
         return service
 
 
 async def commit_push(reference: BlobReference, sink: Sink) -> None:
-    """Check a pushed blob and commit it. Raises `Reply`, `Refused`."""
+    """Check a pushed blob and commit it. Raises `Refused`."""
     piece = sink.finish()
     if not piece.verify(reference.digest):
-        raise Reply(422, "the bytes have another hash")
+        raise Refused(422, "the bytes have another hash")
     await sink.commit(piece)

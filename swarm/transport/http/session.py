@@ -1,8 +1,9 @@
-"""The server's side of one HTTP connection."""
+"""The server's side of one HTTP connection, and the limits of its client on all of them."""
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 
 import h11
 import trio
@@ -10,17 +11,70 @@ import trio
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS, DiskFullError
 from swarm.identity import PeerId, verify
-from swarm.transport import BlobReference, BulkService, OpenBlob, Refused
+from swarm.rates import TokenBuckets
+from swarm.transport import BlobReference, BulkService, Refused
 from swarm.transport.http import limits
-from swarm.transport.http.clients import Clients
-from swarm.transport.http.heads import BLOB_PATH, answer_head, last_head
-from swarm.transport.http.messages import CHALLENGE_BYTES, decode_proof, proof_message
-from swarm.transport.http.serving import Reply, Serving, commit_push
+from swarm.transport.http.messages import (
+    BLOB_PATH,
+    CHALLENGE_BYTES,
+    answer_head,
+    decode_proof,
+    last_head,
+    proof_message,
+)
+from swarm.transport.http.serving import FinalRefusal, Serving, commit_push
 from swarm.transport.http.wire import Wire
 from swarm.world import Sink
 
 PROOF_BYTES_MAX = ENVELOPE_BYTES_MAX + 1024
 """Room for an admission envelope, a peer id and a signature."""
+
+CONNECTIONS_PER_PEER_MAX = 32
+"""Connections on which one peer has proved its identity: an honest peer needs about four."""
+
+SMALL_REQUESTS_PER_SECOND = 100.0
+"""Requests that move no blob (proofs, refusals, heads), per address and per peer; more must wait.
+A peer that waits for a piece asks at most 20 times a second on a connection."""
+
+SMALL_REQUESTS_BURST = 400.0
+"""Small requests at once: a hundred peers behind one address that connect after a checkpoint."""
+
+CLIENTS_KNOWN_MAX = 4096
+"""Addresses and peers whose small requests are remembered; the least recent is forgotten."""
+
+
+class Clients:
+    """Counts connections per peer, and limits small requests per address and per peer."""
+
+    def __init__(self) -> None:
+        self._connections: Counter[PeerId] = Counter()
+        self._small_requests = TokenBuckets(
+            SMALL_REQUESTS_PER_SECOND, SMALL_REQUESTS_BURST, CLIENTS_KNOWN_MAX
+        )
+
+    def enter(self, peer: PeerId) -> bool:
+        """Count a connection on which a peer proved its identity; False if it has too many."""
+        if self._connections[peer] >= CONNECTIONS_PER_PEER_MAX:
+            return False
+        self._connections[peer] += 1
+        return True
+
+    def leave(self, peer: PeerId) -> None:
+        self._connections[peer] -= 1
+        if not self._connections[peer]:
+            del self._connections[peer]
+
+    async def wait_turn(self, name: str) -> None:
+        """Wait until an address or peer may make its next small request.
+
+        A flood of challenges, wrong proofs or unknown names slows only its sender.
+        """
+        now = trio.current_time()
+        bucket = self._small_requests.of(name)
+        seconds = bucket.debt_seconds(now)
+        bucket.borrow(1, now)
+        if seconds:
+            await trio.sleep(seconds)
 
 
 class Session:
@@ -56,9 +110,9 @@ class Session:
                         await self._reply(200, page)
                     else:
                         await self._send_blob(digest, head_only=False)
-                except Reply as reply:
-                    close = reply.close
-                    await self._refuse(reply, close=close)
+                except Refused as refused:
+                    close = isinstance(refused, FinalRefusal)
+                    await self._refuse(refused, close=close)
                 continue
             # A fresh parser each time: bodies bypass it, so it could not follow the connection.
             parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.HEAD_BYTES_MAX)
@@ -79,7 +133,7 @@ class Session:
         body_left = length != 0 or b"transfer-encoding" in headers
         try:
             if b"transfer-encoding" in headers or length < 0:
-                raise Reply(411, "send a Content-Length")
+                raise Refused(411, "send a Content-Length")
             method, target = bytes(request.method), bytes(request.target)
             if target in self._pages and method == b"GET" and not body_left:
                 await self._small_request()
@@ -90,7 +144,7 @@ class Session:
                 await self._reply(200, self._challenge)
             elif target == b"/admission" and method == b"POST":
                 if length > PROOF_BYTES_MAX:
-                    raise Reply(413, "the proof is too long")
+                    raise Refused(413, "the proof is too long")
                 body = await self._wire.small_body(length)
                 body_left = False
                 await self._small_request()
@@ -99,28 +153,30 @@ class Session:
             else:
                 match = BLOB_PATH.fullmatch(target)
                 if match is None:
-                    raise Reply(404, "no such path")
+                    raise Refused(404, "no such path")
                 digest = bytes.fromhex(match[1].decode("ascii"))
                 if method in (b"GET", b"HEAD") and not body_left:
                     await self._send_blob(digest, head_only=method == b"HEAD")
                 elif method == b"PUT":
                     service = self._check_admitted()
+                    if length > limits.BLOB_BYTES_MAX:
+                        raise Refused(413, f"at most {limits.BLOB_BYTES_MAX} bytes")
                     reference = BlobReference(digest, length)
-                    sink = self._accept(service, reference)
+                    sink = service.accept(self._client, reference)
                     expects = headers.get(b"expect", b"").lower() == b"100-continue"
                     await self._receive_blob(reference, sink, expects)
                     body_left = False
                     await self._reply(204, b"")
                 else:
-                    raise Reply(405, "only GET, HEAD and PUT")
-        except Reply as reply:
-            close = close or reply.close or body_left
-            await self._refuse(reply, close=close)
+                    raise Refused(405, "only GET, HEAD and PUT")
+        except Refused as refused:
+            close = close or body_left or isinstance(refused, FinalRefusal)
+            await self._refuse(refused, close=close)
         return close
 
-    async def _refuse(self, reply: Reply, *, close: bool) -> None:
+    async def _refuse(self, refused: Refused, *, close: bool) -> None:
         await self._small_request()
-        await self._reply(reply.status, reply.text.encode("utf-8"), close=close)
+        await self._reply(refused.status, refused.reason.encode("utf-8"), close=close)
 
     async def _small_request(self) -> None:
         """Wait for the turn of a request that moves no blob: by address, and by peer if known."""
@@ -131,20 +187,20 @@ class Session:
     def _prove(self, body: bytes) -> None:
         challenge, self._challenge = self._challenge, None
         if challenge is None:
-            raise Reply(403, "ask for a challenge first", close=True)
+            raise FinalRefusal(403, "ask for a challenge first")
         try:
             proof = decode_proof(body)
         except DECODE_ERRORS as error:
-            raise Reply(400, "that is no proof", close=True) from error
+            raise FinalRefusal(400, "that is no proof") from error
         message = proof_message(self._serving.peer_id, challenge)
         if not verify(proof.peer, message, proof.signature):
-            raise Reply(403, "the proof does not hold", close=True)
+            raise FinalRefusal(403, "the proof does not hold")
         peer = PeerId(proof.peer)
         if not self._serving.service().admits(peer, proof.credential):
-            raise Reply(403, "this peer is not admitted", close=True)
+            raise FinalRefusal(403, "this peer is not admitted")
         self.end()  # the connection may already count as this peer's or another's
         if not self._clients.enter(peer):
-            raise Reply(503, "too many connections of this peer", close=True)
+            raise FinalRefusal(503, "too many connections of this peer")
         self._client, self._credential = peer, proof.credential
         self._admitted_at = trio.current_time()
 
@@ -159,15 +215,15 @@ class Session:
             # A new admission needs a new proof: the client makes one on its next connection.
             proved = self._client is not None
             text = "this peer is no longer admitted" if proved else "prove your identity first"
-            raise Reply(403, text, close=proved)
+            raise FinalRefusal(403, text) if proved else Refused(403, text)
         return self._serving.service()
 
     async def _send_blob(self, digest: bytes, *, head_only: bool) -> None:
-        blob = self._open(self._check_admitted(), digest)
+        blob = self._check_admitted().open(self._client, digest)
         try:
             path = self._serving.disk.local_path(blob.path)
             if not path.is_file():
-                raise Reply(404, "the file of this blob was removed")
+                raise Refused(404, "the file of this blob was removed")
             head = answer_head(200, blob.size_bytes, b"application/octet-stream")
             await self._wire.send(head, more=bool(blob.size_bytes) and not head_only)
             if head_only:
@@ -179,33 +235,16 @@ class Session:
         finally:
             blob.release()
 
-    def _open(self, service: BulkService, digest: bytes) -> OpenBlob:
-        try:
-            return service.open(self._client, digest)
-        except Refused as refused:
-            raise Reply(refused.status, refused.reason) from refused
-
-    def _accept(self, service: BulkService, reference: BlobReference) -> Sink:
-        if reference.size_bytes > limits.BLOB_BYTES_MAX:
-            raise Reply(413, f"at most {limits.BLOB_BYTES_MAX} bytes")
-        try:
-            return service.accept(self._client, reference)
-        except Refused as refused:
-            raise Reply(refused.status, refused.reason) from refused
-
     async def _receive_blob(self, reference: BlobReference, sink: Sink, expects: bool) -> None:
         try:
             if expects:
                 await self._wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-            try:
-                await self._wire.body(reference.size_bytes, sink.write, self._still_admitted)
-                await commit_push(reference, sink)
-            except DiskFullError as error:
-                raise Reply(507, "no space left", close=True) from error
-            except Refused as refused:
-                raise Reply(refused.status, refused.reason) from refused
-        except BaseException:
+            await self._wire.body(reference.size_bytes, sink.write, self._still_admitted)
+            await commit_push(reference, sink)
+        except BaseException as error:
             sink.abandon()
+            if isinstance(error, DiskFullError):
+                raise FinalRefusal(507, "no space left") from error
             raise
 
     async def _reply(self, status: int, body: bytes, *, close: bool = False) -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import h11
 import trio
 
-from swarm.transport.base import Traffic
+from swarm.transport import Traffic
 from swarm.transport.http import limits
-from swarm.transport.http.heads import PLAIN_GET, PLAIN_HEAD, PLAIN_HEAD_BYTES_MAX
+from swarm.transport.http.messages import PLAIN_GET, PLAIN_HEAD, PLAIN_HEAD_BYTES_MAX
 from swarm.transport.http.pace import Broken, Pace, Uplink
 
 log = logging.getLogger(__name__)

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 from multiaddr import Multiaddr
 
 from swarm.identity import Identity, PeerId
-from swarm.transport import Arrived, BlobReference, FetchError, Source, Stream, StreamError, limits
+from swarm.transport import (
+    Arrived,
+    BlobReference,
+    FetchError,
+    Source,
+    Stream,
+    StreamError,
+    Transport,
+    limits,
+)
 from swarm.transport.http import limits as http_limits
 from swarm.transport.http.client import BulkClient
-from swarm.transport.http.heads import Unreachable
-from swarm.transport.http.messages import BLOB_PROTOCOL
+from swarm.transport.http.messages import BLOB_PROTOCOL, Unreachable
 from swarm.transport.http.over_stream import StreamServer, fetch_over_stream, push_over_stream
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
 from swarm.transport.libp2p.addresses import expanded, host_and_port
-from swarm.world import Piece, Sink
+from swarm.world import Sink
 
 CONNECT_SECONDS_MIN = 1.0
 """Time given to each of several HTTP addresses, at least: a few round trips."""
 
 _Result = TypeVar("_Result")
-
-
-class StreamOpener(Protocol):
-    """The part of a transport that the fallback to streams needs."""
-
-    def is_connected(self, peer: PeerId) -> bool: ...
-
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream: ...
 
 
 class PiecePlane:
@@ -42,12 +42,13 @@ class PiecePlane:
         identity: Identity,
         serving: Serving,
         credential: Callable[[], bytes],
-        opener: StreamOpener,
+        transport: Transport,
     ) -> None:
+        """`transport` opens streams to peers without HTTP."""
         self._disk = serving.disk
         self._traffic = serving.traffic
         self._credential = credential
-        self._opener = opener
+        self._transport = transport
         self._server = BulkServer(serving)
         self._stream_server = StreamServer(serving)
         self._client = BulkClient(
@@ -85,17 +86,6 @@ class PiecePlane:
         """Note that a peer's connection ended: on the next one its admission is checked again."""
         self._stream_server.forget(peer)
 
-    async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        async def ask(root: str, seconds: float) -> Piece:
-            return await self._client.fetch(
-                root, source.peer, reference, sink, connect_seconds=seconds
-            )
-
-        try:
-            return await self._by_http(source, ask)
-        except Unreachable as unreachable:
-            return await self._fetch_over_stream(source, reference, sink, unreachable)
-
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:
@@ -108,7 +98,12 @@ class PiecePlane:
             await self._by_http(source, ask)
         except Unreachable as unreachable:
             for reference, sink in wanted:
-                await arrived(await self._fetch_over_stream(source, reference, sink, unreachable))
+                stream = await self._blob_stream(source, unreachable)
+                await arrived(
+                    await fetch_over_stream(
+                        stream, reference, sink, self._credential(), self._traffic
+                    )
+                )
 
     def round_trip_seconds(self, source: Source) -> float:
         return self._client.pool.round_trip_seconds(source.addresses)
@@ -153,19 +148,13 @@ class PiecePlane:
         raise unreachable
 
     def _is_connected(self, source: Source) -> bool:
-        return source.peer is not None and self._opener.is_connected(source.peer)
-
-    async def _fetch_over_stream(
-        self, source: Source, reference: BlobReference, sink: Sink, unreachable: Unreachable
-    ) -> Piece:
-        stream = await self._blob_stream(source, unreachable)
-        return await fetch_over_stream(stream, reference, sink, self._credential(), self._traffic)
+        return source.peer is not None and source.peer in self._transport.connected()
 
     async def _blob_stream(self, source: Source, unreachable: Unreachable) -> Stream:
         """Open a stream to a source that has no HTTP address, or none that works."""
-        if source.peer is None or not self._opener.is_connected(source.peer):
+        if source.peer is None or not self._is_connected(source):
             raise unreachable
         try:
-            return await self._opener.open_stream(source.peer, BLOB_PROTOCOL)
+            return await self._transport.open_stream(source.peer, BLOB_PROTOCOL)
         except StreamError as error:
             raise FetchError(str(error)) from error

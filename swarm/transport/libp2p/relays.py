@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Protocol
 
 import trio
 from libp2p.abc import INetStream
@@ -19,29 +17,19 @@ from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_ms
 from multiaddr import Multiaddr
 
 from swarm.identity import PeerId
-from swarm.transport import ConnectError, ConnectionEvent, StreamError, limits
+from swarm.transport import ConnectError, StreamError, Transport, limits
 from swarm.transport.libp2p.addresses import require_peer
 from swarm.transport.libp2p.connections import Host
 
 log = logging.getLogger(__name__)
 
 
-class Dialler(Protocol):
-    """The part of a transport that relays need."""
-
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None: ...
-
-    def is_connected(self, peer: PeerId) -> bool: ...
-
-    def connection_events(self) -> trio.MemoryReceiveChannel[ConnectionEvent]: ...
-
-
 class Relays:
     """This peer's reservations at relays, and its circuits to other peers."""
 
-    def __init__(self, host: Host, dialler: Dialler) -> None:
+    def __init__(self, host: Host, transport: Transport) -> None:
         self._host = host
-        self._dialler = dialler
+        self._transport = transport
         self._held: dict[str, Multiaddr] = {}
         """Relays that hold a reservation for this peer, by the address given to `use_relay`."""
 
@@ -61,10 +49,10 @@ class Relays:
                 await trio.sleep(limits.RELAY_RETRY_SECONDS)
                 continue
             renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
-            with self._dialler.connection_events() as events, trio.move_on_at(renew_at):
-                if self._dialler.is_connected(relay):
+            with self._transport.connection_events() as events, trio.move_on_at(renew_at):
+                if relay in self._transport.connected():
                     async for _ in events:
-                        if not self._dialler.is_connected(relay):
+                        if relay not in self._transport.connected():
                             break
                     else:
                         return  # this peer is closing
@@ -73,7 +61,7 @@ class Relays:
     async def reserve(self, text: str) -> float:
         """Ask for a reservation; returns when it expires (seconds since the epoch)."""
         address, relay = require_peer(text)
-        await self._dialler.connect(relay, [text])
+        await self._transport.connect(relay, [text])
         stream, reply = await self._ask_relay(relay, HopMessage(type=HopMessage.RESERVE))
         await stream.reset()
         if reply.status != StatusCode.OK:
@@ -84,7 +72,7 @@ class Relays:
     async def dial(self, peer: PeerId, text: str) -> None:
         relay_text = text.partition("/p2p-circuit")[0]
         _, relay = require_peer(relay_text)
-        await self._dialler.connect(relay, [relay_text])
+        await self._transport.connect(relay, [relay_text])
         request = HopMessage(
             type=HopMessage.CONNECT, peer=CircuitPeerId(id=ID.from_string(peer).to_bytes())
         )

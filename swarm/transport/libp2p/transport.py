@@ -28,6 +28,7 @@ from swarm.transport import (
     Source,
     Stream,
     StreamError,
+    fetch_one,
     limits,
 )
 from swarm.transport.base import BaseTransport
@@ -108,7 +109,7 @@ class Libp2pTransport(BaseTransport):
         self._relays = Relays(host, self)
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._seen_direct_inbound = False
-        serving = Serving(identity.peer_id, disk, lambda: self._service, self._traffic, uplink)
+        serving = Serving(identity.peer_id, disk, lambda: self._service, self.traffic, uplink)
         self._pieces = PiecePlane(identity, serving, lambda: self._credential, self)
         self.serve(BLOB_PROTOCOL, self._pieces.serve_stream)
         self._swarm.refuses = self._is_banned
@@ -155,9 +156,6 @@ class Libp2pTransport(BaseTransport):
 
     def connected(self) -> Sequence[PeerId]:
         return sorted(self._connections)
-
-    def is_connected(self, peer: PeerId) -> bool:
-        return peer in self._connections
 
     def network_of(self, peer: PeerId) -> str:
         direct = [c for c in self._connections.get(peer, ()) if not c.relayed]
@@ -368,7 +366,7 @@ class Libp2pTransport(BaseTransport):
     # --- the piece plane ---
 
     async def fetch(self, source: Source, reference: BlobReference, sink: Sink) -> Piece:
-        return await self._pieces.fetch(source, reference, sink)
+        return await fetch_one(self, source, reference, sink)
 
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
