@@ -30,7 +30,7 @@ from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
 from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
-from swarm.offline_jobs import MeasureTasks
+from swarm.offline_jobs import FilterSetup, MeasureTasks
 
 ATTEMPTS = 8
 KEEP = (0.125, 0.5)
@@ -47,7 +47,9 @@ def write_pools(base: Path, folder: Path, tasks: int, seed: int) -> dict[str, Pa
         max_new_tokens=SAMPLING.max_new_tokens,
         stop_ids=SAMPLING.stop_ids,
     )
-    service = DatasetService(str(base), "sort-digits", "1")
+    service = DatasetService(
+        FilterSetup(policy=str(base), environment="sort-digits", version="1", options={})
+    )
     rows = trio.run(service.measure, job).rows
     kept = [row for row in rows if KEEP[0] <= row.passes / ATTEMPTS <= KEEP[1]]
     pools = {"offline": kept, "any": rows[: len(kept)]}

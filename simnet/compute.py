@@ -9,7 +9,7 @@ finds the same.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from swarm.shardcast.jobs import (
     MakePieces,
     PiecesMade,
 )
-from swarm.world import Child, ChildDied, ChildError, Job, job_type
+from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
 
 TOKENIZER = b'{"simulated": "tokenizer"}'
 WEIGHTS = "model.safetensors"
@@ -171,9 +171,9 @@ class _Crash(Exception):
 class EngineModel:
     """Cost model of `peers.inference.engine_service.EngineService`."""
 
-    def __init__(self, setting: Setting, alter_weights: float = 0.0, **_: object) -> None:
+    def __init__(self, setting: Setting, setup: jobs.InferenceSetup) -> None:
         self._setting = setting
-        self._altered = bool(alter_weights)
+        self._altered = bool(setup.alter_weights)
         self._policy: CheckpointReference | None = None
 
     async def load(self, job: jobs.Load) -> jobs.Loaded:
@@ -226,7 +226,7 @@ _ENGINE: type[jobs.InferenceService] = EngineModel
 class InspectorModel:
     """Cost model of `peers.validator.inspector.InspectorService`."""
 
-    def __init__(self, setting: Setting, **_: object) -> None:
+    def __init__(self, setting: Setting, setup: jobs.InspectionSetup) -> None:
         self._setting = setting
 
     async def inspect(self, job: jobs.Inspect) -> jobs.Inspected:
@@ -273,11 +273,9 @@ _INSPECTOR: type[jobs.InspectionService] = InspectorModel
 class PrefillModel:
     """Cost model of `peers.validator.prefill.PrefillService`."""
 
-    def __init__(
-        self, setting: Setting, policies_kept: int = 2, engine: str = "native", **_: Any
-    ) -> None:
+    def __init__(self, setting: Setting, setup: jobs.PrefillSetup) -> None:
         self._setting = setting
-        self._kept = policies_kept
+        self._kept = setup.policies_kept
         self._policies: list[CheckpointReference] = []
 
     async def load(self, job: jobs.Load) -> jobs.PoliciesLoaded:
@@ -319,7 +317,7 @@ _PREFILL: type[jobs.PrefillService] = PrefillModel
 class TrainerModel:
     """Cost model of `peers.trainer.service.TrainerService`."""
 
-    def __init__(self, setting: Setting, **_: object) -> None:
+    def __init__(self, setting: Setting, setup: jobs.TrainingSetup) -> None:
         self._setting = setting
         self._disk = setting.disk
         self._step = 0
@@ -592,9 +590,9 @@ class SimulatedCompute:
     async def child(
         self,
         service: str,
+        setup: Setup | None = None,
         *,
         name: str,
-        arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
@@ -602,7 +600,9 @@ class SimulatedCompute:
         if service not in MODELS:
             raise ChildDied(f"{name}: there is no cost model of {service} in this simulation", name)
         await trio.sleep(START_SECONDS)
-        model = MODELS[service](self._setting, **(arguments or {}))
+        kind = setup_type(MODELS[service])
+        setups = [] if kind is None else [_over_the_pipe(setup, kind)]
+        model = MODELS[service](self._setting, *setups)
         child = self.children[name] = SimulatedChild(name, model, self._setting.disk)
         try:
             yield child

@@ -1,7 +1,8 @@
 """The work contract: typed requests and replies of every service that runs in a child process.
 
-Each service is a `Protocol`. The role's client (such as `InferenceClient`), the service in the
-child and the simulator's cost model implement it, so a changed field is a type error in all three.
+Each service is a `Protocol` and a `Setup`. The service in the child and the simulator's cost model
+implement both, and the role's client (`swarm.world.client`) has the protocol's methods, so a
+changed field is a type error in all three.
 Paths are absolute and name files on this machine.
 """
 
@@ -24,7 +25,7 @@ from swarm.messages import (
     Thresholds,
 )
 from swarm.rollouts.seeds import environment_of_group, submission_seed
-from swarm.world import Child, Job
+from swarm.world import Job, Setup
 
 LOAD_PATIENCE_SECONDS = 600.0
 """Time for reading weights, which reports no progress: 60 GB from a disk of 100 MB/s."""
@@ -77,6 +78,15 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --- inference -------------------------------------------------------------------------------
+
+
+class InferenceSetup(Setup, frozen=True, kw_only=True):
+    engine: str = "native"
+    hardware: Hardware = Hardware()
+    alter_weights: float = 0.0
+    """Size of the noise added to all weights after loading, relative to each tensor's norm. The
+    demo's cheater uses it."""
+    environments: list[EnvironmentReference]
 
 
 class Load(Job, frozen=True, kw_only=True):
@@ -148,26 +158,18 @@ class InferenceService(Protocol):
         ...
 
 
-class InferenceClient:
-    """Client of the `InferenceService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def load(self, job: Load) -> Loaded:
-        return await self._child.request("load", job, Loaded)
-
-    async def probe(self, job: Probe) -> Probed:
-        return await self._child.request("probe", job, Probed)
-
-    async def generate(self, job: Generate) -> Generated:
-        return await self._child.request("generate", job, Generated)
-
-
-_INFERENCE: type[InferenceService] = InferenceClient
-
-
 # --- checking --------------------------------------------------------------------------------
+
+
+class InspectionSetup(Setup, frozen=True, kw_only=True):
+    environments: list[EnvironmentReference]
+
+
+class PrefillSetup(Setup, frozen=True, kw_only=True):
+    policies_kept: int = 2
+    """Number of policies kept in memory."""
+    engine: str = "native"
+    hardware: Hardware = Hardware()
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -238,19 +240,6 @@ class InspectionService(Protocol):
         ...
 
 
-class InspectionClient:
-    """Client of the `InspectionService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def inspect(self, job: Inspect) -> Inspected:
-        return await self._child.request("inspect", job, Inspected)
-
-
-_INSPECTION: type[InspectionService] = InspectionClient
-
-
 class PoliciesLoaded(Reply, frozen=True, kw_only=True):
     policies: list[CheckpointReference]
     """All policies in memory, the least recently used first."""
@@ -304,22 +293,6 @@ class PrefillService(Protocol):
         ...
 
 
-class PrefillClient:
-    """Client of the `PrefillService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def load(self, job: Load) -> PoliciesLoaded:
-        return await self._child.request("load", job, PoliciesLoaded)
-
-    async def judge(self, job: Judge) -> Judged:
-        return await self._child.request("judge", job, Judged)
-
-
-_PREFILL: type[PrefillService] = PrefillClient
-
-
 # --- training --------------------------------------------------------------------------------
 
 TRAINING_PATIENCE_SECONDS = 1800.0
@@ -330,6 +303,10 @@ SAVE_PATIENCE_SECONDS = 4200.0
 """Writing a state reports no progress; ranks wait up to 3,600 s for each other's disks."""
 
 Figures = dict[str, int | float]
+
+
+class TrainingSetup(Setup, frozen=True, kw_only=True):
+    hardware: Hardware = Hardware()
 
 
 class Done(Reply, frozen=True, kw_only=True):
@@ -597,52 +574,3 @@ class TrainingService(Protocol):
     async def roll_back(self, job: RollBack) -> Done: ...
 
     async def end(self, job: EndTraining) -> Done: ...
-
-
-class TrainingClient:
-    """Client of the `TrainingService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def record_to(self, job: RecordTo) -> Recording:
-        return await self._child.request("record_to", job, Recording)
-
-    async def prepare_base(self, job: PrepareBase) -> BasePrepared:
-        return await self._child.request("prepare_base", job, BasePrepared)
-
-    async def start(self, job: StartTraining) -> Done:
-        return await self._child.request("start", job, Done)
-
-    async def resume(self, job: Resume) -> Resumed:
-        return await self._child.request("resume", job, Resumed)
-
-    async def follow(self, job: Follow) -> Done:
-        return await self._child.request("follow", job, Done)
-
-    async def train(self, job: TrainStep) -> Trained:
-        return await self._child.request("train", job, Trained)
-
-    async def record(self, job: Record) -> Done:
-        return await self._child.request("record", job, Done)
-
-    async def begin_save(self, job: BeginSave) -> Done:
-        return await self._child.request("begin_save", job, Done)
-
-    async def finish_save(self, job: FinishSave) -> Done:
-        return await self._child.request("finish_save", job, Done)
-
-    async def export(self, job: Export) -> Done:
-        return await self._child.request("export", job, Done)
-
-    async def evaluate(self, job: Evaluate) -> Evaluated:
-        return await self._child.request("evaluate", job, Evaluated)
-
-    async def roll_back(self, job: RollBack) -> Done:
-        return await self._child.request("roll_back", job, Done)
-
-    async def end(self, job: EndTraining) -> Done:
-        return await self._child.request("end", job, Done)
-
-
-_TRAINING: type[TrainingService] = TrainingClient

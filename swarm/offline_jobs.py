@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export, Reply
-from swarm.messages import EnvironmentReference
-from swarm.world import Child, Job
+from swarm.messages import EnvironmentReference, OptionValue
+from swarm.world import Job, Setup
 
 # --- supervised fine-tuning --------------------------------------------------------------------
 
@@ -100,29 +100,16 @@ class TuningService(Protocol):
     async def save(self, job: Export) -> Done: ...
 
 
-class TuningClient:
-    """Calls the `TuningService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def start(self, job: StartTuning) -> TuningStarted:
-        return await self._child.request("start", job, TuningStarted)
-
-    async def step(self, job: Tune) -> Tuned:
-        return await self._child.request("step", job, Tuned)
-
-    async def validate(self, job: Validate) -> Validated:
-        return await self._child.request("validate", job, Validated)
-
-    async def save(self, job: Export) -> Done:
-        return await self._child.request("save", job, Done)
-
-
-_TUNING: type[TuningService] = TuningClient
-
-
 # --- filtering of tasks ------------------------------------------------------------------------
+
+
+class FilterSetup(Setup, frozen=True, kw_only=True):
+    policy: str
+    """Hugging Face folder."""
+    environment: str
+    version: str
+    options: dict[str, OptionValue]
+    """Options of the environment."""
 
 
 class DescribePolicy(Job, frozen=True, kw_only=True):
@@ -177,19 +164,3 @@ class FilterService(Protocol):
     async def measure(self, job: MeasureTasks) -> TasksMeasured:
         """Count the solved attempts; raises `UserError` for a task too long for the policy."""
         ...
-
-
-class FilterClient:
-    """Calls the `FilterService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def describe(self, job: DescribePolicy) -> PolicyDescribed:
-        return await self._child.request("describe", job, PolicyDescribed)
-
-    async def measure(self, job: MeasureTasks) -> TasksMeasured:
-        return await self._child.request("measure", job, TasksMeasured)
-
-
-_FILTER: type[FilterService] = FilterClient

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import blake3
-import msgspec
 import safetensors.torch
 import torch
 
@@ -25,91 +22,67 @@ from peers.proofs import toploc
 from swarm.jobs import (
     Generate,
     Generated,
-    Hardware,
     InferenceService,
+    InferenceSetup,
     Load,
     Loaded,
     Probe,
     Probed,
     SubmissionOrder,
 )
-from swarm.messages import CheckpointReference, EnvironmentReference
+from swarm.messages import CheckpointReference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
-from swarm.world.job_thread import JobThread
+from swarm.world.job_thread import JobThread, in_job_thread
 
 
 class EngineService:
-    """Generates submissions with one policy at a time. The network process calls the methods.
+    """Implements `swarm.jobs.InferenceService`."""
 
-    `alter_weights` adds noise to all weights after loading; its size is relative to each tensor's
-    norm. The demo's cheater uses it.
-    """
-
-    def __init__(
-        self,
-        engine: str = "native",
-        hardware: Hardware | Mapping[str, Any] | None = None,
-        alter_weights: float = 0.0,
-        environments: Sequence[EnvironmentReference] = (),
-    ) -> None:
+    def __init__(self, setup: InferenceSetup) -> None:
         """Check engine, device and environments before anything large is fetched.
 
         Raises `UserError` if this machine lacks one of them.
         """
-        check_engine(engine)
-        self._engine_name = engine
-        self._hardware = msgspec.convert(hardware or Hardware(), Hardware)
-        use_hardware(self._hardware)
-        self._alter_weights = alter_weights
+        check_engine(setup.engine)
+        use_hardware(setup.hardware)
+        self._setup = setup
         self._engine: Engine | None = None
         self._folder = Path()
         self._policy: CheckpointReference | None = None
         self._thread = JobThread()
         self._renderer: Renderer | None = None
-        self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
+        self._environments = Environments(setup.environments)
         _warm_up()
 
-    async def load(self, job: Load) -> Loaded:
-        """See `InferenceService.load`."""
-        return await self._thread.run(self._load, job)
-
-    async def probe(self, job: Probe) -> Probed:
-        """See `InferenceService.probe`.
-
-        The submissions of a worker whose digest differs from the manifest's would look like fraud.
-        """
-        return await self._thread.run(self._probe, job)
-
-    async def generate(self, job: Generate) -> Generated:
-        """See `InferenceService.generate`."""
-        return await self._thread.run(self._generate, job)
-
-    def _load(self, job: Load) -> Loaded:
+    @in_job_thread
+    def load(self, job: Load) -> Loaded:
         started = time.perf_counter()
         path = Path(job.folder)
         self._policy = None  # after a failure, no policy counts as loaded
-        if self._alter_weights:
+        if self._setup.alter_weights:
             with tempfile.TemporaryDirectory() as aside:
-                self._load_folder(_altered(path, Path(aside), self._alter_weights))
+                self._load_folder(_altered(path, Path(aside), self._setup.alter_weights))
         else:
             self._load_folder(path)
         self._folder = path
         self._policy = job.policy
         return Loaded(seconds=time.perf_counter() - started)
 
-    def _probe(self, job: Probe) -> Probed:
+    @in_job_thread
+    def probe(self, job: Probe) -> Probed:
         environment = self._environments.of(job.environment)
         return Probed(digest=probe_hash(environment, Renderer(self._folder)))
 
     def _load_folder(self, folder: Path) -> None:
         if self._engine is None:
-            self._engine = make_engine(self._engine_name, folder, self._hardware)
+            self._engine = make_engine(self._setup.engine, folder, self._setup.hardware)
         else:
             self._engine.load_weights(folder)
 
-    def _generate(self, job: Generate) -> Generated:
+    @in_job_thread
+    def generate(self, job: Generate) -> Generated:
         order, sampling = job.order, job.order.sampling
         if self._engine is None or order.policy != self._policy:
             raise ValueError(
@@ -171,7 +144,7 @@ class EngineService:
             temperature=order.sampling.temperature,
             max_new_tokens=order.sampling.max_new_tokens,
             stop_ids=order.sampling.stop_ids,
-            engine=self._engine_name,
+            engine=self._setup.engine,
         )
 
     def _current_renderer(self) -> Renderer:

@@ -17,11 +17,12 @@ import trio
 from peers.inference.delivery import Deliveries
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
-from swarm.jobs import Generate, InferenceClient, InferenceService, Load, Probe, SubmissionOrder
+from swarm.jobs import Generate, InferenceService, InferenceSetup, Load, Probe, SubmissionOrder
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.settings import ComputeSettings
+from swarm.world import client
 from swarm.world.restarts import Restarts
 
 POLICIES_IN_MEMORY = 2
@@ -62,12 +63,12 @@ class InferenceRole:
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         await self._node.disk.remove(OUTBOX)
-        arguments = {
-            "engine": self._node.settings.engine,
-            "hardware": self._settings.hardware,
-            "alter_weights": self._settings.alter_weights,
-            "environments": self._run.manifest.environments,
-        }
+        setup = InferenceSetup(
+            engine=self._node.settings.engine,
+            hardware=self._settings.hardware,
+            alter_weights=self._settings.alter_weights,
+            environments=self._run.manifest.environments,
+        )
         async with (
             trio.open_nursery() as nursery,
             self._peer.messenger.answering({Verdict: self._deliveries.on_verdict}),
@@ -78,12 +79,12 @@ class InferenceRole:
                 self._loaded = None
                 async with self._node.compute.child(
                     "peers.inference.engine_service:EngineService",
+                    setup,
                     name="engine",
-                    arguments=arguments,
                     interpreter=self._settings.interpreter or None,
                 ) as child:
                     self._equipped.set()
-                    await self._generate_until_over(InferenceClient(child), nursery)
+                    await self._generate_until_over(client(InferenceService, child), nursery)
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()

@@ -7,7 +7,7 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from peers.environments import load as load_environment
 from peers.environments.base import Task
 from peers.trainer.evaluation import rewards
 from swarm.errors import UserError
-from swarm.messages import OptionValue, Sampling
+from swarm.messages import Sampling
 from swarm.offline_jobs import (
     DescribePolicy,
     FilterService,
+    FilterSetup,
     MeasuredTask,
     MeasureTasks,
     PolicyDescribed,
@@ -36,16 +37,10 @@ from swarm.world.job_thread import JobThread, in_job_thread
 class DatasetService:
     """Implements `FilterService`."""
 
-    def __init__(
-        self,
-        policy: str,
-        environment: str,
-        version: str,
-        options: Mapping[str, OptionValue] | None = None,
-    ) -> None:
-        """Load the HF folder `policy`; raises `UserError`."""
-        self._folder = Path(policy)
-        self._environment = load_environment(environment, version, options)
+    def __init__(self, setup: FilterSetup) -> None:
+        """Load the policy; raises `UserError`."""
+        self._folder = Path(setup.policy)
+        self._environment = load_environment(setup.environment, setup.version, setup.options)
         self._renderer = Renderer(self._folder)
         self._engine = NativeEngine(self._folder)
         self._thread = JobThread()

@@ -33,13 +33,13 @@ from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs import Figures, TrainingClient
+from swarm.jobs import Figures, TrainingService, TrainingSetup
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.messages import RunManifest
 from swarm.node.run_node import RunNode
 from swarm.run.bounds import check_batch
 from swarm.run.manifest import manifest_in
-from swarm.world import ChildDied
+from swarm.world import ChildDied, client
 from swarm.world.restarts import Restarts
 
 FINAL_WORD_SECONDS = 2.0
@@ -136,12 +136,13 @@ class TrainerRole:
         try:
             async with self._node.compute.child(
                 SERVICE,
+                TrainingSetup(hardware=self._settings.hardware),
                 name="trainer",
-                arguments={"hardware": self._settings.hardware},
                 interpreter=self._settings.interpreter or None,
                 start_deadline_seconds=START_DEADLINE_SECONDS,
             ) as process:
-                child = TrainerChild(TrainingClient(process), self._node.disk, self._settings)
+                service = client(TrainingService, process)
+                child = TrainerChild(service, self._node.disk, self._settings)
                 await self._begin(child)
                 if not self._orders.opened:
                     await self._accepted.load()

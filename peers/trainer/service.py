@@ -35,7 +35,6 @@ from swarm.jobs import (
     Export,
     FinishSave,
     Follow,
-    Hardware,
     PrepareBase,
     Record,
     Recording,
@@ -46,6 +45,7 @@ from swarm.jobs import (
     StartTraining,
     Trained,
     TrainingService,
+    TrainingSetup,
     TrainStep,
     Unreadable,
 )
@@ -53,12 +53,11 @@ from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.world.job_thread import J, JobThread, R, in_job_thread
 
 
-def open_service(hardware: Mapping[str, Any] | None = None) -> Any:
+def open_service(setup: TrainingSetup) -> Any:
     """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
     under `torchrun`."""
-    used = msgspec.convert(hardware or Hardware(), Hardware)
-    use_hardware(used)
-    return lead(TrainerService, used.device)
+    use_hardware(setup.hardware)
+    return lead(TrainerService, setup.hardware.device)
 
 
 class _LearnerThread(JobThread):

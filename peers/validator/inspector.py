@@ -21,29 +21,32 @@ from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from swarm.errors import DECODE_ERRORS, UserError
-from swarm.jobs import Inspect, Inspected, InspectionService, Report, SubmissionOrder
-from swarm.messages import EnvironmentReference
+from swarm.jobs import (
+    Inspect,
+    Inspected,
+    InspectionService,
+    InspectionSetup,
+    Report,
+    SubmissionOrder,
+)
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
-from swarm.world.job_thread import JobThread
+from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
 
 
 class InspectorService:
-    """Runs the checks that need no policy. The network process calls the methods."""
+    """Implements `swarm.jobs.InspectionService`."""
 
-    def __init__(self, environments: Sequence[EnvironmentReference] = ()) -> None:
+    def __init__(self, setup: InspectionSetup) -> None:
         """Load the environments; raises `UserError` for one that is not installed here."""
         self._renderer: Renderer | None = None
-        self._environments = Environments(msgspec.convert(environments, list[EnvironmentReference]))
+        self._environments = Environments(setup.environments)
         self._reader = Reader()
         self._thread = JobThread()
 
-    async def inspect(self, job: Inspect) -> Inspected:
-        """See `InspectionService.inspect`."""
-        return await self._thread.run(self._inspect, job)
-
-    def _inspect(self, job: Inspect) -> Inspected:
+    @in_job_thread
+    def inspect(self, job: Inspect) -> Inspected:
         order = job.order
         try:
             drawn = self._environments.tasks(

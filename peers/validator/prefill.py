@@ -9,10 +9,10 @@ chance cannot explain its record.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,11 +28,11 @@ from peers.proofs.format import split
 from peers.validator.checks.base import run_all
 from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
 from swarm import jobs
-from swarm.jobs import Hardware, Judge, Judged, Load, PoliciesLoaded
+from swarm.jobs import Judge, Judged, Load, PoliciesLoaded, PrefillSetup
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
-from swarm.world.job_thread import JobThread
+from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
 
 CERTAIN = 0.99
@@ -52,47 +52,36 @@ submission of long rollouts has millions."""
 
 
 class PrefillService:
-    """Recomputes activations and sampling. The network process calls the methods.
+    """Implements `swarm.jobs.PrefillService`.
 
-    Keeps the weights of the last `policies_kept` policies used, because submissions of the current
-    and the previous policy alternate; older policies are rare.
+    Keeps the weights of the last policies used, because submissions of the current and the previous
+    policy alternate; older policies are rare.
     """
 
-    def __init__(
-        self,
-        policies_kept: int = 2,
-        engine: str = "native",
-        hardware: Hardware | Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, setup: PrefillSetup) -> None:
         """Check engine and device; raises `UserError` if this machine lacks one of them."""
-        check_engine(engine)
-        self._hardware = msgspec.convert(hardware or Hardware(), Hardware)
-        use_hardware(self._hardware)
-        self._policies_kept = policies_kept
-        self._engine_name = engine
+        check_engine(setup.engine)
+        use_hardware(setup.hardware)
+        self._setup = setup
         self._thread = JobThread()
         self._engines: OrderedDict[CheckpointReference, Engine] = OrderedDict()
         # Build the tables of TOPLOC now, not during the first submission.
         warm = [torch.randn(2, 128).bfloat16()]
         toploc.verify(warm, toploc.build(warm))
 
-    async def load(self, job: Load) -> PoliciesLoaded:
-        """See `swarm.jobs.PrefillService.load`."""
-        return await self._thread.run(self._load, job)
-
-    async def judge(self, job: Judge) -> Judged:
-        """See `swarm.jobs.PrefillService.judge`."""
-        return await self._thread.run(self._judge, job)
-
-    def _load(self, job: Load) -> PoliciesLoaded:
+    @in_job_thread
+    def load(self, job: Load) -> PoliciesLoaded:
         self._engines.pop(job.policy, None)
-        while len(self._engines) >= self._policies_kept:  # free memory before loading
+        while len(self._engines) >= self._setup.policies_kept:  # free memory before loading
             self._engines.popitem(last=False)
-        self._engines[job.policy] = make_engine(self._engine_name, Path(job.folder), self._hardware)
+        self._engines[job.policy] = make_engine(
+            self._setup.engine, Path(job.folder), self._setup.hardware
+        )
         return PoliciesLoaded(policies=list(self._engines))
 
+    @in_job_thread
     @torch.inference_mode()
-    def _judge(self, job: Judge) -> Judged:
+    def judge(self, job: Judge) -> Judged:
         policy = job.order.policy
         if policy not in self._engines:
             raise ValueError(f"{policy} is not loaded; there are: {list(self._engines)}")

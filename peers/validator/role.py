@@ -27,12 +27,12 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
-from swarm.jobs import InspectionClient, PrefillClient
+from swarm.jobs import InspectionService, InspectionSetup, PrefillService, PrefillSetup
 from swarm.messages import StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.settings import ComputeSettings
-from swarm.world import ChildDied, ChildError
+from swarm.world import ChildDied, ChildError, client
 from swarm.world.restarts import Restarts
 
 DEATHS_PER_CASE_MAX = 2
@@ -163,25 +163,27 @@ class ValidatorRole:
         self._examiner.forget_loaded()
         async with self._node.compute.child(
             "peers.validator.prefill:PrefillService",
+            PrefillSetup(
+                policies_kept=POLICIES_IN_MEMORY,
+                engine=self._node.settings.engine,
+                hardware=self._settings.hardware,
+            ),
             name="prefill",
-            arguments={
-                "policies_kept": POLICIES_IN_MEMORY,
-                "engine": self._node.settings.engine,
-                "hardware": self._settings.hardware,
-            },
             interpreter=self._settings.interpreter or None,
         ) as prefill:
 
             async def live() -> None:
                 async with self._node.compute.child(
                     "peers.validator.inspector:InspectorService",
+                    InspectionSetup(environments=self._run.manifest.environments),
                     name="inspector",
-                    arguments={"environments": self._run.manifest.environments},
                     memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
                     interpreter=self._settings.interpreter or None,
                 ) as inspector:
                     self._equipped.set()
-                    children = Children(InspectionClient(inspector), PrefillClient(prefill))
+                    children = Children(
+                        client(InspectionService, inspector), client(PrefillService, prefill)
+                    )
                     while True:
                         await self._judge_next(children, nursery)
 

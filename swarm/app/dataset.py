@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from swarm.errors import UserError
-from swarm.offline_jobs import DescribePolicy, FilterClient, MeasureTasks
+from swarm.offline_jobs import DescribePolicy, FilterService, FilterSetup, MeasureTasks
+from swarm.world import client
 from swarm.world.compute import LocalCompute
 
 SERVICE = "peers.trainer.dataset:DatasetService"
@@ -66,17 +67,14 @@ def parse_bounds(text: str) -> tuple[float, float]:
 
 async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], None]) -> Progress:
     """Try the tasks and write `out`, resuming an existing file; raises `UserError`."""
-    async with LocalCompute().child(
-        SERVICE,
-        name="dataset filter",
-        arguments={
-            "policy": str(wanted.policy),
-            "environment": wanted.environment,
-            "version": wanted.version,
-            "options": wanted.options,
-        },
-    ) as child:
-        service = FilterClient(child)
+    setup = FilterSetup(
+        policy=str(wanted.policy),
+        environment=wanted.environment,
+        version=wanted.version,
+        options=wanted.options,
+    )
+    async with LocalCompute().child(SERVICE, setup, name="dataset filter") as child:
+        service = client(FilterService, child)
         policy = await service.describe(DescribePolicy())
         head = {"format": FORMAT, **asdict(wanted), **msgspec.structs.asdict(policy)}
         del head["tasks"]  # more may be tried later

@@ -16,7 +16,8 @@ import msgspec
 from swarm.errors import UserError
 from swarm.jobs import Export
 from swarm.messages import EnvironmentReference
-from swarm.offline_jobs import StartTuning, Tune, TuningClient, TuningSettings, Validate
+from swarm.offline_jobs import StartTuning, Tune, TuningService, TuningSettings, Validate
+from swarm.world import client
 from swarm.world.compute import LocalCompute
 
 SERVICE = "peers.trainer.supervised:SftService"
@@ -77,7 +78,7 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
         environment=environment,
     )
     async with LocalCompute().child(SERVICE, name="sft") as child:
-        service = TuningClient(child)
+        service = client(TuningService, child)
         started = await service.start(job)
 
         async def validate(step: int) -> None:

@@ -22,10 +22,10 @@ from swarm.events import Events
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, delta_key
-from swarm.shardcast.jobs import DeltaClient, EncodeDelta, MakePieces, PieceToMake
+from swarm.shardcast.jobs import DeltaService, EncodeDelta, MakePieces, PieceToMake
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
 from swarm.shardcast.store import ENCODING_NAME, ROOT, CheckpointStore
-from swarm.world import Compute
+from swarm.world import Compute, client
 
 DELTA_CHECKPOINT_BYTES_MIN = 4 * 1024 * 1024
 """A smaller checkpoint is published without a delta: its full pieces travel as fast."""
@@ -137,7 +137,7 @@ class Deltas:
             async with self._compute.child(
                 _SERVICE, name="delta", memory_limit_bytes=DELTA_CHILD_BYTES_MAX
             ) as child:
-                made = await DeltaClient(child).encode(
+                made = await client(DeltaService, child).encode(
                     EncodeDelta(
                         base=str(disk.local_path(base.folder)),
                         new=str(disk.local_path(folder)),
@@ -273,7 +273,7 @@ class Deltas:
                     )
                     for index, piece in ((index, pieces[index]) for index in indices)
                 ]
-                result = await DeltaClient(child).make(
+                result = await client(DeltaService, child).make(
                     MakePieces(
                         base=str(local(base.folder)),
                         target=str(local(held.folder)),

@@ -8,7 +8,7 @@ import msgspec
 
 from swarm.jobs import Reply
 from swarm.messages import Digest
-from swarm.world import Child, Job
+from swarm.world import Job
 
 PATIENCE_SECONDS = 120.0
 """Longest time without a progress report. Jobs report every block, which takes milliseconds, but a
@@ -72,19 +72,3 @@ class DeltaService(Protocol):
     async def make(self, job: MakePieces) -> PiecesMade:
         """Make pieces; raises `BadDelta` for a delta that is malformed or of another base."""
         ...
-
-
-class DeltaClient:
-    """Calls the `DeltaService` in a child."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    async def encode(self, job: EncodeDelta) -> DeltaEncoded:
-        return await self._child.request("encode", job, DeltaEncoded)
-
-    async def make(self, job: MakePieces) -> PiecesMade:
-        return await self._child.request("make", job, PiecesMade)
-
-
-_DELTAS: type[DeltaService] = DeltaClient

@@ -7,12 +7,15 @@ processes directly. Implementations for a real machine: `swarm.world.machine` (W
 
 from __future__ import annotations
 
+import inspect
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
+from types import SimpleNamespace
+from typing import Any, ClassVar, Protocol, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -189,6 +192,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The call is given up, and the child killed, after this long without progress."""
 
 
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what a service is made with: the only parameter of its class, `setup`."""
+
+
+def setup_type(make: Callable[..., Any]) -> Any:
+    """The type of setup that a service is made with; None if it takes none."""
+    parameter = inspect.signature(make, eval_str=True).parameters.get("setup")
+    return None if parameter is None else parameter.annotation
+
+
 def job_type(method: Callable[..., Any]) -> type[Job]:
     """The type of job that a service's method takes."""
     kind: type[Job] = get_type_hints(method)["job"]
@@ -220,6 +233,16 @@ class Child(Protocol):
         ...
 
 
+def client(service: type[T], child: Child) -> T:
+    """A client of a child's service: it has the methods of `service`, a `Protocol`."""
+    methods = {
+        name: partial(child.request, name, reply=get_type_hints(method)["return"])
+        for name, method in vars(service).items()
+        if inspect.iscoroutinefunction(method)
+    }
+    return cast(T, SimpleNamespace(**methods))
+
+
 class Compute(Protocol):
     """Starts child processes: engines, prefill, training, parsers of hostile files."""
 
@@ -230,19 +253,19 @@ class Compute(Protocol):
     def child(
         self,
         service: str,
+        setup: Setup | None = None,
         *,
         name: str,
-        arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
     ) -> AbstractAsyncContextManager[Child]:
-        """Start a child: `async with compute.child("package.module:Class", name="engine") as
-        child`.
+        """Start a child: `async with compute.child("package.module:Class", setup, name="engine")
+        as child`.
 
-        `Class(**arguments)` is made in the child before the block is entered; its public methods
-        are async and take one `Job`. The child ends with the block. `interpreter`: path of another
-        Python, in which Swarm and the service are installed. Raises `ChildDied` when the child does
-        not start, `UserError` when there is no such interpreter.
+        `Class(setup)` (without a setup: `Class()`) is made in the child before the block is
+        entered; its public methods are async and take one `Job`. The child ends with the block.
+        `interpreter`: path of another Python, in which Swarm and the service are installed. Raises
+        `ChildDied` when the child does not start, `UserError` when there is no such interpreter.
         """
         ...

@@ -27,7 +27,7 @@ import msgspec
 import trio
 
 from swarm.errors import UserError
-from swarm.world import job_type
+from swarm.world import job_type, setup_type
 from swarm.world.frames import (
     PARTS_AHEAD_MAX,
     Answer,
@@ -217,7 +217,10 @@ def _make(assignment: Assignment) -> Any:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if assignment.memory_limit_bytes is not None:
         _limit_memory(assignment.memory_limit_bytes)
-    return service_class(**assignment.arguments)
+    kind = setup_type(service_class)
+    if kind is None:
+        return service_class()
+    return service_class(msgspec.msgpack.decode(assignment.setup, type=kind))
 
 
 def _failure(number: int, error: BaseException) -> Failed:

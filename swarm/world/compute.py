@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import trio
 
 from swarm.errors import UserError
 from swarm.events import Events
-from swarm.world import Child, ChildDied
+from swarm.world import Child, ChildDied, Setup
 from swarm.world.child import ONE_THREAD
 from swarm.world.fork_server import ENVIRONMENT
-from swarm.world.frames import Assignment
+from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
 from swarm.world.machine import free_memory_bytes
 from swarm.world.process import Forked, Process, Spawned
@@ -42,20 +41,20 @@ class LocalCompute:
     async def child(
         self,
         service: str,
+        setup: Setup | None = None,
         *,
         name: str,
-        arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
-        """See `swarm.world.Compute.child`. Raises `ChildError` when `Class(**arguments)` raised."""
+        """See `swarm.world.Compute.child`. Raises `ChildError` when the class raised."""
         environment = dict(os.environb)
         if interpreter is not None:
             environment.pop(ENVIRONMENT.encode(), None)  # its children use its interpreter, too
         assignment = Assignment(
             service,
-            dict(arguments or {}),
+            raw(setup),
             memory_limit_bytes,
             list(sys.path) if interpreter is None else None,
             os.getcwd(),  # noqa: PTH109

@@ -23,7 +23,7 @@ class Assignment(msgspec.Struct, array_like=True):
 
     service: str
     """`package.module:Class`."""
-    arguments: dict[str, Any]
+    setup: msgspec.Raw
     memory_limit_bytes: int | None
     path: list[str] | None
     """The owner's module search path; None: another interpreter keeps its own."""
@@ -93,7 +93,7 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """Encode a job, reply or item."""
+    """Encode a setup, job, reply or item."""
     return msgspec.Raw(msgspec.msgpack.encode(value))
 
 

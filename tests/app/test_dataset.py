@@ -19,7 +19,7 @@ from peers.trainer.dataset import DatasetService
 from swarm.app.dataset import parse_bounds
 from swarm.app.main import app
 from swarm.errors import UserError
-from swarm.offline_jobs import MeasureTasks
+from swarm.offline_jobs import FilterSetup, MeasureTasks
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,9 @@ def test_bounds_out_of_order_are_refused(text: str) -> None:
 
 def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> None:
     """Make the engine give the environment's own answers, which must all pass."""
-    service = DatasetService(str(policy), "sort-digits", "1")
+    service = DatasetService(
+        FilterSetup(policy=str(policy), environment="sort-digits", version="1", options={})
+    )
     job = MeasureTasks(
         seed=0, first=2, count=3, attempts=2, temperature=1.0, max_new_tokens=8, stop_ids=[2]
     )
@@ -121,7 +123,9 @@ def test_an_environment_that_raises_is_named(policy: Path) -> None:
         def reward(self, *_: Any) -> float:
             return 1 / 0
 
-    service = DatasetService(str(policy), "sort-digits", "1")
+    service = DatasetService(
+        FilterSetup(policy=str(policy), environment="sort-digits", version="1", options={})
+    )
     service._environment = Broken()
     job = MeasureTasks(
         seed=0, first=0, count=1, attempts=1, temperature=1.0, max_new_tokens=3, stop_ids=[2]

@@ -18,7 +18,19 @@ from swarm.app.demo.recipe import demo_manifest
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
-from swarm.jobs import Generate, Generated, Inspect, Inspected, Load, Loaded, Probe, Probed
+from swarm.jobs import (
+    Generate,
+    Generated,
+    Hardware,
+    InferenceSetup,
+    Inspect,
+    Inspected,
+    InspectionSetup,
+    Load,
+    Loaded,
+    Probe,
+    Probed,
+)
 from swarm.messages import EnvironmentReference
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group
@@ -139,23 +151,23 @@ def test_its_engine_and_environment_serve_in_child_processes(
     theirs = EnvironmentReference(name="repeat", version="2", options={"times": 3}, weight=2.0)
     environments = [reference(), theirs]
     order = submission_order(environments=environments, groups=8, stop_ids=[EOS_ID])
-    arguments = {"environments": environments}
-    hardware = {"device": "cpu", "dtype": "bfloat16"}
+    hardware = Hardware(device="cpu", dtype="bfloat16")
+    setup = InferenceSetup(engine="lab-engine", hardware=hardware, environments=environments)
     made_path, canonical = tmp_path / "made", tmp_path / "canonical"
 
     async def main() -> tuple[Probed, Generated, Inspected]:
         compute = LocalCompute()
         async with compute.child(
-            "peers.inference.engine_service:EngineService",
-            name="engine",
-            arguments={**arguments, "engine": "lab-engine", "hardware": hardware},
+            "peers.inference.engine_service:EngineService", setup, name="engine"
         ) as engine:
             await engine.request("load", Load(policy=ORDER.policy, folder=str(policy)), Loaded)
             probed = await engine.request("probe", Probe(environment=theirs), Probed)
             job = Generate(order=order, path=str(made_path))
             made = await engine.request("generate", job, Generated)
         async with compute.child(
-            "peers.validator.inspector:InspectorService", name="inspector", arguments=arguments
+            "peers.validator.inspector:InspectorService",
+            InspectionSetup(environments=environments),
+            name="inspector",
         ) as inspector:
             inspect = Inspect(
                 order=order,

@@ -25,11 +25,14 @@ from swarm.jobs import (
     AcceptedSubmission,
     Export,
     Generate,
+    InferenceSetup,
     Inspect,
     Inspected,
+    InspectionSetup,
     Judge,
     Lessons,
     Load,
+    PrefillSetup,
     StartTraining,
     SubmissionOrder,
     TrainStep,
@@ -159,12 +162,18 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     demo.make_policy(base, seed=3)
     easy = ToolUse(CalculatorOptions(digits=1))
     warm_up(base, easy, seed=3, recipe=Warmup(accuracy=0.3, batch=64))
-    inspector, trainer = InspectorService([ENVIRONMENT]), TrainerService()
+    inspector, trainer = (
+        InspectorService(InspectionSetup(environments=[ENVIRONMENT])),
+        TrainerService(),
+    )
     trio.run(
         trainer.start,
         StartTraining(model=str(base), lessons=LESSONS, environments=[ENVIRONMENT], seed=0),
     )
-    engine, prefill = EngineService(environments=[ENVIRONMENT]), PrefillService()
+    engine, prefill = (
+        EngineService(InferenceSetup(environments=[ENVIRONMENT])),
+        PrefillService(PrefillSetup()),
+    )
     with in_background(inspector.run) as ask:
         yield Pipeline(tmp_path, engine, inspector, prefill, trainer, ask)
 

@@ -22,7 +22,7 @@ from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.jobs import Generate, Generated, Load
+from swarm.jobs import Generate, Generated, InferenceSetup, InspectionSetup, Load, PrefillSetup
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from tests.orders import policy as policy_reference
@@ -43,7 +43,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(policy: Path) -> Iterator[EngineService]:
-    service = EngineService()
+    service = EngineService(InferenceSetup(environments=[]))
     load(service, policy, 4)
     yield service
 
@@ -62,10 +62,12 @@ def test_what_is_not_here_is_said_before_a_policy_is_fetched(
     wanted: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
-        EngineService(**wanted)  # type: ignore[arg-type]
-    kind = PrefillService if "engine" in wanted else InspectorService
+        EngineService(InferenceSetup(**{"environments": [], **wanted}))
     with pytest.raises(UserError, match=re.escape(sentence)):
-        kind(**wanted)  # type: ignore[arg-type]
+        if "engine" in wanted:
+            PrefillService(PrefillSetup(**wanted))
+        else:
+            InspectorService(InspectionSetup(**wanted))
 
 
 ORDER = submission_order(step=6, policy=policy_reference(4), number=2, groups=3, max_new_tokens=40)
@@ -132,7 +134,7 @@ def test_nothing_of_it_is_the_workers_choice(
 
 
 def test_only_the_loaded_policy_generates(policy: Path, tmp_path: Path) -> None:
-    service = EngineService()
+    service = EngineService(InferenceSetup(environments=[]))
     with pytest.raises(ValueError, match="policy 4 of lineage 0 is wanted"):
         generate(service, tmp_path / "file")
     load(service, policy, 4)
@@ -150,7 +152,7 @@ def test_only_the_loaded_policy_generates(policy: Path, tmp_path: Path) -> None:
 def test_a_swapped_policy_generates_otherwise(policy: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     demo.make_policy(other, seed=2)
-    service = EngineService()
+    service = EngineService(InferenceSetup(environments=[]))
     load(service, policy, 4)
     _, before = made(service, tmp_path / "a")
     load(service, other, 5)
@@ -164,7 +166,10 @@ def test_a_swapped_policy_generates_otherwise(policy: Path, tmp_path: Path) -> N
 def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(policy, copy)
-    honest, cheat = EngineService(), EngineService(alter_weights=0.5)
+    honest, cheat = (
+        EngineService(InferenceSetup(environments=[])),
+        EngineService(InferenceSetup(alter_weights=0.5, environments=[])),
+    )
     load(honest, copy, 4)
     load(cheat, copy, 4)
     _, mine = made(honest, tmp_path / "a")

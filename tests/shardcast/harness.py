@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source, Transport
 from swarm.transport.libp2p import open_libp2p
-from swarm.world import Child, ChildError, Compute, Disk, Job, World
+from swarm.world import Child, ChildError, Compute, Disk, Job, Setup, World
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 from tests.memory_network import MemoryNetwork
@@ -51,17 +51,16 @@ class InPlace:
     async def child(
         self,
         service: str,
+        setup: Setup | None = None,
         *,
         name: str,
-        arguments: Mapping[str, Any] | None = None,
         memory_limit_bytes: int | None = None,
         start_deadline_seconds: float = 60.0,
         interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
         module, _, kind = service.partition(":")
-        yield _ChildInPlace(
-            self, name, getattr(importlib.import_module(module), kind)(**(arguments or {}))
-        )
+        assert setup is None
+        yield _ChildInPlace(self, name, getattr(importlib.import_module(module), kind)())
 
 
 _Partial: Any = object

@@ -172,9 +172,9 @@ def test_every_child_of_a_role_runs_under_the_interpreter_of_its_settings(
     started: dict[str, Any] = {}
     real = SimulatedCompute.child
 
-    def child(self: SimulatedCompute, service: str, *, name: str, **more: Any) -> Any:
+    def child(self: SimulatedCompute, *given: Any, name: str, **more: Any) -> Any:
         started[name] = more.get("interpreter")
-        return real(self, service, name=name, **more)
+        return real(self, *given, name=name, **more)
 
     monkeypatch.setattr(SimulatedCompute, "child", child)
     tables = {

@@ -16,7 +16,18 @@ from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
-from swarm.jobs import Generate, Inspect, Inspected, Judge, Judged, Load, SubmissionOrder
+from swarm.jobs import (
+    Generate,
+    InferenceSetup,
+    Inspect,
+    Inspected,
+    InspectionSetup,
+    Judge,
+    Judged,
+    Load,
+    PrefillSetup,
+    SubmissionOrder,
+)
 from swarm.messages import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write
@@ -109,7 +120,11 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stage(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    engine, inspector, prefill = EngineService(), InspectorService(), PrefillService()
+    engine, inspector, prefill = (
+        EngineService(InferenceSetup(environments=[])),
+        InspectorService(InspectionSetup(environments=[])),
+        PrefillService(PrefillSetup()),
+    )
     load(engine, policy)
     trio.run(prefill.load, Load(policy=ORDER.policy, folder=str(policy)))
     with in_background(inspector.run) as ask:

@@ -23,7 +23,7 @@ from peers.proofs.format import PRIME
 from peers.validator import prefill as prefill_module
 from peers.validator.prefill import PrefillService, judge_sampling, sampling_figures
 from peers.validator.statistics import binomial_tail
-from swarm.jobs import Judge, Judged, Load
+from swarm.jobs import InferenceSetup, Judge, Judged, Load, PrefillSetup
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key
@@ -109,7 +109,7 @@ def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
 
 @pytest.mark.parametrize("size", [0.02, 0.05, 0.2])
 def test_altered_weights_are_refused_at_once(stage: Stage, size: float) -> None:
-    cheat = EngineService(alter_weights=size)
+    cheat = EngineService(InferenceSetup(alter_weights=size, environments=[]))
     load(cheat, stage.policy)
     path = stage.folder / "cheated"
     for number in range(3):
@@ -124,7 +124,7 @@ def test_altered_weights_are_refused_at_once(stage: Stage, size: float) -> None:
 
 def test_another_policys_rollouts_are_refused(stage: Stage, tmp_path: Path) -> None:
     demo.make_policy(tmp_path, seed=2)
-    other = EngineService()
+    other = EngineService(InferenceSetup(environments=[]))
     load(other, tmp_path)
     path = stage.folder / "other"
     generate(other, path, stage.order())
@@ -217,7 +217,7 @@ def test_random_proofs_are_refused(stage: Stage) -> None:
 
 
 def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None:
-    cheat = EngineService(alter_weights=0.2)
+    cheat = EngineService(InferenceSetup(alter_weights=0.2, environments=[]))
     load(cheat, stage.policy)
     path = stage.folder / "cheated"
     mismatches = positions = 0
@@ -295,7 +295,7 @@ def resident_bytes(figure: str) -> int:
 
 
 def test_prefill_keeps_the_last_policies(policy: Path) -> None:
-    prefill = PrefillService()
+    prefill = PrefillService(PrefillSetup())
     first, second, third = (reference(step) for step in (1, 2, 3))
 
     def load_as(wanted: CheckpointReference) -> list[CheckpointReference]:

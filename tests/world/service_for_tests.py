@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from swarm.errors import UserError
-from swarm.world import Job, frames, progress
+from swarm.world import Job, Setup, frames, progress
 
 progress.REPORT_SECONDS = 0.01  # in the child
 
@@ -61,9 +61,13 @@ class Surroundings(msgspec.Struct):
     threads: int
 
 
+class Greeting(Setup, frozen=True, kw_only=True):
+    greeting: str
+
+
 class Service:
-    def __init__(self, greeting: str = "hello") -> None:
-        self.greeting = greeting
+    def __init__(self, setup: Greeting | None) -> None:
+        self.greeting = setup.greeting if setup else "hello"
 
     async def greet(self, job: Named) -> str:
         return f"{self.greeting} {job.name}"

@@ -21,12 +21,13 @@ import trio.testing
 
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.world import Child, ChildDied, ChildError, frames, local_child, process
+from swarm.world import Child, ChildDied, ChildError, Setup, frames, local_child, process
 from swarm.world.compute import LocalCompute
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER_VARIABLE
 from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
 from tests.world.service_for_tests import (
+    Greeting,
     Impatient,
     Named,
     Nothing,
@@ -35,6 +36,13 @@ from tests.world.service_for_tests import (
     Sized,
     Surroundings,
 )
+
+
+class Other(Setup, frozen=True, kw_only=True):
+    """A setup of another service."""
+
+    count: int
+
 
 SERVICE = "tests.world.service_for_tests:Service"
 FORK_SERVER = [sys.executable, "-m", "swarm.world.fork_server"]
@@ -95,11 +103,14 @@ def compute(request: pytest.FixtureRequest, tmp_path: Path, heard: Heard) -> Ite
         assert not heard.named("compute.fork_server_missing")
 
 
-def test_a_child_answers_with_the_arguments_it_was_made_with(compute: LocalCompute) -> None:
+def test_a_child_answers_with_the_setup_it_was_made_with(compute: LocalCompute) -> None:
     async def main() -> None:
-        async with compute.child(SERVICE, name="c", arguments={"greeting": "good day"}) as child:
+        async with compute.child(SERVICE, Greeting(greeting="good day"), name="c") as child:
             answer = await child.request("greet", Named(name="Ada"), str)
             assert answer == "good day Ada"
+        with pytest.raises(ChildError, match="unknown field `count`"):
+            async with compute.child(SERVICE, Other(count=1), name="c"):
+                raise AssertionError("the block must not be entered")
 
     trio.run(main)
 
