@@ -22,12 +22,7 @@ Gemma 2) or use sliding-window layers; neither the engine nor the scorer compute
 ROPE_NEEDS: dict[object, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
 """Parameters that each supported `rope_type` needs in addition to `rope_theta`."""

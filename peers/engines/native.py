@@ -97,10 +97,7 @@ class NativeEngine:
     """See `peers.engines.engine.Engine`. Computes in the stored dtype, logits in fp32."""
 
     def __init__(
-        self,
-        folder: Path,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
+        self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> None:
         """Load the policy in `folder`; raises `UserError` for an unsupported model.
 

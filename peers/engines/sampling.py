@@ -52,10 +52,7 @@ def gumbel_noise(
     sampled) but never to 0 (noise +∞).
     """
     quads = torch.arange((vocabulary_size + 3) // 4, device=rows.device)
-    words = philox(
-        key,
-        (quads, positions[..., None], rows[..., None], torch.zeros_like(quads[:1])),
-    )
+    words = philox(key, (quads, positions[..., None], rows[..., None], torch.zeros_like(quads[:1])))
     hashes = torch.stack(words, dim=-1).flatten(-2)[..., :vocabulary_size]
     uniform = (hashes.to(torch.float32) + 0.5) * 2.0**-32
     return uniform.neg_().log1p_().neg_().log_().neg_()

@@ -68,9 +68,5 @@ class LengthTargets:
         prompt = self._options.prompt.replace("{length}", str(target))
         prompt = prompt.replace("{prompt}", task.prompt)
         return replace(
-            task,
-            prompt=prompt,
-            target_length=target,
-            length_weight=self._options.alpha,
-            inner=task,
+            task, prompt=prompt, target_length=target, length_weight=self._options.alpha, inner=task
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
 from peers.trainer.filters import label_groups
 from peers.trainer.forecast import Forecast
@@ -23,39 +24,33 @@ def path_of(digest: bytes) -> str:
     return f"{ACCEPTED}/{digest.hex()}.rollouts"
 
 
+@dataclass(eq=False)
 class AcceptedSubmissions:
     """Stores each accepted submission once, and hands them out in batches."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        store: TrainerStore,
-        progress: Progress,
-        forecast: Forecast,
-        outcomes: Outcomes,
-    ) -> None:
-        self._run = peer.run
-        self._disk = peer.node.disk
-        self._world = peer.node.world
-        self._events = peer.node.events
-        self._store = store
-        self._progress = progress
-        self._forecast = forecast
-        self._outcomes = outcomes
-        self.pool = Pool()
-        self.in_hand: list[Accepted] = []
-        """The batch in training."""
-        self.grew = 0.0
-        """When the newest submission was added."""
-        self._taken: dict[SubmissionKey, bytes] = {}
-        """Digest of the file taken under each key, kept until its policy is too old. A worker may
-        send different files of the same groups to different validators."""
-        self._known: dict[bytes, tuple[int, int]] = {}
-        """(lineage, policy) of the submissions in the pool or consumed, kept until the policy is
-        too old. Older submissions can only be stale, and the log says so."""
-        self._swept: tuple[int, int, int] | None = None
-        """Policy, lineage and run revision at which stale submissions were last dropped from the
-        pool. No submission becomes stale before one of them changes."""
+    peer: RunNode
+    store: TrainerStore
+    progress: Progress
+    forecast: Forecast
+    outcomes: Outcomes
+    pool: Pool = field(default_factory=Pool)
+    in_hand: list[Accepted] = field(default_factory=list)
+    """The batch in training."""
+    grew: float = 0.0
+    """When the newest submission was added."""
+    _taken: dict[SubmissionKey, bytes] = field(default_factory=dict)
+    """Digest of the file taken under each key, kept until its policy is too old. A worker may send
+    different files of the same groups to different validators."""
+    _known: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """(lineage, policy) of the submissions in the pool or consumed, kept until the policy is too
+    old. Older submissions can only be stale, and the log says so."""
+    _swept: tuple[int, int, int] | None = None
+    """Policy, lineage and run revision at which stale submissions were last dropped from the pool.
+    No submission becomes stale before one of them changes."""
+
+    def __post_init__(self) -> None:
+        self._disk = self.peer.node.disk
+        self._events = self.peer.node.events
 
     # --- taking in ---------------------------------------------------------------------------
 
@@ -75,22 +70,22 @@ class AcceptedSubmissions:
         """Add a submission whose file is on this disk; durable on return."""
         if self.is_second(verdict):  # the other file came first
             await self._disk.remove(path_of(verdict.submission))
-            await self._outcomes.stale([verdict])
+            await self.outcomes.stale([verdict])
             return
         self._taken[SubmissionKey.of(verdict)] = verdict.submission
-        await self._store.keep_accepted(verdict, envelope)
+        await self.store.keep_accepted(verdict, envelope)
         self._add(verdict)
-        if verdict.lineage != self._progress.lineage:  # rolled back meanwhile
+        if verdict.lineage != self.progress.lineage:  # rolled back meanwhile
             await self.drop_stale()
 
     def _add(self, verdict: Verdict) -> None:
-        manifest = self._progress.versions.manifest_of(verdict.step)
+        manifest = self.progress.versions.manifest_of(verdict.step)
         labels = label_groups(verdict, manifest.environments)
-        self._forecast.keep_rate.observe(labels)
+        self.forecast.keep_rate.observe(labels)
         digest = verdict.submission
         self.pool.add(Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill))
-        self.grew = self._world.now()
-        if self._progress.too_old(verdict):  # became too old since the last check
+        self.grew = self.peer.node.world.now()
+        if self.progress.too_old(verdict):  # became too old since the last check
             self._swept = None
 
     # --- after a restart ---------------------------------------------------------------------
@@ -100,16 +95,16 @@ class AcceptedSubmissions:
 
         `steps`: the step that consumed each submission.
         """
-        lineage = self._progress.lineage
+        lineage = self.progress.lineage
         # The step stands for the policy: no policy is newer than the step that consumes it.
         self._known |= {digest: (lineage, step) for digest, step in steps.items()}
         return len(self._known)
 
     async def load(self) -> None:
         """Read the submissions not consumed before the restart, and the keys that are taken."""
-        self._taken = self._store.taken_keys()
+        self._taken = self.store.taken_keys()
         kept, gone, missing = [], [], 0
-        for digest, verdict in self._store.accepted():
+        for digest, verdict in self.store.accepted():
             consumed = digest in self._known
             if verdict is None or consumed or not self._disk.exists(path_of(digest)):
                 gone.append(digest)
@@ -118,7 +113,7 @@ class AcceptedSubmissions:
             self._add(verdict)
             self.expect(verdict)
             kept.append(path_of(digest))
-        await self._store.drop_accepted(gone)
+        await self.store.drop_accepted(gone)
         if missing:  # each is copied again if its validator still announces it
             self._events.emit("trainer.rollouts_missing", submissions=missing)
         for name in self._disk.list(ACCEPTED):  # left by an earlier process
@@ -141,7 +136,7 @@ class AcceptedSubmissions:
         """Take the oldest submissions that together count for `groups` groups, or all of them."""
         before = self.pool.groups
         self.in_hand = self.pool.take(groups)
-        self._progress.training_groups = max(groups, before - self.pool.groups)
+        self.progress.training_groups = max(groups, before - self.pool.groups)
         return self.in_hand
 
     async def consumed(self) -> None:
@@ -168,23 +163,23 @@ class AcceptedSubmissions:
             else:
                 self.pool.add(accepted)
         self._swept = None  # the returned submissions missed the last check
-        self._progress.training_groups = 0
-        await self._outcomes.lost([accepted.verdict for accepted in lost], "unreadable")
+        self.progress.training_groups = 0
+        await self.outcomes.lost([accepted.verdict for accepted in lost], "unreadable")
         await self.discard(lost)
 
     # --- giving up ---------------------------------------------------------------------------
 
     async def drop_stale(self) -> None:
         """Log and delete the pool's submissions that are too old."""
-        now = (self._progress.policy, self._progress.lineage, self._run.revision)
+        now = (self.progress.policy, self.progress.lineage, self.peer.run.revision)
         if now == self._swept:
             return
         self._swept = now
-        stale = self.pool.matching(self._progress.too_old)
+        stale = self.pool.matching(self.progress.too_old)
         for accepted in stale:  # before the first await, so that no other task logs it too
             self.pool.remove(accepted.digest)
         if stale:
-            await self._outcomes.stale([accepted.verdict for accepted in stale])
+            await self.outcomes.stale([accepted.verdict for accepted in stale])
             await self.discard(stale)
 
     async def discard(self, submissions: list[Accepted]) -> None:
@@ -192,15 +187,15 @@ class AcceptedSubmissions:
         digests = [accepted.digest for accepted in submissions]
         for digest in digests:
             self.pool.remove(digest)
-        await self._store.drop_accepted(digests)
+        await self.store.drop_accepted(digests)
         for digest in digests:
             await self._disk.remove(path_of(digest))
         await self._forget_old()
-        self._progress.changed.touch()
+        self.progress.changed.touch()
 
     async def _forget_old(self) -> None:
         """Forget keys and submissions of policies that are too old: their rollouts are stale."""
-        youngest = (self._progress.lineage, self._progress.oldest_policy())
+        youngest = (self.progress.lineage, self.progress.oldest_policy())
         self._taken = {key: taken for key, taken in self._taken.items() if key[:2] >= youngest}
         self._known = {known: at for known, at in self._known.items() if at >= youngest}
-        await self._store.drop_keys_before(*youngest)
+        await self.store.drop_keys_before(*youngest)

@@ -74,9 +74,7 @@ class TrainerChild:
         """Continue from a training state; return the consumed submissions that are young enough to
         be offered again. `policies`: folders of published policies, by step."""
         job = Resume(
-            start=self._start(manifest),
-            folder=self._local(state),
-            policies=self._folders(policies),
+            start=self._start(manifest), folder=self._local(state), policies=self._folders(policies)
         )
         return set((await self.service.resume(job)).consumed)
 

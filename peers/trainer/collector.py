@@ -31,31 +31,26 @@ FETCH_PAUSE_SECONDS_MAX = 5.0
 """Longest pause between attempts; each pause is twice the previous one."""
 
 
+@dataclass(eq=False)
 class Collector:
     """Listens for acknowledgements and verdicts, and copies every accepted submission once."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        progress: Progress,
-        forecast: Forecast,
-        outcomes: Outcomes,
-        accepted: AcceptedSubmissions,
-        pause: Pause,
-    ) -> None:
-        self._node = peer.node
-        self._events = peer.node.events
-        self._progress = progress
-        self._forecast = forecast
-        self._outcomes = outcomes
-        self._accepted = accepted
-        self._pause = pause
-        self._grading = GradingWatch(peer.run, peer.node.world.wall_time() * 1000)
-        self._missed = MissedVerdicts(peer)
+    peer: RunNode
+    progress: Progress
+    forecast: Forecast
+    outcomes: Outcomes
+    accepted: AcceptedSubmissions
+    pause: Pause
+
+    def __post_init__(self) -> None:
+        self._node = node = self.peer.node
+        self._events = node.events
+        self._grading = GradingWatch(self.peer.run, node.world.wall_time() * 1000)
+        self._missed = MissedVerdicts(self.peer)
         self._fetching: set[bytes] = set()
         self._send, self._verdicts = trio.open_memory_channel[Envelope](VERDICTS_HELD_MAX)
-        peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
-        peer.gossip.listen(Verdict, self._on_verdict)
+        self.peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
+        self.peer.gossip.listen(Verdict, self._on_verdict)
 
     def start(self, nursery: trio.Nursery) -> None:
         """Collect until cancelled."""
@@ -69,10 +64,10 @@ class Collector:
         message = envelope.message
         assert isinstance(message, Acknowledgement)
         offer, now = (message.worker, message.submission), self._node.world.now()
-        if message.lineage == self._progress.lineage and self._forecast.announce(
+        if message.lineage == self.progress.lineage and self.forecast.announce(
             offer, message.groups, now
         ):
-            self._progress.changed.touch()
+            self.progress.changed.touch()
 
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
@@ -89,10 +84,10 @@ class Collector:
         """Drop submissions from the forecast that no validator has judged for long."""
         while True:
             await trio.sleep(UNJUDGED_SECONDS / 10)
-            late = self._forecast.forget_late(self._node.world.now())
+            late = self.forecast.forget_late(self._node.world.now())
             if late:
                 self._events.emit("trainer.unjudged_forgotten", submissions=late)
-                self._progress.changed.touch()
+                self.progress.changed.touch()
 
     # --- copying -----------------------------------------------------------------------------
 
@@ -102,12 +97,12 @@ class Collector:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
                 offer = (verdict.worker, verdict.submission)
-                self._forecast.judge(offer, accepted=verdict.outcome == "accepted")
+                self.forecast.judge(offer, accepted=verdict.outcome == "accepted")
                 reason = self._grading.look(envelope, verdict)
-                if reason and not self._pause:
-                    nursery.start_soon(self._pause.hold, reason)
+                if reason and not self.pause:
+                    nursery.start_soon(self.pause.hold, reason)
                 if verdict.outcome == "accepted" and self._is_new(verdict):
-                    self._accepted.expect(verdict)
+                    self.accepted.expect(verdict)
                     self._fetching.add(verdict.submission)
                     nursery.start_soon(self._copy, envelope, verdict)
                 else:
@@ -116,16 +111,16 @@ class Collector:
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether an accepted submission was not handled yet."""
         digest = verdict.submission
-        if self._accepted.knows(digest) or digest in self._fetching:
+        if self.accepted.knows(digest) or digest in self._fetching:
             return False
-        return not (self._progress.too_old(verdict) and self._outcomes.settled(digest))
+        return not (self.progress.too_old(verdict) and self.outcomes.settled(digest))
 
     async def _copy(self, envelope: Envelope, verdict: Verdict) -> None:
         try:
             if await self._fetch(PeerId(envelope.sender), verdict):
-                await self._accepted.take_in(envelope, verdict)
+                await self.accepted.take_in(envelope, verdict)
             else:
-                await self._outcomes.stale([verdict])
+                await self.outcomes.stale([verdict])
             self._settle(verdict)
         finally:
             self._fetching.discard(verdict.submission)
@@ -134,7 +129,7 @@ class Collector:
         """Copy an accepted submission here, durably; False if it became too old before it arrived,
         or if another file was taken under its key."""
         attempt = 0
-        while not (self._progress.too_old(verdict) or self._accepted.is_second(verdict)):
+        while not (self.progress.too_old(verdict) or self.accepted.is_second(verdict)):
             try:
                 await self._fetch_once(validator, verdict)
                 return True
@@ -144,7 +139,7 @@ class Collector:
                 )
             attempt += 1
             if attempt == FETCH_ATTEMPTS:  # other submissions fill its gap
-                self._forecast.waste(1)
+                self.forecast.waste(1)
                 self._settle(verdict)
             pause = FETCH_PAUSE_SECONDS_MIN * 2 ** min(attempt, 10)
             await trio.sleep(min(FETCH_PAUSE_SECONDS_MAX, pause))
@@ -165,8 +160,8 @@ class Collector:
         await self._node.disk.sync(path)
 
     def _settle(self, verdict: Verdict) -> None:
-        self._forecast.settle((verdict.worker, verdict.submission))
-        self._progress.changed.touch()
+        self.forecast.settle((verdict.worker, verdict.submission))
+        self.progress.changed.touch()
 
 
 @dataclass(eq=False)

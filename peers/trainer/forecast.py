@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from peers.trainer.filters import KeepRate
 
@@ -17,21 +16,15 @@ Offer = tuple[str, bytes]
 """(worker, digest): a worker's announcement says nothing about another worker's file."""
 
 
-@dataclass
-class _Announced:
-    """A submission that a validator holds and has not judged yet."""
-
-    groups: int
-    since: float
-
-
 class Forecast:
     """Submissions held by a validator but not judged yet, and counts since the newest order."""
 
     def __init__(self) -> None:
         self.keep_rate = KeepRate()
         """Share of accepted groups that the online filter keeps."""
-        self._announced: dict[Offer, _Announced] = {}
+        self._announced: dict[Offer, tuple[int, float]] = {}
+        """Groups of the submissions that a validator holds and has not judged yet, and since when.
+        """
         self._judged: OrderedDict[Offer, None] = OrderedDict()
         """The last submissions judged: an acknowledgement may arrive after the verdict."""
         self._judged_since_order = 0
@@ -43,7 +36,7 @@ class Forecast:
         """Add a submission that a validator holds; False if it was judged already."""
         if offer in self._judged:
             return False
-        self._announced.setdefault(offer, _Announced(groups, now))
+        self._announced.setdefault(offer, (groups, now))
         return True
 
     def judge(self, offer: Offer, *, accepted: bool) -> None:
@@ -65,9 +58,7 @@ class Forecast:
     def forget_late(self, now: float) -> int:
         """Drop, as wasted, submissions not judged for `UNJUDGED_SECONDS`; return how many."""
         late = [
-            offer
-            for offer, announced in self._announced.items()
-            if now - announced.since > UNJUDGED_SECONDS
+            offer for offer, (_, since) in self._announced.items() if now - since > UNJUDGED_SECONDS
         ]
         for offer in late:
             del self._announced[offer]
@@ -80,7 +71,7 @@ class Forecast:
 
     def coming(self) -> int:
         """Groups announced and not yet judged."""
-        return sum(each.groups for each in self._announced.values())
+        return sum(groups for groups, _ in self._announced.values())
 
     def order_issued(self) -> None:
         """Restart the counts: workers have new quotas."""

@@ -116,10 +116,7 @@ def speed(
     prompt and completion tokens of the groups trained on: groups left out cost nothing.
     """
     lengths = [len(each.tokens) for group in informative(groups) for each in group.rollouts]
-    figures = {
-        "train_seconds": seconds,
-        "tokens_per_second": sum(lengths) / max(1e-9, seconds),
-    }
+    figures = {"train_seconds": seconds, "tokens_per_second": sum(lengths) / max(1e-9, seconds)}
     if peak:
         config = model.config
         needed = model_flops(

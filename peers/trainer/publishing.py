@@ -93,9 +93,7 @@ class Publisher:
         self.progress.reach(step)
         self.peer.status.policy = step
         checkpoint = Checkpoint(
-            reference=self.published[step],
-            total_bytes=held.manifest.total_bytes,
-            reward=reward,
+            reference=self.published[step], total_bytes=held.manifest.total_bytes, reward=reward
         )
         await self.peer.announce(checkpoint, STATE_LIFETIME_SECONDS)
         self.peer.node.events.emit(

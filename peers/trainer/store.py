@@ -95,22 +95,15 @@ class TrainerStore:
 
     async def drop_keys_before(self, lineage: int, policy: int) -> None:
         """Free the keys of policies older than this one."""
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "DELETE FROM numbers WHERE (lineage, policy) < (?, ?)", (lineage, policy)
-            )
-        )
+        await self._write("DELETE FROM numbers WHERE (lineage, policy) < (?, ?)", (lineage, policy))
 
     # --- step orders -------------------------------------------------------------------------
 
     async def keep_order(self, order: StepOrder) -> None:
         """Write the newest revision of a step's order."""
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO orders (lineage, step, revision, message) "
-                "VALUES (?, ?, ?, ?)",
-                (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order)),
-            )
+        await self._write(
+            "INSERT OR REPLACE INTO orders (lineage, step, revision, message) VALUES (?, ?, ?, ?)",
+            (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order)),
         )
 
     def newest_orders(self, lineage: int, count: int) -> list[StepOrder]:
@@ -129,23 +122,22 @@ class TrainerStore:
         They are written before that state, so that a trainer that resumes from it can complete the
         log.
         """
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO steps (step, reward, consumed) VALUES (?, ?, ?)",
-                (step, reward, msgspec.msgpack.encode(consumed)),
-            )
+        await self._write(
+            "INSERT OR REPLACE INTO steps (step, reward, consumed) VALUES (?, ?, ?)",
+            (step, reward, msgspec.msgpack.encode(consumed)),
         )
 
     def consumed(self, step: int) -> tuple[list[Consumed], float]:
         """Entries of the submissions consumed to reach `step`, and their mean reward; none for the
         first step."""
-        rows = self._database.read(
+        for reward, raw in self._database.read(
             "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (step,)
-        )
-        if not rows:
-            return [], 0.0
-        reward, raw = rows[0]
-        return _decode(raw, list[Consumed]), reward
+        ):
+            return _decode(raw, list[Consumed]), reward
+        return [], 0.0
+
+    async def _write(self, sql: str, parameters: tuple[Any, ...]) -> None:
+        await self._database.transact(lambda connection: connection.execute(sql, parameters))
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

@@ -26,12 +26,7 @@ from peers.trainer.learning.step import GrpoStep
 class Learner:
     """Holds the policy, its past versions, and the list of submissions that it has consumed."""
 
-    def __init__(
-        self,
-        base: Path,
-        settings: LearnerSettings,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def __init__(self, base: Path, settings: LearnerSettings, ranks: Ranks | None = None) -> None:
         """Begin with the Hugging Face folder `base` as policy 0; raises `UserError`.
 
         `base` is also the KL term's reference, and the source of the tokenizer for `export`. With
