@@ -28,7 +28,7 @@ from simnet.transport import SimulatedTransport
 from simnet.world import SimulatedWorld
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
-from swarm.messages import Checkpoint, CheckpointReference
+from swarm.messages import Checkpoint
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.service import BlobService
@@ -294,12 +294,7 @@ class Cast:
             part = Symbol("weights", start, min(each, size - start))
             self.origin.disk.put(f"made/model-{number:05d}.safetensors", 0, part)
         held = await self.origin.store.publish("made", 0, 1)
-        return Checkpoint(
-            reference=CheckpointReference(
-                lineage=0, step=1, digest=held.digest, size_bytes=held.manifest_bytes
-            ),
-            total_bytes=held.manifest.total_bytes,
-        )
+        return Checkpoint(reference=held.reference, total_bytes=held.manifest.total_bytes)
 
     async def _fetch(self, peer: CastPeer, checkpoint: Checkpoint, number: int) -> None:
         """Fetch until the peer has everything or leaves; the broadcast waits for numbered peers."""

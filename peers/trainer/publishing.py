@@ -12,7 +12,6 @@ from swarm.ledger.entries import CheckpointPublished
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
-from swarm.shardcast.held import Held
 
 
 @dataclass(eq=False)
@@ -37,7 +36,7 @@ class Publisher:
         for lineage, step in self.peer.store.complete():
             held = self.peer.store.held((lineage, step))
             if held is not None and lineage == self.progress.lineage:
-                self.published[step] = _reference(held)
+                self.published[step] = held.reference
 
     def recall(self, entry: CheckpointPublished) -> None:
         """Note a policy that the log lists as published."""
@@ -89,7 +88,7 @@ class Publisher:
                 [CheckpointPublished(lineage=lineage, step=step, manifest=held.digest)]
             )
             self._logged.add(step)
-        self.published[step] = _reference(held)
+        self.published[step] = held.reference
         self.progress.reach(step)
         self.peer.status.policy = step
         checkpoint = Checkpoint(
@@ -104,10 +103,3 @@ class Publisher:
             bytes=held.manifest.total_bytes,
         )
         self.progress.changed.touch()
-
-
-def _reference(held: Held) -> CheckpointReference:
-    lineage, step = held.key
-    return CheckpointReference(
-        lineage=lineage, step=step, digest=held.digest, size_bytes=held.manifest_bytes
-    )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -8,7 +8,8 @@ from simnet.adversaries.base import Adversary, Kind
 from simnet.compute import TOKENIZER, WEIGHTS
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
-from swarm.messages import CheckpointReference, StepOrder
+from swarm.messages import StepOrder
+from swarm.shardcast.held import Held
 
 
 class Forger(Adversary):
@@ -23,19 +24,11 @@ class Forger(Adversary):
         held = await self._make(order)
         trainer = self._peer.run.manifest.trainers[0].peer
         forged = msgspec.structs.replace(
-            order,
-            step=order.step + 1,
-            revision=0,
-            checkpoint=CheckpointReference(
-                lineage=order.lineage,
-                step=order.policy + 1,
-                digest=held.digest,
-                size_bytes=held.manifest_bytes,
-            ),
+            order, step=order.step + 1, revision=0, checkpoint=held.reference
         )
         self.push(await self.claim(trainer, forged))
 
-    async def _make(self, order: StepOrder) -> Any:
+    async def _make(self, order: StepOrder) -> Held:
         """Make a checkpoint of garbage that claims to be the next policy."""
         disk = cast(SimulatedDisk, self._peer.node.disk)
         folder = f"forged/{order.policy + 1}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from swarm.messages import CheckpointReference
 from swarm.shardcast.manifest import MANIFEST_NAME, CheckpointManifest
 from swarm.transport import OpenBlob
 
@@ -66,18 +66,19 @@ class Held:
         key = (self.manifest.lineage, self.manifest.step)
         return delta_key(key) if self.is_delta else key
 
+    @property
+    def reference(self) -> CheckpointReference:
+        """The reference by which this checkpoint is announced and fetched."""
+        return CheckpointReference(
+            lineage=self.manifest.lineage,
+            step=self.manifest.step,
+            digest=self.digest,
+            size_bytes=self.manifest_bytes,
+        )
+
     def missing(self) -> list[int]:
         """Indices of pieces that have not arrived."""
         return [] if self.complete else [i for i, there in enumerate(self.pieces) if not there]
-
-    @functools.cached_property
-    def _firsts(self) -> list[int]:
-        counts = [-(-f.size_bytes // self.manifest.piece_size) for f in self.manifest.files]
-        return [0, *itertools.accumulate(counts)]
-
-    def span(self, file: int) -> range:
-        """Indices of the pieces of one file: consecutive, since files are cut in order."""
-        return range(self._firsts[file], self._firsts[file + 1])
 
     def piece_path(self, index: int) -> str:
         return f"{self.folder}/{self.manifest.files[self.manifest.pieces[index].file].name}"

@@ -30,8 +30,8 @@ MANIFEST_NAME = ".manifest"
 """File name of the manifest in a checkpoint folder; no file of a checkpoint begins with a dot."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?")
-_HASHERS = 4
-"""Pieces and files hashed at once while building."""
+HASHERS = 4
+"""Pieces and files hashed at once while a manifest is built, and at start."""
 
 
 class BadManifest(SwarmError):
@@ -264,7 +264,7 @@ async def build(
     ranges = list(cut(sizes, piece_size))
     checksums: list[bytes] = [b""] * len(names)
     digests: list[bytes] = [b""] * len(ranges)
-    limit = trio.CapacityLimiter(_HASHERS)
+    limit = trio.CapacityLimiter(HASHERS)
 
     async def hash_file(index: int) -> None:
         async with limit:
@@ -279,7 +279,7 @@ async def build(
         for index in range(len(names)):
             nursery.start_soon(hash_file, index)
         numbered = iter(enumerate(ranges))
-        for _ in range(_HASHERS):
+        for _ in range(HASHERS):
             nursery.start_soon(hash_pieces, numbered)
     manifest = CheckpointManifest(
         run=run,

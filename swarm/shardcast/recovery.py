@@ -6,14 +6,11 @@ import trio
 
 from swarm.errors import DiskFullError
 from swarm.shardcast.held import Held, Key
-from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of, parse
+from swarm.shardcast.manifest import HASHERS, MANIFEST_NAME, BadManifest, digest_of, parse
 from swarm.world import Disk
 
 COMPLETE_NAME = ".complete"
 """Marks a folder that was fsynced completely: nothing in it needs to be hashed again."""
-
-HASHERS = 4
-"""Pieces hashed at once at start."""
 
 
 async def allocate(disk: Disk, held: Held) -> None:

@@ -277,7 +277,9 @@ class CheckpointStore:
         for number, file in enumerate(held.manifest.files):
             if await self.disk.sha256(f"{held.folder}/{file.name}") == file.sha256:
                 continue
-            lost = [i for i in held.span(number) if not await is_right(self.disk, held, i)]
+            pieces = enumerate(held.manifest.pieces)
+            own = [index for index, piece in pieces if piece.file == number]
+            lost = [index for index in own if not await is_right(self.disk, held, index)]
             for index in lost:
                 held.pieces[index] = 0
             if not lost:
@@ -288,12 +290,8 @@ class CheckpointStore:
                 )
             self._events.emit("shardcast.pieces_lost", file=file.name, pieces=len(lost))
 
-    async def copy_known(self, held: Held) -> int:
-        """Copy missing pieces that another checkpoint in the store has (of unchanged files).
-
-        Returns the bytes copied.
-        """
-        copied = 0
+    async def copy_known(self, held: Held) -> None:
+        """Copy missing pieces that another checkpoint in the store has (of unchanged files)."""
         for index in held.missing():
             reference = held.manifest.pieces[index]
             blob = self.blobs.open(reference.digest)
@@ -306,13 +304,11 @@ class CheckpointStore:
                 if piece.size_bytes == reference.size_bytes and piece.verify(reference.digest):
                     await sink.commit(piece)
                     self.landed(held, index)
-                    copied += piece.size_bytes
             finally:
                 blob.release()
                 sink.abandon()
             # Small pieces are copied without a thread: let other tasks run in between.
             await trio.lowlevel.checkpoint()
-        return copied
 
     async def finish(self, held: Held) -> str:
         """Mark a checkpoint with all its pieces as complete, and trim; returns its folder."""

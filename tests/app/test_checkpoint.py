@@ -21,9 +21,8 @@ from swarm.app.main import app
 from swarm.shardcast import chain, sources
 from swarm.shardcast.held import delta_key
 from swarm.shardcast.mirror.describe import describe
-from swarm.shardcast.mirror.export import export
 from swarm.shardcast.mirror.fetch import fetch
-from swarm.shardcast.mirror.serve import serve
+from swarm.shardcast.mirror.publish import export, serve
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer, real_peer
 from tests.shardcast.test_chain import fetch as fetch_from

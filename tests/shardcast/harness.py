@@ -15,7 +15,7 @@ import trio.testing
 
 from swarm.events import Event, Events
 from swarm.identity import Identity
-from swarm.messages import Checkpoint, CheckpointReference
+from swarm.messages import Checkpoint
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
@@ -107,15 +107,7 @@ async def put_folder(disk: MemoryDisk, folder: str, files: dict[str, bytes]) -> 
 
 
 def announcement(held: Held) -> Checkpoint:
-    return Checkpoint(
-        reference=CheckpointReference(
-            lineage=held.key[0],
-            step=held.key[1],
-            digest=held.digest,
-            size_bytes=held.manifest_bytes,
-        ),
-        total_bytes=held.manifest.total_bytes,
-    )
+    return Checkpoint(reference=held.reference, total_bytes=held.manifest.total_bytes)
 
 
 @dataclass

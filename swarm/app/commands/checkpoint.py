@@ -55,7 +55,7 @@ def export_command(
     import msgspec
 
     from swarm.app.progress import progress_bar
-    from swarm.shardcast.mirror.export import export as write_mirror
+    from swarm.shardcast.mirror.publish import export as write_mirror
 
     with progress_bar("exporting") as progress:
         index = run_until_interrupted(
@@ -96,7 +96,7 @@ def publish_command(
     """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
     from swarm.app.progress import progress_bar
     from swarm.shardcast.mirror.index import Index
-    from swarm.shardcast.mirror.serve import serve
+    from swarm.shardcast.mirror.publish import serve
 
     bar = ExitStack()
 

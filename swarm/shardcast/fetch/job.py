@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -77,26 +77,28 @@ class Width:
     per_source: int = PARALLEL_PER_SOURCE
 
 
+@dataclass(eq=False)
 class Line:
     """What a fetch remembers of one source."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.name = source_name(source)
-        self.claim: Claim | None = None
-        """The pieces that it claims, if it announces any; kept up to date."""
-        self.active = 0
-        """Running requests to it."""
-        self.not_before = 0.0
-        self.pause = NOT_YET_SECONDS
-        self.busy_pause = BUSY_SECONDS
-        self.reason = "was not asked"
-        self.faults: dict[int, Fault] = {}
-        """Of a mirror: pieces that it lacks or has wrong. It may have all others."""
-        self.barred = 0
-        """Pieces among `faults` that are not requested now: bit i is piece i."""
-        self.hopeless = 0
-        """Pieces whose requests failed too often: bit i is piece i."""
+    source: Source
+    claim: Claim | None = None
+    """The pieces that it claims, if it announces any; kept up to date."""
+    active: int = 0
+    """Running requests to it."""
+    not_before: float = 0.0
+    pause: float = NOT_YET_SECONDS
+    busy_pause: float = BUSY_SECONDS
+    reason: str = "was not asked"
+    faults: dict[int, Fault] = field(default_factory=dict)
+    """Of a mirror: pieces that it lacks or has wrong. It may have all others."""
+    barred: int = 0
+    """Pieces among `faults` that are not requested now: bit i is piece i."""
+    hopeless: int = 0
+    """Pieces whose requests failed too often: bit i is piece i."""
+
+    def __post_init__(self) -> None:
+        self.name = source_name(self.source)
 
     def bar(self, piece: int, reason: str, now: float) -> None:
         """Do not request a piece from this source for a while."""
@@ -142,26 +144,23 @@ class Request:
         self.started = started
         self.size_bytes = size_bytes
         self.attempts: list[Attempt] = []
-        self.seconds = PIECE_DEADLINE_SECONDS
-        self.seconds += size_bytes / PIECE_BYTES_PER_SECOND_MIN
+        self.seconds = PIECE_DEADLINE_SECONDS + size_bytes / PIECE_BYTES_PER_SECOND_MIN
         """Longest time it may take."""
         self.scope = trio.CancelScope(deadline=started + self.seconds)
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One piece requested from one source."""
 
-    __slots__ = ("ended", "hedge_at", "piece", "request", "spare")
-
-    def __init__(self, piece: int, request: Request, hedge_at: float, spare: bool):
-        self.piece = piece
-        self.request = request
-        self.hedge_at = hedge_at
-        """When the piece may be requested from another source as well."""
-        self.spare = spare
-        """Another attempt writes to the file, so this one writes to a spare file."""
-        self.ended: trio.Event | None = None
-        """Set at the attempt's end; created by a task that waits for it."""
+    piece: int
+    request: Request
+    hedge_at: float
+    """When the piece may be requested from another source as well."""
+    spare: bool
+    """Another attempt writes to the file, so this one writes to a spare file."""
+    ended: trio.Event | None = None
+    """Set at the attempt's end; created by a task that waits for it."""
 
 
 class Job:

@@ -12,6 +12,7 @@ until it has sent each piece once (super-seeding, BitTorrent BEP 16).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
 import trio
@@ -52,26 +53,26 @@ ENDING_SHARE = 1 / 128
 """News for a neighbour that lacks at most this part of the pieces waits only `BATCH_SECONDS`."""
 
 
+@dataclass
 class Mine:
     """The pieces that this peer holds of one checkpoint."""
 
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.bits = 0
-        self.shown = 0
-        """Pieces announced to some neighbour while the checkpoint is super-seeded."""
+    began: float
+    bits: int
+    shown: int = 0
+    """Pieces announced to some neighbour while the checkpoint is super-seeded."""
 
 
+@dataclass
 class Announced:
     """The announcements of one checkpoint to one neighbour."""
 
-    def __init__(self) -> None:
-        self.at = -inf
-        self.bits = 0
-        self.complete = False
-        self.gone = False
-        self.ending = False
-        """The neighbour lacks only few pieces."""
+    at: float = -inf
+    bits: int = 0
+    complete: bool = False
+    gone: bool = False
+    ending: bool = False
+    """The neighbour lacks only few pieces."""
 
 
 class Neighbour:
@@ -216,8 +217,7 @@ class Announcer:
         """The pieces that this peer holds of a checkpoint."""
         mine = self._mine.get(held.digest)
         if mine is None:
-            mine = self._mine[held.digest] = Mine(self._world.now())
-            mine.bits = bits_of(held.pieces)
+            mine = self._mine[held.digest] = Mine(self._world.now(), bits_of(held.pieces))
         return mine
 
     def _piece_left(self, held: Held, index: int, now: float) -> None:

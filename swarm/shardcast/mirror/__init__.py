@@ -9,7 +9,7 @@ from the trainer's signature.
 
 - `index`: `checkpoint.json`
 - `describe`: the manifest of a folder, and comparing the two
-- `export`, `serve`: a folder as a mirror, copied or in place
+- `publish`: a folder as a mirror, copied or in place
 - `fetch`: fetching from mirrors into a folder
 - `folder`: the folder of a fetch
 """
