@@ -209,7 +209,11 @@ class Messenger:
         self, peer: PeerId, raws: list[bytes], forged: list[str]
     ) -> Sequence[Envelope]:
         try:
-            envelope = self._opened(peer, raws)
+            if not raws:
+                raise Dropped("malformed", "an empty request")
+            envelope = open_envelope(raws[0])
+            if envelope.sender != peer:
+                raise Dropped("not_its_sender", f"{peer} sent a message of {envelope.sender}")
             if type(envelope.message) not in self._handlers:
                 return []  # no handler wants it, so the gate need not remember it
             self._believe(envelope)
@@ -224,18 +228,6 @@ class Messenger:
             return []
         handler, lifetime = self._handlers[type(envelope.message)]
         return await lifetime.run(handler, envelope, supporting) or []
-
-    def _opened(self, peer: PeerId, raws: list[bytes]) -> Envelope:
-        """Open a request's message.
-
-        Raises `Dropped` unless the peer at the other end has signed it.
-        """
-        if not raws:
-            raise Dropped("malformed", "an empty request")
-        envelope = open_envelope(raws[0])
-        if envelope.sender != peer:
-            raise Dropped("not_its_sender", f"{peer} sent a message of {envelope.sender}")
-        return envelope
 
     def _believe(self, envelope: Envelope) -> None:
         try:

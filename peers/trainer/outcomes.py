@@ -41,7 +41,7 @@ class Outcomes:
 
     def settled(self, submission: bytes) -> bool:
         """Whether a log holds a submission's final outcome; `carried` is not final."""
-        return self.trusted.used(submission)
+        return self.trusted.tables.is_used(submission)
 
     async def consumed(self, entries: Sequence[Consumed]) -> None:
         """Log the submissions that a step has trained on."""

@@ -47,7 +47,7 @@ class Verdicts:
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
         missing = 0
-        for envelope in self._trusted.verdicts(VERDICTS_RECOVERED_MAX):
+        for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
             verdict = verdict_in(envelope)
             key = (verdict.worker, verdict.submission)
             self._docket.give(key, envelope)

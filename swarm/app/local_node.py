@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,14 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
     for address in settings.listen:
         parse_multiaddr(address)
     home = settings.home_path
-    with _used_home(home, settings.role):
+    with ExitStack() as stack:
+        try:
+            make_home(home)
+            stack.enter_context(sole_user(home, ", ".join(settings.role)))
+        except OSError as error:
+            raise UserError(
+                f"--home {home} cannot be used ({error.strerror}); choose another folder"
+            ) from error
         async with _node_at(home, settings, events_sink) as node:
             yield node
 
@@ -71,17 +78,3 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
         ) as node,
     ):
         yield node
-
-
-@contextmanager
-def _used_home(home: Path, roles: Sequence[str]) -> Iterator[None]:
-    """Make and lock the home; raises `UserError`."""
-    with ExitStack() as stack:
-        try:
-            make_home(home)
-            stack.enter_context(sole_user(home, ", ".join(roles)))
-        except OSError as error:
-            raise UserError(
-                f"--home {home} cannot be used ({error.strerror}); choose another folder"
-            ) from error
-        yield

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.run_description import described
+from swarm.app.run_probe import described
 from swarm.app.visit import visit
 from swarm.envelope import Envelope
 from swarm.errors import UserError

@@ -6,6 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from peers.environments.base import PROBE_TASKS, answer_of, probe_hash, probe_se
 from peers.environments.collection import Environments
 from swarm.errors import UserError
 from swarm.messages import EnvironmentReference, RunManifest, Thresholds
-from swarm.run.toml import RunHashes
+from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
 
 GRADED_TASKS = 8
 """Probe tasks per step that are graded: grading may be slow."""
@@ -32,6 +33,20 @@ In proofs of random models of 12 layers, 118 exponents agreed (docs/training.md,
 CALIBRATED = ("proof_exponents_min", "margin_mean_max", "margin_max", "honest_mismatch_rate")
 """Thresholds that depend on the model. The owner has measured them if one differs from its
 default."""
+
+
+def described(file: Path, tokenizer: Path | None) -> RunManifest:
+    """Make and check the manifest that a TOML file describes; warnings go to standard error.
+
+    `tokenizer` is a folder; None stands for the model's folder. Raises `UserError` if the run could
+    not work.
+    """
+    description = describe_run(file)
+    folder = tokenizer or Path(description.model)
+    manifest = manifest_from_toml(file, probe_hashes(folder, description.environments))
+    for warning in probe_run(manifest, folder, str(file)):
+        print(f"warning: {warning}", file=sys.stderr)
+    return manifest
 
 
 def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> RunHashes:
@@ -103,14 +118,13 @@ def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list
     calibrated = any(
         getattr(thresholds, name) != getattr(Thresholds(), name) for name in CALIBRATED
     )
-    found = []
     if layers >= DEEP_LAYERS and dtype.endswith("float16") and not calibrated:
-        found.append(
+        return [
             f"{where}: the default [thresholds] may refuse honest work: this model has {layers} "
             f"layers in {dtype}, and they were measured on shallow ones; measure what honest "
             f"peers differ by, and set {', '.join(CALIBRATED)}"
-        )
-    return found
+        ]
+    return []
 
 
 # --- the environment ---------------------------------------------------------------------------

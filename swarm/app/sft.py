@@ -32,13 +32,7 @@ class SftOptions:
     data: Path | None
     environment: str | None
     environment_options: dict[str, Any]
-    steps: int
-    batch: int
-    learning_rate: float
-    warmup_steps: int
-    validation_share: float
-    tokens_max: int
-    seed: int
+    settings: TuningSettings
     report_every: int
 
 
@@ -58,24 +52,15 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
         )
     if options.out.exists():
         raise UserError(f"--out {options.out} exists already; choose another folder")
-    environment = None
-    if name:
-        environment = EnvironmentReference(
-            name=name, version=version, options=options.environment_options
-        )
     job = StartTuning(
         model=str(options.model.resolve()),
-        settings=TuningSettings(
-            steps=options.steps,
-            batch=options.batch,
-            learning_rate=options.learning_rate,
-            warmup_steps=options.warmup_steps,
-            validation_share=options.validation_share,
-            tokens_max=options.tokens_max,
-            seed=options.seed,
-        ),
+        settings=options.settings,
         data=str(options.data.resolve()) if options.data else "",
-        environment=environment,
+        environment=EnvironmentReference(
+            name=name, version=version, options=options.environment_options
+        )
+        if name
+        else None,
     )
     async with LocalCompute().child(SERVICE, name="sft") as child:
         service = client(TuningService, child)
@@ -88,10 +73,10 @@ async def run_sft(options: SftOptions, say: Callable[[dict[str, Any]], None]) ->
         say({"event": "started", **msgspec.to_builtins(started)})
         await validate(0)
         tokens, began = 0, time.monotonic()
-        for step in range(1, options.steps + 1):
+        for step in range(1, options.settings.steps + 1):
             made = await service.step(Tune())
             tokens += made.tokens
-            if step % options.report_every == 0 or step == options.steps:
+            if step % options.report_every == 0 or step == options.settings.steps:
                 speed = tokens / max(1e-9, time.monotonic() - began)
                 figures = msgspec.to_builtins(made)
                 say({"event": "trained", **figures, "tokens_per_second": speed})

@@ -153,12 +153,8 @@ class Gossip:
             if dropped.cause not in ("duplicate", "old_state"):
                 raise
             # An event may have passed the gate as a request without being gossiped.
-            state = isinstance(envelope.message, StateMessage)
-            if (
-                dropped.cause == "old_state"
-                or state
-                or self._store.get(envelope.digest) is not None
-            ):
+            is_state = isinstance(envelope.message, StateMessage)
+            if is_state or self._store.get(envelope.digest) is not None:
                 return
         self._accept(envelope)
 

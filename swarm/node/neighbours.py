@@ -67,7 +67,7 @@ class Neighbours:
             return None  # the next call draws another
         return peer
 
-    async def keep_enough(self, gossip: Gossip, *, trusted_wanted: int) -> None:
+    async def keep_enough(self, gossip: Gossip, trusted_wanted: int) -> None:
         """Keep `NEIGHBOURS_WANTED` gossip neighbours, at least `trusted_wanted` of them trusted.
 
         Only neighbours that take part in the run count. The trusted ones are wanted however many

@@ -32,7 +32,7 @@ from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.policies import Policies
 from swarm.node.status import Status
-from swarm.node.trusted import TrustedPart, not_named
+from swarm.node.trusted import TrustedPart
 from swarm.node.versions import Versions
 from swarm.observable import Observable
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
@@ -141,9 +141,14 @@ class RunNode:
         Raises `UserError` if the manifest does not name this peer for `role` ("trainer" or
         "validator").
         """
-        if self._trusted is None:
-            raise not_named(self.run, self.peer_id, role)
-        self._trusted.check_role(role)
+        manifest = self.run.manifest
+        is_named = manifest.is_trainer if role == "trainer" else manifest.is_validator
+        if self._trusted is None or not is_named(self.peer_id):
+            raise UserError(
+                f"the manifest of run {self.run.id} does not name peer {self.peer_id} as a {role}; "
+                f"its owner must add that id to the manifest's {role}s, or use the --home that has "
+                "the key"
+            )
         return self._trusted
 
     async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
@@ -289,6 +294,7 @@ class RunNode:
             await self._trusted.open()
         await self.store.recover()
         self.node.transport.serve_bulk(self.blobs)
+        trusted_wanted = 1 if self.lease else NEIGHBOURS_WANTED
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.messenger.run)
@@ -302,7 +308,7 @@ class RunNode:
                 nursery.start_soon(self.policies.provide_newest)
                 nursery.start_soon(self.store.settle_received)
                 nursery.start_soon(self._report_status)
-                nursery.start_soon(self._find_neighbours)
+                nursery.start_soon(self._neighbours.keep_enough, self.gossip, trusted_wanted)
                 nursery.start_soon(self.versions.keep_stored)
                 if self._trusted is not None:
                     nursery.start_soon(self._trusted.run)
@@ -355,7 +361,3 @@ class RunNode:
             )
             with trio.move_on_after(self.node.settings.status_seconds):
                 await self.status.changed.wait_change()
-
-    async def _find_neighbours(self) -> None:
-        wanted = 1 if self.lease else NEIGHBOURS_WANTED
-        await self._neighbours.keep_enough(self.gossip, trusted_wanted=wanted)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import trio
 
 from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, Gate, open_envelope
-from swarm.errors import UserError
 from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, judged
@@ -74,7 +73,7 @@ class TrustedPart:
         self._seal = seal
         self._newest = newest
         self._database = node.disk.database("ledger.sqlite")
-        self._tables = DerivedTables(self._database, node.peer_id)
+        self.tables = DerivedTables(self._database, node.peer_id)
         self._log = Log(self._database, node.peer_id)
         self._copies = LogCopies(
             node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
@@ -100,25 +99,18 @@ class TrustedPart:
             peer_id=node.peer_id,
             seal=seal,
             describe=describe,
-            accepted=self.accepted_of,
+            accepted=self.tables.accepted_of,
             admitted=self._admitted,
             vouch=node.transport.vouch,
             network_of=node.transport.network_of,
         )
         gossip.listen(Reinstatement, self._on_reinstatement)
 
-    def check_role(self, role: str) -> None:
-        """Raise `UserError` unless the manifest names this peer for `role`."""
-        manifest = self._run.manifest
-        is_named = manifest.is_trainer if role == "trainer" else manifest.is_validator
-        if not is_named(self._node.peer_id):
-            raise not_named(self._run, self._node.peer_id, role)
-
     async def open(self) -> None:
         """Create the tables and apply the stored evictions and reinstatements."""
         await LogMirror.create_tables(self._database)
-        await self._tables.create()
-        for raw in self._tables.expulsions():
+        await self.tables.create()
+        for raw in self.tables.expulsions():
             self._apply(raw)
 
     def close(self) -> None:
@@ -169,22 +161,10 @@ class TrustedPart:
 
     async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
         """Log a peer's admission unless a log of a trusted peer already has one."""
-        if not self._tables.is_admitted(peer):
+        if not self.tables.is_admitted(peer):
             await self.append([Admitted(peer=peer, roles=list(roles))])
 
     # --- reading -----------------------------------------------------------------------------
-
-    def verdicts(self, newest: int) -> list[Envelope]:
-        """Return the last `newest` verdicts of this peer, in log order."""
-        return self._tables.verdicts(newest)
-
-    def accepted_of(self, worker: str) -> int:
-        """Count a worker's submissions that trusted peers have accepted."""
-        return self._tables.accepted_of(worker)
-
-    def used(self, submission: bytes) -> bool:
-        """Whether a log records the final outcome of a submission."""
-        return self._tables.is_used(submission)
 
     def log_of(self, owner: str) -> Log | None:
         """Return this peer's log, or its mirror of another trusted peer's log."""
@@ -202,7 +182,7 @@ class TrustedPart:
 
     def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
         """Return (log index, entry, envelope) of own verdicts on a worker from `start` on."""
-        return self._tables.verdicts_of(worker, start, limit)
+        return self.tables.verdicts_of(worker, start, limit)
 
     def status(self) -> tuple[list[bytes], list[Present]]:
         """Return the newest manifest, checkpoint and step order, and the peers present.
@@ -248,7 +228,7 @@ class TrustedPart:
         async with serving_ledger(self._node.transport, self), trio.open_nursery() as nursery:
             nursery.start_soon(self.registrar.run)
             nursery.start_soon(self._copies.follow)
-            for raw in self._tables.expulsions():
+            for raw in self.tables.expulsions():
                 self._spread(raw)
             await self._copies.restore()
             self._restored.set()
@@ -278,7 +258,7 @@ class TrustedPart:
             )
 
     async def _log_reinstatement(self, envelope: Envelope) -> None:
-        if not self._tables.has_expulsion(envelope.raw):
+        if not self.tables.has_expulsion(envelope.raw):
             message = envelope.expect(Reinstatement)
             await self.append(
                 [Reinstated(peer=message.peer, reason=message.reason, envelope=envelope.raw)]
@@ -309,11 +289,3 @@ class TrustedPart:
             self._gossip.publish(open_envelope(raw))
         except Dropped as dropped:  # expired, or no longer permitted; it stays in the log
             self._node.events.emit("ledger.not_spread", cause=dropped.cause)
-
-
-def not_named(run: Run, peer: str, role: str) -> UserError:
-    """Make the error of a peer that wants a trusted role but is not named in its manifest."""
-    return UserError(
-        f"the manifest of run {run.id} does not name peer {peer} as a {role}; "
-        f"its owner must add that id to the manifest's {role}s, or use the --home that has the key"
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import blake3
@@ -22,7 +22,6 @@ from swarm.rollouts.rollout import TURNS_MAX, Finish, Kind, Rollout, Segment, Sp
 Integers = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 KINDS: tuple[Kind, ...] = ("prompt", "model", "environment")
 """Segment kinds; arrays and files hold the index."""
@@ -72,7 +71,7 @@ class Rollouts:
     log_probabilities: Floats
     """One per model token."""
     model_offsets: Offsets
-    """Offsets in `log_probabilities`, and equally in `tokens[sampled_mask()]`."""
+    """Offsets in `log_probabilities`, and equally in the model tokens of all rows."""
     span_policies: Integers
     """The policy of each span of model tokens; neighbouring spans in a row differ."""
     span_lengths: Integers
@@ -122,13 +121,13 @@ class Rollouts:
             group=int(self.group[index]),
             sample=int(self.sample[index]),
             environment=int(self.environment[index]),
-            rollout=Rollout(tuple(self._segments(index))),
-            proof=_part(self.proofs, self.proof_offsets, index).tobytes(),
+            rollout=self.rollout(index),
+            proof=self.proof(index),
         )
 
     def rollout(self, index: int) -> Rollout:
         """The segments of one row."""
-        return self.row(index).rollout
+        return Rollout(tuple(self._segments(index)))
 
     def proof(self, index: int) -> bytes:
         """One row's concatenated proofs."""
@@ -138,13 +137,7 @@ class Rollouts:
         """Token ids of one row's first segment."""
         start = self.token_offsets[index]
         length = self.segment_lengths[self.segment_offsets[index]]
-        values: list[int] = self.tokens[start : start + length].tolist()
-        return values
-
-    def sampled_mask(self) -> Mask:
-        """[tokens] True for sampled tokens."""
-        mask: Mask = np.repeat(self.segment_kinds == MODEL, self.segment_lengths)
-        return mask
+        return list(self.tokens[start : start + length].tolist())
 
     def segment_counts(self) -> Offsets:
         """[R] Number of segments of each row."""
@@ -241,21 +234,13 @@ class Rollouts:
     def _segments(self, index: int) -> Iterable[Segment]:
         tokens = _part(self.tokens, self.token_offsets, index).tolist()
         reported = _part(self.log_probabilities, self.model_offsets, index).tolist()
-        spans = [
-            Span(policy, length)
-            for policy, length in zip(
-                _part(self.span_policies, self.span_offsets, index).tolist(),
-                _part(self.span_lengths, self.span_offsets, index).tolist(),
-                strict=True,
-            )
-        ]
+        policies = _part(self.span_policies, self.span_offsets, index).tolist()
+        lengths = _part(self.span_lengths, self.span_offsets, index).tolist()
+        spans = [Span(*each) for each in zip(policies, lengths, strict=True)]
+        columns = (self.segment_kinds, self.segment_lengths, self.segment_finishes)
+        parts = [_part(column, self.segment_offsets, index).tolist() for column in columns]
         start = sampled = 0
-        for kind, length, finish in zip(
-            _part(self.segment_kinds, self.segment_offsets, index).tolist(),
-            _part(self.segment_lengths, self.segment_offsets, index).tolist(),
-            _part(self.segment_finishes, self.segment_offsets, index).tolist(),
-            strict=True,
-        ):
+        for kind, length, finish in zip(*parts, strict=True):
             part = tokens[start : start + length]
             start += length
             if kind != MODEL:
@@ -269,23 +254,10 @@ class Rollouts:
 
 
 _ARRAYS: dict[str, np.dtype[Any]] = {
-    "group": np.dtype(np.int32),
-    "sample": np.dtype(np.int32),
-    "environment": np.dtype(np.int32),
-    "tokens": np.dtype(np.int32),
-    "token_offsets": np.dtype(np.int64),
-    "segment_kinds": np.dtype(np.int32),
-    "segment_lengths": np.dtype(np.int32),
-    "segment_finishes": np.dtype(np.int32),
-    "segment_offsets": np.dtype(np.int64),
-    "log_probabilities": np.dtype(np.float32),
-    "model_offsets": np.dtype(np.int64),
-    "span_policies": np.dtype(np.int32),
-    "span_lengths": np.dtype(np.int32),
-    "span_offsets": np.dtype(np.int64),
-    "proofs": np.dtype(np.uint8),
-    "proof_offsets": np.dtype(np.int64),
-}
+    field.name: np.dtype(np.int64 if field.name.endswith("_offsets") else np.int32)
+    for field in fields(Rollouts)
+} | {"log_probabilities": np.dtype(np.float32), "proofs": np.dtype(np.uint8)}
+"""Type of each array, by name."""
 
 
 def check_digest(raw: bytes, digest: bytes | None) -> None:

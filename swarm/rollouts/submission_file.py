@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import blake3
 import msgspec
@@ -110,6 +110,15 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_new_tokens: Count
     stop_ids: Annotated[list[Count], Meta(max_length=16)]
     engine: Line
+
+
+class _Version(msgspec.Struct):
+    """The field that headers of every format have."""
+
+    format: int
+
+
+HeaderT = TypeVar("HeaderT", Header, _Version)
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,16 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
         )
     if set(metadata.metadata or {}) != {HEADER_KEY}:
         raise BadSubmission("schema", 1, 0, "the file's metadata must be the key `swarm` alone")
-    _check_format(metadata.metadata[HEADER_KEY])
+    raw = metadata.metadata[HEADER_KEY]
+    found = _header(raw, _Version).format  # before any other field is read
+    if found != FORMAT:
+        raise BadSubmission(
+            "header",
+            found,
+            FORMAT,
+            f"the file has format {found}; this version reads {FORMAT}",
+            proven=False,  # a version of Swarm that reads this format may find no fault
+        )
     if file.schema_arrow != SCHEMA:
         raise BadSubmission("schema", 1, 0, "the columns are not those of a submission")
     group = metadata.row_group(0)
@@ -264,33 +282,15 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
                 size_bytes // 4,
                 "a column claims more data than the file holds",
             )
+    return _header(raw, Header)
+
+
+def _header(raw: bytes, type_: type[HeaderT]) -> HeaderT:
+    """Decode the header, or the part that `type_` has; raises `BadSubmission`."""
     try:
-        header = msgspec.json.decode(metadata.metadata[HEADER_KEY], type=Header)
+        return msgspec.json.decode(raw, type=type_)
     except DECODE_ERRORS as error:
         raise BadSubmission("header", 1, 0, f"the header is malformed: {error}"[:300]) from error
-    return header
-
-
-class _Version(msgspec.Struct):
-    """The field that headers of every format have."""
-
-    format: int
-
-
-def _check_format(header: bytes) -> None:
-    """Raise `BadSubmission` for another version of the format, before any other field is read."""
-    try:
-        found = msgspec.json.decode(header, type=_Version).format
-    except DECODE_ERRORS as error:
-        raise BadSubmission("header", 1, 0, f"the header is malformed: {error}"[:300]) from error
-    if found != FORMAT:
-        raise BadSubmission(
-            "header",
-            found,
-            FORMAT,
-            f"the file has format {found}; this version reads {FORMAT}",
-            proven=False,  # a version of Swarm that reads this format may find no fault
-        )
 
 
 def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:

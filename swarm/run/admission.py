@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import SwarmError
@@ -23,10 +23,8 @@ class NotAdmitted(SwarmError):
     """A trusted peer refuses to admit this peer; the message is its reason."""
 
 
-class Sealer(Protocol):
-    """Signs a message as this peer (`swarm.node.run_node.RunNode.seal`)."""
-
-    async def __call__(self, message: Message, lifetime_seconds: float) -> Envelope: ...
+Sealer = Callable[[Message, float], Awaitable[Envelope]]
+"""Signs a message as this peer, with a lifetime in seconds (`swarm.node.run_node.RunNode.seal`)."""
 
 
 def check_admission(envelope: Envelope, run: Run, peer: str, wall_time: float) -> str | None:

@@ -10,7 +10,7 @@ from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import PeerId
-from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Heartbeat, Message
+from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Heartbeat
 from swarm.messenger import Messenger, first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import NotAdmitted, Sealer, check_admission
@@ -66,9 +66,7 @@ class Lease:
         while True:
             admission = await self._ask_in_rank()
             if admission is None:
-                if self.admission and check_admission(
-                    self.admission, self._run, self._peer_id, self._world.wall_time()
-                ):
+                if self.admission and self._problem(self.admission):
                     self.admission = None
                     self._events.emit("membership.lease_lost")
                 await trio.sleep(pause)
@@ -93,10 +91,9 @@ class Lease:
             peer = PeerId(trusted)
             try:
                 await self._reach(peer)
-                heartbeat = self._describe()
-                message: Message = heartbeat
+                message: Heartbeat | AdmissionRequest = self._describe()
                 if self.admission is None:
-                    message = AdmissionRequest(roles=heartbeat.roles)
+                    message = AdmissionRequest(roles=message.roles)
                 request = await self._seal(message, EVENT_LIFETIME_SECONDS)
                 reply = await self._messenger.request(peer, request)
             except PeerError as error:
@@ -104,19 +101,20 @@ class Lease:
                 continue
             admission = first(reply, Admission)
             if admission is not None:
-                problem = check_admission(
-                    admission, self._run, self._peer_id, self._world.wall_time()
-                )
+                problem = self._problem(admission)
                 if problem is None:
                     return admission
                 self._events.emit("membership.bad_admission", remote=peer, reason=problem)
             refusal = first(reply, AdmissionRefused)
             if refusal is not None and refusal.sender == trusted:
-                assert isinstance(refusal.message, AdmissionRefused)
-                if not refusal.message.later:
-                    raise NotAdmitted(refusal.message.reason)
-                full = refusal.message.reason
+                refused = refusal.expect(AdmissionRefused)
+                if not refused.later:
+                    raise NotAdmitted(refused.reason)
+                full = refused.reason
         if full and full != self._full:
             self._events.emit("membership.waiting_for_place", reason=full)
         self._full = full
         return None
+
+    def _problem(self, admission: Envelope) -> str | None:
+        return check_admission(admission, self._run, self._peer_id, self._world.wall_time())

@@ -73,9 +73,9 @@ def test_verdicts_in_parallel_stand_at_the_index_they_name(tmp_path: Path) -> No
                     alice.trusted.append,  # type: ignore[arg-type]
                     [CheckpointPublished(lineage=0, step=number, manifest=bytes(32))],
                 )
-            await alice.until(lambda: len(alice.trusted.verdicts(100)) == 20, "20 verdicts")
+            await alice.until(lambda: len(alice.trusted.tables.verdicts(100)) == 20, "20 verdicts")
             entries = entries_of(alice, ALICE.peer_id)
-            for envelope in alice.trusted.verdicts(100):
+            for envelope in alice.trusted.tables.verdicts(100):
                 entry = entries[envelope.message.log_index]  # type: ignore[attr-defined]
                 assert isinstance(entry, Judged)
                 assert entry.submission == envelope.message.submission  # type: ignore[attr-defined]
@@ -89,7 +89,9 @@ def test_trusted_peers_mirror_each_other_and_know_a_workers_record(tmp_path: Pat
         async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
             for number in range(8):
                 await alice.trusted.append_verdict(verdict_at(number))
-            await bob.until(lambda: bob.trusted.accepted_of(WORKER.peer_id) == 8, "bob knows it")
+            await bob.until(
+                lambda: bob.trusted.tables.accepted_of(WORKER.peer_id) == 8, "bob knows it"
+            )
             assert entries_of(bob, ALICE.peer_id) == entries_of(alice, ALICE.peer_id)
             assert not bob.events("ledger.forked")
 
@@ -145,10 +147,10 @@ def test_a_restarted_validator_goes_on_with_its_log(tmp_path: Path) -> None:
                 )
             async with swarm.peer(ALICE) as alice:
                 assert alice.run_node.run.evicted(WORKER.peer_id) is not None
-                assert [e.message.number for e in alice.trusted.verdicts(100)] == [0]  # type: ignore[attr-defined]
+                assert [e.message.number for e in alice.trusted.tables.verdicts(100)] == [0]  # type: ignore[attr-defined]
                 envelope = await alice.trusted.append_verdict(verdict_at(1, outcome="refused"))
                 assert envelope.message.log_index == 2  # type: ignore[attr-defined]
-                assert [e.message.number for e in alice.trusted.verdicts(1)] == [1]  # type: ignore[attr-defined]
+                assert [e.message.number for e in alice.trusted.tables.verdicts(1)] == [1]  # type: ignore[attr-defined]
                 await bob.until(lambda: len(entries_of(bob, ALICE.peer_id)) == 3, "bob mirrors on")
                 assert not bob.events("ledger.forked")
 

@@ -45,6 +45,7 @@ def sft(
     """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""
     require_extra("train", "swarm sft")
     from swarm.app.sft import SftOptions, run_sft
+    from swarm.offline_jobs import TuningSettings
 
     options = SftOptions(
         model=model,
@@ -52,13 +53,15 @@ def sft(
         data=data,
         environment=environment,
         environment_options=environment_options(option),
-        steps=steps,
-        batch=batch,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        validation_share=validation_share,
-        tokens_max=tokens_max,
-        seed=seed,
+        settings=TuningSettings(
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            validation_share=validation_share,
+            tokens_max=tokens_max,
+            seed=seed,
+        ),
         report_every=report_every,
     )
     run_until_interrupted(run_sft, options, _say_json if as_json else _say)

@@ -2,5 +2,5 @@
 
 `command` runs a demo in a terminal. `play` prepares the run (`recipe`), starts its peers (`cast`)
 and watches their processes (`processes`). `state` collects their events; `view` and `plain` show
-it. `results` and `summary` write the results.
+it. `summary` writes the results.
 """

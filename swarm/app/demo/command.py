@@ -12,11 +12,10 @@ from typing import Any
 import trio
 from rich.console import Console
 
-from swarm.app.demo import summary as summaries
 from swarm.app.demo.options import DemoOptions, check_options
 from swarm.app.demo.plain import print_lines
 from swarm.app.demo.play import Demo
-from swarm.app.demo.results import OUTPUT
+from swarm.app.demo.summary import OUTPUT, page
 from swarm.app.demo.view import draw
 from swarm.app.output import STANDARD_OUTPUT
 
@@ -67,5 +66,5 @@ async def run_demo(options: DemoOptions) -> int:
         files["summary"] = options.json_file
     if options.keep is not None:
         files["peers and logs"] = options.keep
-    console.print(summaries.page(summary, files))
+    console.print(page(summary, files))
     return 0

@@ -23,8 +23,8 @@ from swarm.app.demo.cast import configure, make_peers
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive
 from swarm.app.demo.recipe import PRELOAD, demo_manifest
-from swarm.app.demo.results import write_results
 from swarm.app.demo.state import SwarmState
+from swarm.app.demo.summary import write_results
 from swarm.app.local_peers import LocalPeer
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import SwarmError

@@ -21,6 +21,13 @@ SPEED_STEPS = 20
 SPEED_SECONDS = 10.0
 """Window over which tokens per second are averaged."""
 
+_STANDINGS = {
+    "membership.peer_suspected": "suspected",
+    "membership.peer_gone": "gone",
+    "membership.peer_returned": "live",
+}
+"""State of a peer after an event."""
+
 Fields = Mapping[str, Any]
 
 
@@ -91,15 +98,10 @@ class VerdictLine:
 
 @dataclass(frozen=True)
 class TrainedStep:
-    step: int
     at: float
     reward: float
-    loss: float
     gradient_norm: float
     groups: int
-    tokens: int
-    seconds: float
-    idle_seconds: float
 
 
 @dataclass
@@ -216,6 +218,9 @@ class SwarmState:
     def apply(self, event: Fields, now: float) -> None:
         """Apply one event of a peer; unknown events change nothing."""
         name = text(event, "event")
+        if name in _STANDINGS:
+            self._stand(text(event, "remote"), _STANDINGS[name], now)
+            self.changes += 1
         handler = getattr(self, f"_on_{name.replace('.', '_')}", None)
         if handler is not None:
             handler(event, self.peers.get(text(event, "peer")), now)
@@ -254,27 +259,14 @@ class SwarmState:
             guest = self.add_peer(f"guest-{guests + 1}", role, remote, own=False)
             self.note(f"{guest.name} joined as {guest.role} ({remote})", now)
 
-    def _standing(self, event: Fields, state: str, now: float) -> None:
-        remote = self.peers.get(text(event, "remote"))
+    def _stand(self, peer: str, state: str, now: float) -> None:
+        remote = self.peers.get(peer)
         if remote is not None and remote.state not in ("evicted", "finished", "restarting"):
             if remote.state != state:
                 self.note(f"{remote.name} is {state}", now, grave=state != "live")
             remote.state = state
             if state == "gone":
                 remote.tokens_per_second = 0.0
-
-    def _on_membership_peer_suspected(
-        self, event: Fields, peer: PeerState | None, now: float
-    ) -> None:
-        self._standing(event, "suspected", now)
-
-    def _on_membership_peer_gone(self, event: Fields, peer: PeerState | None, now: float) -> None:
-        self._standing(event, "gone", now)
-
-    def _on_membership_peer_returned(
-        self, event: Fields, peer: PeerState | None, now: float
-    ) -> None:
-        self._standing(event, "live", now)
 
     def _on_membership_peer_evicted(
         self, event: Fields, peer: PeerState | None, now: float
@@ -313,15 +305,10 @@ class SwarmState:
         if not 0 <= step < self.steps_wanted:
             return
         self.trained[step] = TrainedStep(
-            step=step,
             at=now,
             reward=number(event, "reward"),
-            loss=number(event, "loss"),
             gradient_norm=number(event, "gradient_norm"),
             groups=int(number(event, "groups")),
-            tokens=int(number(event, "tokens")),
-            seconds=number(event, "seconds"),
-            idle_seconds=number(event, "idle_seconds"),
         )
         if self.step >= self.steps_wanted:
             self.enter("ending", now)

@@ -266,8 +266,7 @@ def _counts(state: SwarmState) -> Text:
 def _join(state: SwarmState, width: int) -> list[Text]:
     if not state.join_line:
         return []
-    title = Text("── ", style=DIM) + Text("join from another terminal", style="bold")
-    title.append(" " + "─" * max(1, width - len(title.plain) - 1), style=DIM)
+    title = _rule("join from another terminal", Text(), width)
     return [title, *(Text(line, style="cyan") for line in paste_lines(state.join_line, width))]
 
 
