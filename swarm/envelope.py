@@ -366,7 +366,7 @@ class Gate:
             held = self._newest(key)
             if held is not None and newest.order <= held.order:
                 raise Dropped("duplicate" if held.digest == newest.digest else "old_state")
-        if not self.trusts(body.sender) and not self._within_rate(body.sender):
+        if not (self.trusts(body.sender) or self._rates.of(body.sender).take(1, self._world.now())):
             raise Dropped("over_rate", body.sender)
         if isinstance(envelope.message, StateMessage):
             self._keep_newest(key, newest)
@@ -381,9 +381,6 @@ class Gate:
         if isinstance(envelope.message, StateMessage):
             return int(TRUSTED_STATE_LATE_SECONDS_MAX * 1000)
         return int(self._clock_off(envelope.sender) * 1000)
-
-    def _within_rate(self, sender: str) -> bool:
-        return self._rates.of(sender).take(1, self._world.now())
 
     def _remember(self, digest: bytes, expires_ms: int, wall_ms: int) -> None:
         self._seen[digest] = expires_ms

@@ -89,16 +89,11 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         for role in set(node.settings.role) & {"trainer", "validator"}:
             peer.trusted_part(role)  # raises its error before the run refuses admission
         nursery.start_soon(node.publish_record)  # not earlier, since a run may hide its peers
-        async with peer.joined():
-            await _work(peer, roles)
+        async with peer.joined(), trio.open_nursery() as work:
+            for role_type in roles:
+                work.start_soon(role_type(peer).run)
         node.events.emit("peer.work_over", run=run.id)
         nursery.cancel_scope.cancel()
-
-
-async def _work(peer: RunNode, roles: Sequence[type[Role]]) -> None:
-    async with trio.open_nursery() as nursery:
-        for role in roles:
-            nursery.start_soon(role(peer).run)
 
 
 async def _publish_manifest(node: Node, run: str) -> None:

@@ -5,7 +5,6 @@ Each role has a table of its own. The role's class names the table's model (`swa
 
 from __future__ import annotations
 
-import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,6 +13,7 @@ import pydantic
 
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from swarm.tables import read_toml
 
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""
@@ -98,22 +98,17 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
     A flag is unset if it is None, False or an empty list. Raises a `UserError` that names the key,
     its value and what is allowed.
     """
-    table: dict[str, Any] = {}
     where = f"--config {config}" if config is not None else "settings"
-    if config is not None:
-        try:
-            table = tomllib.loads(config.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"--config {config} cannot be read ({error.strerror})") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"--config {config} is not valid TOML: {error}") from error
+    table = read_toml(config, where) if config is not None else {}
     if "options" in table:
         raise UserError(
             f'{where}: [options] has become a table for each role; write "trainer.model" as model '
             "under [trainer]"
         )
     roles = entry_points(group=ROLE_GROUP).names
-    tables = {key: value for key, value in table.items() if key in roles and _is_table(value)}
+    tables = {
+        key: value for key, value in table.items() if key in roles and isinstance(value, dict)
+    }
     known = {*PeerSettings.model_fields, *(f"[{role}]" for role in roles)} - {"tables"}
     for key in table:
         if key not in tables and (key not in PeerSettings.model_fields or key == "tables"):
@@ -121,10 +116,6 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
     rest = {key: value for key, value in table.items() if key not in tables}
     rest |= {key: value for key, value in flags.items() if value not in (None, [], False)}
     return _validated(PeerSettings, {**rest, "tables": tables}, where)
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)

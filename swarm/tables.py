@@ -1,4 +1,4 @@
-"""Conversion of tables that people write to typed structures.
+"""Tables that people write, in TOML, and their conversion to typed structures.
 
 An unknown key, a missing key or a wrong value is a one-sentence error.
 """
@@ -6,11 +6,24 @@ An unknown key, a missing key or a wrong value is a one-sentence error.
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from swarm.errors import UserError
+
+
+def read_toml(path: Path, where: str) -> dict[str, Any]:
+    """Read a TOML file. Raises a `UserError` that begins with `where`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{where} cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{where} is not valid TOML: {error}") from error
+
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 

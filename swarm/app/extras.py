@@ -33,7 +33,4 @@ def require_extra(extra: str, what: str) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return importlib.util.find_spec(module) is not None

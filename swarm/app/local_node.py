@@ -1,8 +1,9 @@
-"""A node on the real network, opened from a peer's settings."""
+"""Nodes on the real network: a peer's own, and one that only visits."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
 from swarm.identity import load_or_create
 from swarm.node.assemble import assemble
+from swarm.node.joining import LAST_BOOTSTRAP, find_run, join_network
 from swarm.node.node import Node
 from swarm.roles import BOOTSTRAP
 from swarm.run.manifest import load_manifest, run_id
+from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
 from swarm.world.compute import LocalCompute
@@ -78,3 +81,43 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
         ) as node,
     ):
         yield node
+
+
+@asynccontextmanager
+async def visit(
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    *,
+    home: Path | None = None,
+    looks_on: bool = False,
+) -> AsyncIterator[tuple[Node, Run]]:
+    """Open a node that has found a run, without joining it.
+
+    The node's key and state are in `home`, by default a temporary folder. `looks_on`: see
+    `find_run`.
+    """
+    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
+        settings = PeerSettings(
+            role=["observer"],
+            bootstrap=list(bootstrap or last_bootstrap()),
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            home=str(home or momentary),
+            run=run,
+        )
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            yield node, await find_run(node, await join_network(node), looks_on=looks_on)
+
+
+def last_bootstrap(home: Path | None = None) -> list[str]:
+    """Read the bootstrap addresses that the peer with this home last joined through.
+
+    Raises `UserError` if there are none.
+    """
+    path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        raise UserError(
+            "which network? give --bootstrap MULTIADDR (no peer has joined one from "
+            f"{path.parent} yet)"
+        ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from swarm.app.visit import visit
+from swarm.app.local_node import visit
 from swarm.errors import DeadlineError, UserError
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held

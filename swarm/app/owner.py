@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.app.interrupt import run_until_interrupted
+from swarm.app.local_node import visit
 from swarm.app.run_probe import described
-from swarm.app.visit import visit
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.identity import load_or_create

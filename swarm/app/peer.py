@@ -73,17 +73,15 @@ def become_rank(names: Sequence[str]) -> None:
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         return
-    modules = [module for name in names if (module := _rank_module(name))]
-    if len(names) != 1 or len(modules) != 1:
+    module = None
+    if len(names) == 1 and names[0] != BOOTSTRAP:
+        module = getattr(load_role(names[0]), "rank_module", None)
+    if module is None:
         raise UserError(
             f"the environment's RANK is {rank}, but role {', '.join(names)} is one process; start "
             "torchrun with --role trainer alone, and other roles without torchrun"
         )
-    os.execv(sys.executable, [sys.executable, "-m", modules[0]])
-
-
-def _rank_module(name: str) -> str | None:
-    return None if name == BOOTSTRAP else getattr(load_role(name), "rank_module", None)
+    os.execv(sys.executable, [sys.executable, "-m", module])
 
 
 def start(settings: PeerSettings) -> None:

@@ -7,7 +7,7 @@ agree with another before it writes.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarm.ledger.entries import Consumed, Entry, Judged, Outcome
 
@@ -33,8 +33,6 @@ class Totals:
     """Credited groups."""
     samples: int = 0
     """Credited samples."""
-    outcomes: dict[Outcome, int] = field(default_factory=dict)
-    """Number of accepted groups by outcome."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,6 @@ def ledger_state(
             number = (worker, final.lineage, final.step, final.number)
             claim = (not trained, rank[judge], submission)
             claims[number] = min(claim, claims.get(number, claim))
-    for submission, final in verdicts.items():
-        outcomes = totals[final.worker].outcomes
-        for outcome in consumed.get(submission, ()):
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
     credited = sorted({submission for _, _, submission in claims.values()})
     credits = {submission: verdicts[submission] for submission in credited}
     for final in credits.values():

@@ -54,7 +54,8 @@ class Rollout:
         """Raise `ValueError` unless the segments form an episode."""
         kinds = [segment.kind for segment in self.segments]
         turns = len(kinds) // 2
-        if not 1 <= turns <= TURNS_MAX or kinds != _kinds(turns):
+        expected = ["prompt", *(["model", "environment"] * turns)[:-1]]
+        if not 1 <= turns <= TURNS_MAX or kinds != expected:
             raise ValueError(
                 f"segments {kinds[:6]} are not a prompt and 1 to {TURNS_MAX} model segments with "
                 "environment segments between them"
@@ -121,14 +122,6 @@ class Rollout:
                 return None
             values.extend(segment.log_probabilities)
         return values
-
-
-def _kinds(turns: int) -> list[Kind]:
-    """The kinds of the segments of a rollout with `turns` model segments."""
-    kinds: list[Kind] = ["prompt", "model"]
-    for _ in range(turns - 1):
-        kinds += ["environment", "model"]
-    return kinds
 
 
 def _check_segment(segment: Segment) -> None:

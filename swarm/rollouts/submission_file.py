@@ -295,7 +295,11 @@ def _header(raw: bytes, type_: type[HeaderT]) -> HeaderT:
 
 def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:
     """Convert the table's columns to arrays and check their bounds; raises `BadSubmission`."""
-    columns = {name: _single(table.column(index)) for index, name in enumerate(table.column_names)}
+    chunked = zip(table.column_names, table.columns, strict=True)
+    columns = {
+        name: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        for name, column in chunked
+    }
     arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in SCHEMA.names[:3]}
     for name, offsets_name in _LISTS.items():
         arrays[name], offsets = _flat_list(columns[name])
@@ -324,11 +328,6 @@ def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:
                 f"a rollout has {most} {KINDS[kind]} tokens, at most {longest} are allowed",
             )
     return rollouts
-
-
-def _single(column: Any) -> Any:
-    """A chunked column as one array."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _flat_list(array: Any) -> tuple[NDArray[Any], Offsets]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from operator import attrgetter
 
 import msgspec
 
@@ -32,7 +32,7 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
         if not math.isfinite(value):
             raise UserError(f"{where}: {name} is {value}; it must be a finite number")
     for name, fits, words in _RANGES:
-        value = _field(manifest, name)
+        value = attrgetter(name)(manifest)
         if not fits(value):
             raise UserError(f"{where}: {name} is {value:g}; it must be {words}")
     _check_trusted(manifest, where)
@@ -113,11 +113,6 @@ def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, flo
             yield prefix + name, value
 
 
-def _field(manifest: RunManifest, name: str) -> Any:
-    table, _, key = name.partition(".")
-    return getattr(getattr(manifest, table), key)
-
-
 def _check_environments(manifest: RunManifest, where: str) -> None:
     if not sum(environment.weight for environment in manifest.environments) > 0:
         raise UserError(
@@ -181,8 +176,8 @@ def check_peer_id(text: str, where: str) -> None:
 def _check_submissions(manifest: RunManifest, where: str) -> None:
     """Raise `UserError` if a full submission exceeds what a verdict can hold or its own limit."""
     sampling = manifest.sampling
-    groups, rows = sampling.groups_per_submission, sampling.groups_per_submission
-    rows *= sampling.group_size
+    groups = sampling.groups_per_submission
+    rows = groups * sampling.group_size
     if groups > SUBMISSION_GROUPS_MAX:
         raise UserError(
             f"{where}: sampling.groups_per_submission is {groups}; a submission has at most "

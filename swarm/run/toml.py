@@ -6,7 +6,6 @@ and the environments, which are computed.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.messages import EnvironmentReference, Optimiser, RunManifest
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
-from swarm.tables import struct_from_mapping
+from swarm.tables import read_toml, struct_from_mapping
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,7 @@ class RunHashes:
 
 def describe_run(path: Path) -> RunDescription:
     """Read a run's TOML file. Raises a `UserError` that names the key and its value."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    table = read_toml(path, str(path))
     _refuse_old_keys(table, path)
     model = table.get("model")
     if not isinstance(model, str):

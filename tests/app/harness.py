@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from peers.demo import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
-from swarm.app.demo.recipe import demo_manifest
+from swarm.app.demo.cast import demo_manifest
 from swarm.app.main import app
 from swarm.app.run_probe import probe_hashes
 from swarm.envelope import Envelope

@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from peers.demo import ENVIRONMENT
-from swarm.app.demo.recipe import demo_manifest
+from swarm.app.demo.cast import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create

@@ -14,7 +14,7 @@ import trio
 
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Renderer, load, probe_hash
-from swarm.app.demo.recipe import demo_manifest
+from swarm.app.demo.cast import demo_manifest
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create

@@ -76,7 +76,6 @@ def test_what_was_trained_on_stays_accepted_and_credited() -> None:
     found = state(logs)
     assert found.judges[FIRST] == BOB.peer_id
     assert found.credits[FIRST].groups == 2
-    assert found.totals[WORKER.peer_id].outcomes == {"consumed": 1, "zero-advantage": 1}
 
 
 def test_a_fault_still_counts_until_a_step_takes_a_group() -> None:

@@ -30,8 +30,8 @@ def ledger(
     as_json: AsJson = False,
 ) -> int:
     """Show one peer's credits and receipts, each proven to be in its validator's signed log."""
+    from swarm.app.local_node import last_bootstrap, visit
     from swarm.app.onlooker import record_of
-    from swarm.app.visit import last_bootstrap, visit
     from swarm.identity import InvalidPeerId, public_key_of
 
     worker = peer or _own_id(home)

@@ -134,7 +134,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
 
 async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
     """Fetch a run's manifest through the bootstrap peers."""
-    from swarm.app.visit import visit
+    from swarm.app.local_node import visit
 
     async with visit(bootstrap, run) as (_, found):
         return found.manifest_envelope

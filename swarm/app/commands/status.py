@@ -24,8 +24,8 @@ WIDTH = 80
 @exits
 def status(bootstrap: Bootstrap = None, run: WhichRun = None, as_json: AsJson = False) -> None:
     """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""
+    from swarm.app.local_node import visit
     from swarm.app.onlooker import status_of
-    from swarm.app.visit import visit
 
     async def ask() -> RunStatus:
         async with visit(bootstrap, run, looks_on=True) as (node, joined):

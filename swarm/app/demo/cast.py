@@ -1,17 +1,47 @@
-"""The peers of a demo, and their settings."""
+"""The run of a demo, its peers, and their settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from peers.demo import ENVIRONMENT, MODEL, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from swarm.app.demo.options import DemoOptions
 from swarm.app.local_peers import LocalPeer, free_ports, write_config
 from swarm.identity import load_or_create
+from swarm.messages import RunManifest, TrustedKey
+from swarm.run.toml import RunHashes
+
+PRELOAD = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
+"""Modules that the fork server imports. None may import pyarrow, whose allocator starts a thread: a
+fork server must have only one."""
 
 ALTERED_WEIGHTS = 0.1
 """Noise of the cheater's weights, relative to the standard deviation of each tensor."""
 STARVED_SECONDS = 30.0
 """Time without rollouts after which the trainer reports it. A demo lasts only a few minutes."""
+
+
+def demo_manifest(
+    *, name: str, steps: int, hashes: RunHashes, trainer: str, validator: str
+) -> RunManifest:
+    """Make the run manifest of the demo. `hashes`: see `probe_hashes`."""
+    (probe,) = hashes.probes
+    return RunManifest(
+        name=name,
+        version=1,
+        model=MODEL,
+        tokenizer_hash=hashes.tokenizer,
+        environments=[replace(ENVIRONMENT, probe_hash=probe)],
+        sampling=SAMPLING,
+        schedule=replace(SCHEDULE, steps=steps),
+        objective=OBJECTIVE,
+        optimiser=OPTIMISER,
+        trainers=[TrustedKey(peer=trainer)],
+        validators=[TrustedKey(peer=validator)],
+        checkpoints_kept=5,
+    )
 
 
 def cast(inference_peers: int) -> list[tuple[str, str]]:

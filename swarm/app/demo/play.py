@@ -19,10 +19,9 @@ from rich.console import Console
 
 from peers.demo import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
-from swarm.app.demo.cast import configure, make_peers
+from swarm.app.demo.cast import PRELOAD, configure, demo_manifest, make_peers
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive
-from swarm.app.demo.recipe import PRELOAD, demo_manifest
 from swarm.app.demo.state import SwarmState
 from swarm.app.demo.summary import write_results
 from swarm.app.local_peers import LocalPeer

@@ -7,7 +7,7 @@ its shape from one refresh to the next, and drawing takes a few milliseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -313,13 +313,8 @@ class Screen:
         for index, line in enumerate(compose(self._state, self._clock(), width, height)):
             if index:
                 yield Segment.line()
-            yield from _cropped(line, width, console)
-
-
-def _cropped(line: Text, width: int, console: Console) -> Iterable[Segment]:
-    if line.cell_len > width:
-        line.truncate(width, overflow="ellipsis")
-    return (segment for segment in line.render(console, end=""))
+            line.truncate(width, overflow="ellipsis")
+            yield from line.render(console, end="")
 
 
 async def draw(state: SwarmState, console: Console) -> None:
