@@ -174,11 +174,7 @@ def measure(
 
 
 def try_attention(
-    attention: str,
-    base: Path,
-    groups: list[Group],
-    given: argparse.Namespace,
-    peak: float,
+    attention: str, base: Path, groups: list[Group], given: argparse.Namespace, peak: float
 ) -> dict[str, Any]:
     """Figures of an attention, or the reason why there are none."""
     half = given.dtype == "bf16"
@@ -234,7 +230,6 @@ def compare(name: str, given: argparse.Namespace, peak: float) -> dict[str, Any]
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", type=_some_of(list(MODELS)), default=["0.5b", "1.5b"])
     parser.add_argument("--tokens", type=at_least(TOKENS_MIN), default=1 << 14)

@@ -12,20 +12,16 @@ up to 4, with `old = generation`. Published claim: up to 4 is as good as synchro
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 
 import torch
 
-from benchmarks.study import Variant, learn, summary
-from peers.trainer.warmup import prepare_base
+from benchmarks.study import Variant, learn, prepared_bases, summary
 from swarm.app.output import print_json
 
 STALENESS = (0, 1, 2, 4, 8)
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
     parser.add_argument("--steps", type=int, default=80)
@@ -35,10 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results: dict[str, dict[str, object]] = {old: {} for old in given.old}
     finals: dict[int, float] = {}
-    with tempfile.TemporaryDirectory() as name:
-        bases = [Path(name) / str(seed) for seed in range(given.seeds)]
-        for seed, base in enumerate(bases):
-            prepare_base(base, seed)
+    with prepared_bases(given.seeds) as bases:
         for old in given.old:
             for staleness in given.staleness:
                 variant = Variant(old=old, staleness=staleness, steps=given.steps)

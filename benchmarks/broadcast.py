@@ -27,7 +27,6 @@ With churn there is no comparison: in these models no peer leaves.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -42,9 +41,11 @@ from benchmarks.arguments import at_least, number_where, several
 from simnet.clock import Timeline, run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages
+from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.seeded import source
 from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
-from swarm.app.output import print_json
+from swarm.app.output import check_writable, print_json
+from swarm.errors import UserError
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw
 
@@ -60,7 +61,6 @@ GB_MAX = 2000.0
 """Largest checkpoint: it has at most 65,536 pieces of 32 MiB."""
 RELAY_ONLY_PEERS_MIN = 6
 """With fewer receivers the profile has no relay."""
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def main() -> None:
@@ -94,8 +94,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=several(at_least(1)),
         help="comma-separated numbers of receivers, instead of --peers",
     )
-    parser.add_argument("--plot", type=_picture, help="where to draw it")
+    parser.add_argument("--plot", type=Path, help="where to draw it")
     options = parser.parse_args(arguments)
+    try:
+        check_writable("--plot", options.plot, PLOT_SUFFIXES)
+    except UserError as error:
+        parser.error(str(error))
     option = "--growth" if options.growth else "--peers"
     for peers in options.growth or [options.peers]:
         case = _case(options, peers, options.first_seed)
@@ -106,15 +110,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if leavers(case) == peers:
             parser.error(f"--churn {options.churn:g}: of {peers} receivers at least one must stay")
     return options
-
-
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in one of {', '.join(PICTURES)}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is in no folder that can be written to")
-    return path
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

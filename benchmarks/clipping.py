@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from benchmarks.study import TAIL, Curve, Variant, learn, summary
+from benchmarks.study import TAIL, Curve, Variant, learn, prepared_bases, summary
 from peers.demo import OBJECTIVE, OPTIMISER
-from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
 
 ONE_SIDED = 1e9
@@ -38,7 +35,6 @@ def collapsed(curve: Curve) -> bool:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
     parser.add_argument("--steps", type=int, default=100)
@@ -47,10 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = vars(given).copy()
-    with tempfile.TemporaryDirectory() as name:
-        bases = [Path(name) / str(seed) for seed in range(given.seeds)]
-        for seed, base in enumerate(bases):
-            prepare_base(base, seed)
+    with prepared_bases(given.seeds) as bases:
         for side, delta in (("two_sided", OBJECTIVE.delta), ("one_sided", ONE_SIDED)):
             variant = Variant(
                 objective=replace(OBJECTIVE, delta=delta),

@@ -94,10 +94,7 @@ def train(rate: float, hidden: int, layers: int, warm: int, folder: Path) -> lis
 
 
 def speed(
-    name: str,
-    size_bytes: int,
-    work: Callable[[], Any],
-    prepare: Callable[[], Any] = lambda: None,
+    name: str, size_bytes: int, work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None
 ) -> dict[str, float]:
     """Measure GB per CPU second of `work` on `size_bytes`, ten times, without `prepare`."""
     speeds = []
@@ -116,9 +113,7 @@ def measure(base: Path, new: Path, folder: Path) -> dict[str, Any]:
     if not made.size_bytes:
         return {"bytes_ratio": 1.0, "changed_share": made.changed_words / made.words}
     encoded = speed(
-        "encode",
-        len(data),
-        lambda: encode(base, new, delta, [FILE], limit_bytes=len(data)),
+        "encode", len(data), lambda: encode(base, new, delta, [FILE], limit_bytes=len(data))
     )
     size = piece_size_for(len(data))
     pieces = [

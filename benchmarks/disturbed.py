@@ -14,7 +14,6 @@ every second, the disturbances shortly before and in it, and the peers' complain
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -35,6 +34,7 @@ from benchmarks.real_swarm import (
     spread,
     steps_made,
 )
+from swarm.app.output import print_json, write_json
 
 STEPS = 1_000_000
 """More steps than the benchmark can make."""
@@ -126,10 +126,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.seconds <= options.quiet:
         parser.error(f"--seconds {options.seconds} leaves nothing after --quiet {options.quiet}")
-    report = json.dumps(trio.run(measure, options), indent=1)
+    report = trio.run(measure, options)
     if options.json is not None:
-        options.json.write_text(report + "\n", encoding="utf-8")
-    print(report)
+        write_json("--json", report, options.json)
+    print_json(report)
 
 
 if __name__ == "__main__":

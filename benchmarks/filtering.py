@@ -62,7 +62,6 @@ def write_pools(base: Path, folder: Path, tasks: int, seed: int) -> dict[str, Pa
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
     parser.add_argument("--budget", type=int, default=16_000, help="completions a variant makes")

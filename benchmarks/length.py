@@ -52,7 +52,6 @@ class Letters:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
     parser.add_argument("--steps", type=int, default=100)

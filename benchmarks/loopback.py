@@ -29,11 +29,10 @@ import numpy as np
 import trio
 
 from benchmarks.arguments import at_least, number_where, several
-from benchmarks.transfer import FILE, Process, cpu_seconds, say, started
+from benchmarks.transfer import FILE, Process, checkpoint_of, cpu_seconds, say, started
 from swarm.app.output import print_json
 from swarm.events import Events
 from swarm.identity import Identity
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.service import BlobService
@@ -86,15 +85,7 @@ async def peer(number: int, folder: Path, uplink_mbps: float) -> None:
             else:
                 say(ready=True)
                 order = json.loads(await hear())
-                checkpoint = Checkpoint(
-                    reference=CheckpointReference(
-                        lineage=0,
-                        step=0,
-                        digest=bytes.fromhex(order["digest"]),
-                        size_bytes=order["manifest_bytes"],
-                    ),
-                    total_bytes=0,
-                )
+                checkpoint = checkpoint_of(order)
                 sources = [
                     Source(each["peer"], tuple(each["roots"]))
                     for each in order["peers"]
@@ -159,10 +150,7 @@ def broadcast(processes: list[Process], uplinks: list[float], size: int) -> dict
     cpu = sum(map(cpu_seconds, processes)) - before
     rates = [mbps * 1e6 / 8 for mbps in uplinks]
     receivers = len(seconds)
-    terms = {
-        "source uplink": size / rates[0],
-        "all uplinks": receivers * size / sum(rates),
-    }
+    terms = {"source uplink": size / rates[0], "all uplinks": receivers * size / sum(rates)}
     bound = max(terms.values())
     return {
         "bytes": size,

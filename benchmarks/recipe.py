@@ -19,38 +19,18 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
+from benchmarks.study import rollouts
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
-from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer
 from peers.environments import load as load_environment
-from peers.environments.episodes import grade_segments
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
-from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
-
-
-def rollouts(engine: NativeEngine, renderer: Renderer, seed: bytes, policy: int) -> list[Group]:
-    """Make one step's groups, sampled as by a worker and rewarded as by a validator."""
-    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-    size = SAMPLING.group_size
-    tasks = [environment.task(task_seed(seed, group)) for group in range(SCHEDULE.groups_per_step)]
-    work = [(environment, task) for task in tasks for _ in range(size)]
-    rows = range(len(work))
-    played = play(engine, renderer, work, rows, noise_key(seed), SAMPLING, policy).rollouts
-    rewards = [
-        grade_segments(*each, renderer, rollout.segments, SAMPLING.stop_ids)
-        for each, rollout in zip(work, played, strict=True)
-    ]
-    return [
-        Group(played[start : start + size], rewards[start : start + size], policy)
-        for start in range(0, len(work), size)
-    ]
+from swarm.rollouts.seeds import digest, submission_seed
 
 
 def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
@@ -71,14 +51,16 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         learner = Learner(
             folder / "0", LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
         )
-        engine = NativeEngine(folder / "0")
-        renderer = Renderer(folder / "0")
+        engine, renderer = NativeEngine(folder / "0"), Renderer(folder / "0")
+        environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
         difference = zero_advantage = 0.0
         for step in range(steps):
             policy = max(0, step - SCHEDULE.asynchrony)
             engine.load_weights(folder / str(policy))
             nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
-            groups = rollouts(engine, renderer, submission_seed("recipe", nonce, "me", 0), policy)
+            drawn = submission_seed("recipe", nonce, "me", 0)
+            count = SCHEDULE.groups_per_step
+            groups, _, _ = rollouts(engine, renderer, environment, SAMPLING, drawn, policy, count)
             spent("generate")
             metrics = learner.train_step(groups, step)
             difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
@@ -92,7 +74,7 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         sampled, greedy = (
             mean_reward(
                 engine,
-                load_environment(ENVIRONMENT.name, ENVIRONMENT.version),
+                environment,
                 folder / str(steps),
                 SAMPLING,
                 prompts=EVALUATION_PROMPTS,
@@ -119,7 +101,6 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
     parser.add_argument("--steps", type=int, default=250)

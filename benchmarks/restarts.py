@@ -17,7 +17,6 @@ submission was lost.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import statistics
@@ -31,6 +30,7 @@ import trio
 
 from benchmarks.arguments import at_least
 from benchmarks.real_swarm import NAMES, RealSwarm, gaps, running_swarm, spread, steps_made
+from swarm.app.output import print_json, write_json
 from tests.end_to_end.harness import GROUPS_PER_STEP, GROUPS_PER_SUBMISSION
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
@@ -155,10 +155,10 @@ def main() -> None:
             f"--undisturbed {options.undisturbed} leaves nothing of --submissions "
             f"{options.submissions}"
         )
-    report = json.dumps(trio.run(measure, options), indent=1)
+    report = trio.run(measure, options)
     if options.json is not None:
-        options.json.write_text(report + "\n", encoding="utf-8")
-    print(report)
+        write_json("--json", report, options.json)
+    print_json(report)
 
 
 if __name__ == "__main__":

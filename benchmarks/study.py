@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.warmup import prepare_base
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
@@ -69,6 +71,16 @@ class Curve:
     @property
     def final(self) -> float:
         return statistics.fmean(self.reward[-TAIL:])
+
+
+@contextmanager
+def prepared_bases(seeds: int) -> Iterator[list[Path]]:
+    """Folders of the demo's base policy, one per seed from 0 on, inside the block."""
+    with tempfile.TemporaryDirectory() as name:
+        bases = [Path(name) / str(seed) for seed in range(seeds)]
+        for seed, base in enumerate(bases):
+            prepare_base(base, seed)
+        yield bases
 
 
 def learn(

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from simnet.plot import SUFFIXES
 from swarm.app.output import check_writable
 from swarm.errors import UserError
-
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def curves(report: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
@@ -32,16 +31,15 @@ def curves(report: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("report", type=Path, help="what a study printed")
-    parser.add_argument("picture", type=Path, help=" or ".join(PICTURES))
+    parser.add_argument("picture", type=Path, help=" or ".join(SUFFIXES))
     parser.add_argument("--ylabel", default="task reward")
     given = parser.parse_args()
     panels: dict[str, list[tuple[str, Any]]] = defaultdict(list)
     try:
         report = json.loads(given.report.read_bytes())
-        check_writable("picture", given.picture, PICTURES)
+        check_writable("picture", given.picture, SUFFIXES)
     except OSError as error:
         parser.error(f"{given.report} cannot be read ({error.strerror})")
     except ValueError as error:

@@ -50,11 +50,7 @@ CHANGE = 0.3
 """Noise on the weights between μ and π, relative to their spread: enough for clipping to act."""
 CLIP = 1e9
 """Norm limit that is never reached: gradients must not be clipped to be comparable."""
-OBJECTIVE = Objective(
-    kl_coefficient=0,
-    entropy_coefficient=0,
-    normalise_by_std=False,
-)
+OBJECTIVE = Objective(kl_coefficient=0, entropy_coefficient=0, normalise_by_std=False)
 OPTIMISER = Optimiser(gradient_norm_max=CLIP, learning_rate=0.0, warmup_steps=0)
 """An optimiser with learning rate 0, so that every step is the same."""
 
@@ -360,7 +356,6 @@ def compare(name: str, trl: Path | None, repeats: int, rows: int) -> dict[str, A
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trl", type=Path, help="folder with trl 1.16.0 and what it needs")
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))

@@ -33,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,21 +95,20 @@ async def swarm_server(folder: Path) -> None:
         await trio.to_thread.run_sync(sys.stdin.readline)
 
 
+def checkpoint_of(told: dict[str, Any]) -> Checkpoint:
+    """The checkpoint that a server has published."""
+    digest, size = bytes.fromhex(told["digest"]), told["manifest_bytes"]
+    reference = CheckpointReference(lineage=0, step=0, digest=digest, size_bytes=size)
+    return Checkpoint(reference=reference, total_bytes=0)
+
+
 async def swarm_client(folder: Path, server: dict[str, Any]) -> None:
     world, disk = Machine(), LocalDisk(folder)
     identity = Identity(os.urandom(32))
     async with open_libp2p(identity, world=world, disk=disk) as transport:
         events = Events(world, identity.peer_id)
         fetcher = Fetcher(world, transport, CheckpointStore(disk, RUN, events), events)
-        checkpoint = Checkpoint(
-            reference=CheckpointReference(
-                lineage=0,
-                step=0,
-                digest=bytes.fromhex(server["digest"]),
-                size_bytes=server["manifest_bytes"],
-            ),
-            total_bytes=0,
-        )
+        checkpoint = checkpoint_of(server)
         source = Source(server["peer"], (server["root"],))
         wait_for_go()
         began = time.perf_counter()
@@ -191,23 +190,17 @@ def shardcast_client(folder: Path, server: dict[str, Any]) -> None:
     say(seconds=time.perf_counter() - began, file=path)
 
 
-def be(what: str, folder: Path, server: dict[str, Any]) -> None:
-    """Run one process of the benchmark."""
-    match what:
-        case "swarm-server":
-            trio.run(swarm_server, folder)
-        case "swarm-client":
-            trio.run(swarm_client, folder, server)
-        case "bare-server" | "checked-server":
-            bare_server(folder)
-        case "checked-client":
-            checked_client(folder, server)
-        case "bare-client":
-            bare_client(folder, server)
-        case "shardcast-server":
-            shardcast_server(folder)
-        case "shardcast-client":
-            shardcast_client(folder, server)
+PROCESSES: dict[str, Callable[..., Any]] = {
+    "swarm-server": lambda *given: trio.run(swarm_server, *given),
+    "swarm-client": lambda *given: trio.run(swarm_client, *given),
+    "bare-server": bare_server,
+    "bare-client": bare_client,
+    "checked-server": bare_server,
+    "checked-client": checked_client,
+    "shardcast-server": shardcast_server,
+    "shardcast-client": shardcast_client,
+}
+"""The processes of the benchmark. A server takes its folder, a client also what its server said."""
 
 
 # --- the comparison --------------------------------------------------------------------------
@@ -372,7 +365,8 @@ def main() -> None:
     parser.add_argument("--server", type=json.loads, default={}, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be:
-        be(arguments.be, arguments.folder, arguments.server)
+        server = [] if arguments.be.endswith("server") else [arguments.server]
+        PROCESSES[arguments.be](arguments.folder, *server)
         return
     library = Path(arguments.shardcast) if arguments.shardcast else None
     if library is not None and not (library / "shardcast").is_dir():

@@ -26,13 +26,7 @@ from swarm import jobs
 from swarm.jobs import SubmissionOrder
 from swarm.messages import Check, CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
-from swarm.shardcast.jobs import (
-    DeltaEncoded,
-    DeltaService,
-    EncodeDelta,
-    MakePieces,
-    PiecesMade,
-)
+from swarm.shardcast.jobs import DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PiecesMade
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
 
 TOKENIZER = b'{"simulated": "tokenizer"}'

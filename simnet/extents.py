@@ -135,11 +135,7 @@ class SimulatedSink:
     """A range of a file. Data is written in place, as on the real disk."""
 
     def __init__(
-        self,
-        put: Callable[[str, int, Content], None],
-        path: str,
-        offset: int,
-        size_bytes: int,
+        self, put: Callable[[str, int, Content], None], path: str, offset: int, size_bytes: int
     ) -> None:
         self.size_bytes = size_bytes
         self._put = put

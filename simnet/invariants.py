@@ -254,8 +254,7 @@ class Invariants:
         for where, size in collections_in(peer.part, *peer.roles):
             if size > COLLECTIONS.get(where, most):
                 self._broken(
-                    "nothing grows without a bound",
-                    f"{peer.name} holds {size} entries in {where}",
+                    "nothing grows without a bound", f"{peer.name} holds {size} entries in {where}"
                 )
 
     @contextmanager

@@ -161,11 +161,7 @@ class Connection:
     )
 
     def __init__(
-        self,
-        network: Network,
-        owner: Endpoint,
-        peer: Endpoint,
-        via: Endpoint | None = None,
+        self, network: Network, owner: Endpoint, peer: Endpoint, via: Endpoint | None = None
     ) -> None:
         self.owner = owner
         self.peer = peer

@@ -186,8 +186,7 @@ class Observations:
         if not self.broadcasts:
             return None
         return max(
-            self.broadcasts.items(),
-            key=lambda item: (len(item[1].complete), len(item[1].received)),
+            self.broadcasts.items(), key=lambda item: (len(item[1].complete), len(item[1].received))
         )
 
     def messages_by_peer(self) -> dict[str, int]:

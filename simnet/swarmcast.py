@@ -191,9 +191,7 @@ class CastPeer:
                 )
                 transport.serve_bulk(
                     BlobService(
-                        lambda peer, credential: self.serves,
-                        store=self.store,
-                        uploads=self.uploads,
+                        lambda peer, credential: self.serves, store=self.store, uploads=self.uploads
                     )
                 )
                 await nursery.start(self.have.run)

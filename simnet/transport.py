@@ -9,20 +9,9 @@ import trio
 
 from simnet import links
 from simnet.bulk import BulkPlane
-from simnet.links import (
-    Connection,
-    Endpoint,
-    SimulatedStream,
-)
+from simnet.links import Connection, Endpoint, SimulatedStream
 from swarm.identity import PeerId
-from swarm.transport import (
-    ConnectError,
-    Framing,
-    Reachability,
-    Stream,
-    StreamError,
-    limits,
-)
+from swarm.transport import ConnectError, Framing, Reachability, Stream, StreamError, limits
 from swarm.transport.room import least_useful, origin_of
 
 CONNECT_SECONDS = 0.25

@@ -17,12 +17,7 @@ class SimulatedWorld:
     """
 
     def __init__(
-        self,
-        seed: int,
-        name: str,
-        *,
-        skew_seconds: float = 0.0,
-        drift: float = 0.0,
+        self, seed: int, name: str, *, skew_seconds: float = 0.0, drift: float = 0.0
     ) -> None:
         self.random = source(seed, "world", name)
         self._secrets = source(seed, "secrets", name)

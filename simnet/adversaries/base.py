@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -38,6 +38,19 @@ class Kind:
     the attack is harmless."""
 
 
+async def beside(
+    honest: Callable[[], Awaitable[None]],
+    attack: Callable[[], Awaitable[None]],
+    seconds: float = ATTACK_SECONDS,
+) -> None:
+    """Do honest work until cancelled, and attack every `seconds`."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(honest)
+        while True:
+            await trio.sleep(seconds)
+            await attack()
+
+
 class Adversary:
     """Joins like a relay, follows all announcements, and attacks every few seconds."""
 
@@ -53,11 +66,7 @@ class Adversary:
         self._heard = [*self._heard[-99:], envelope]
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._peer.policies.follow)
-            while True:
-                await trio.sleep(ATTACK_SECONDS)
-                await self.attack()
+        await beside(self._peer.policies.follow, self.attack)
 
     async def attack(self) -> None:
         """Attack once; does nothing where wrong answers are the whole attack."""

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from typing import cast
 
-import trio
-
 from peers.relay import RelayRole
-from simnet.adversaries.base import Kind
+from simnet.adversaries.base import Kind, beside
 from simnet.compute import WEIGHTS
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
@@ -16,16 +14,15 @@ class CorruptRelay(RelayRole):
     attempt wastes one piece, and the relay loses its standing as a source."""
 
     async def run(self) -> None:
+        await beside(super().run, self._corrupt, 1.0)
+
+    async def _corrupt(self) -> None:
         disk = cast(SimulatedDisk, self._peer.node.disk)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(super().run)
-            while True:
-                await trio.sleep(1.0)
-                for key in self._peer.store.complete():
-                    held = self._peer.store.held(key)
-                    path = f"{held.folder}/{WEIGHTS}" if held is not None else ""
-                    if held is not None and disk.exists(path):
-                        disk.put(path, 0, Symbol("rubbish", 0, disk.size_bytes(path)))
+        for key in self._peer.store.complete():
+            held = self._peer.store.held(key)
+            path = f"{held.folder}/{WEIGHTS}" if held is not None else ""
+            if held is not None and disk.exists(path):
+                disk.put(path, 0, Symbol("rubbish", 0, disk.size_bytes(path)))
 
 
 KIND = Kind(CorruptRelay, caught_by="shardcast.piece_refused")

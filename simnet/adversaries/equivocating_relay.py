@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import trio
-
 from peers.relay import RelayRole
-from simnet.adversaries.base import ATTACK_SECONDS, Kind
+from simnet.adversaries.base import Kind, beside
 from swarm.identity import PeerId
 from swarm.node.run_node import RunNode
 from swarm.shardcast.have.messages import PROTOCOL as HAVE
@@ -33,20 +31,16 @@ class EquivocatingRelay(RelayRole):
         raise Refused(403, "this peer accepts no pushed blobs")
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(super().run)
-            while True:
-                await trio.sleep(ATTACK_SECONDS)
-                newest = self._peer.newest_checkpoint()
-                if newest is not None:
-                    await self._boast(newest.reference.digest)
+        await beside(super().run, self._boast)
 
-    async def _boast(self, manifest: bytes) -> None:
-        transport = self._peer.node.transport
+    async def _boast(self) -> None:
+        newest, transport = self._peer.newest_checkpoint(), self._peer.node.transport
+        if newest is None:
+            return
+        claim = encode([Complete(newest.reference.digest)])
         for peer in transport.connected():
             try:
-                stream = await transport.open_stream(peer, HAVE)
-                await stream.send(encode([Complete(manifest)]))
+                await (await transport.open_stream(peer, HAVE)).send(claim)
             except StreamError:
                 continue
 

@@ -83,8 +83,8 @@ def test_growth_has_a_run_for_each_number_and_is_drawn(tmp_path: Path) -> None:
         ("--churn 0.96 --peers 10", "--churn 0.96: of 10 receivers at least one must stay"),
         ("--gb 0", "argument --gb: '0' is no number from 0.001 to 2000"),
         ("--gb inf", "argument --gb: 'inf' is no number from 0.001 to 2000"),
-        ("--plot missing/it.png", "argument --plot: 'missing/it.png' is in no folder that can be "),
-        ("--plot it.xyz", "argument --plot: 'it.xyz' does not end in one of .png, .svg, .pdf"),
+        ("--plot missing/it.png", "--plot missing/it.png cannot be written: there is no folder"),
+        ("--plot it.xyz", "--plot it.xyz must end with .png or .svg or .pdf"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(arguments: str, said: str, capsys: Any) -> None:

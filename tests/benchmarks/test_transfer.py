@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.transfer import (
-    FILE,
-    NO_SHARDCAST,
-    Round,
-    compare,
-    cpu_seconds,
-    started,
-    sum_up,
-)
+from benchmarks.transfer import FILE, NO_SHARDCAST, Round, compare, cpu_seconds, started, sum_up
 
 
 def taken(**seconds: float) -> Round:

@@ -32,9 +32,7 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.binary(min_size=1, max_size=20))))
-def test_bytes_written_anywhere_read_as_from_an_array(
-    writes: list[tuple[int, bytes]],
-) -> None:
+def test_bytes_written_anywhere_read_as_from_an_array(writes: list[tuple[int, bytes]]) -> None:
     extents, array = Extents(), bytearray(60)
     for start, data in writes:
         extents.put(start, data)
