@@ -52,7 +52,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local
 from swarm.app.output import print_json
-from swarm.jobs import Sharding
+from swarm.jobs.training import Sharding
 from swarm.messages import Schedule
 from swarm.rollouts.rollout import Rollout
 

@@ -30,7 +30,7 @@ from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
 from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
-from swarm.offline_jobs import FilterSetup, MeasureTasks
+from swarm.jobs.offline import FilterSetup, MeasureTasks
 
 ATTEMPTS = 8
 KEEP = (0.125, 0.5)

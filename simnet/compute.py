@@ -22,8 +22,7 @@ from blake3 import blake3
 
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.extents import Symbol
-from swarm import jobs
-from swarm.jobs import SubmissionOrder
+from swarm.jobs import Load, SubmissionOrder, inference, training, validation
 from swarm.messages import Check, CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.shardcast.jobs import DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PiecesMade
@@ -165,12 +164,12 @@ class _Crash(Exception):
 class EngineModel:
     """Cost model of `peers.inference.engine_service.EngineService`."""
 
-    def __init__(self, setting: Setting, setup: jobs.InferenceSetup) -> None:
+    def __init__(self, setting: Setting, setup: inference.InferenceSetup) -> None:
         self._setting = setting
         self._altered = bool(setup.alter_weights)
         self._policy: CheckpointReference | None = None
 
-    async def load(self, job: jobs.Load) -> jobs.Loaded:
+    async def load(self, job: Load) -> inference.Loaded:
         disk, path = self._setting.disk, self._setting.disk.path_of(job.folder)
         size = sum(disk.size_bytes(f"{path}/{name}") for name in disk.list(path))
         seconds = size / self._setting.hardware.load_bytes_per_second
@@ -178,12 +177,12 @@ class EngineModel:
         self._policy = job.policy
         weights = disk.names_in(f"{path}/{WEIGHTS}")
         self._setting.tell("loaded", policy=job.policy.step, weights=weights)
-        return jobs.Loaded(seconds=seconds)
+        return inference.Loaded(seconds=seconds)
 
-    async def probe(self, job: jobs.Probe) -> jobs.Probed:
-        return jobs.Probed(digest=PROBE_HASH)
+    async def probe(self, job: inference.Probe) -> inference.Probed:
+        return inference.Probed(digest=PROBE_HASH)
 
-    async def generate(self, job: jobs.Generate) -> jobs.Generated:
+    async def generate(self, job: inference.Generate) -> inference.Generated:
         order, fabricates = job.order, self._setting.fabricates
         if order.policy != self._policy:
             raise ValueError(
@@ -202,7 +201,7 @@ class EngineModel:
         if fabricates == "poison":
             raw = POISON + f" {order.step} {order.number}".encode()
         await self._setting.disk.write(self._setting.disk.path_of(job.path), raw)
-        return jobs.Generated(
+        return inference.Generated(
             digest=blake3(raw).digest(),
             size_bytes=len(raw),
             tokens=tokens,
@@ -214,16 +213,16 @@ class EngineModel:
         )
 
 
-_ENGINE: type[jobs.InferenceService] = EngineModel
+_ENGINE: type[inference.InferenceService] = EngineModel
 
 
 class InspectorModel:
     """Cost model of `peers.validator.inspector.InspectorService`."""
 
-    def __init__(self, setting: Setting, setup: jobs.InspectionSetup) -> None:
+    def __init__(self, setting: Setting, setup: validation.InspectionSetup) -> None:
         self._setting = setting
 
-    async def inspect(self, job: jobs.Inspect) -> jobs.Inspected:
+    async def inspect(self, job: validation.Inspect) -> validation.Inspected:
         try:
             found = await read_rollouts(self._setting, job.path, job.digest)
         except msgspec.MsgspecError as error:
@@ -235,7 +234,7 @@ class InspectorModel:
         grades, order = self._setting.hardware.grades, job.order
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
         await disk.write(disk.path_of(job.canonical_path), canonical)
-        return jobs.Inspected(
+        return validation.Inspected(
             checks=[_exact("schema"), _exact("header")],
             ungraded="" if grades else "environment 'simulated' cannot grade",
             rewards=true_rewards(self._setting.workload, right) if grades else [],
@@ -255,31 +254,31 @@ def _exact(name: str, faults: int = 0) -> Check:
     return Check(name=name, figure=faults, threshold=0, passed=faults == 0)
 
 
-def _fault(check: str, detail: str, *passed: Check) -> jobs.Inspected:
-    return jobs.Inspected(
+def _fault(check: str, detail: str, *passed: Check) -> validation.Inspected:
+    return validation.Inspected(
         checks=[*passed, _exact(check, 1)], failed=check, detail=detail, proven_fault=True
     )
 
 
-_INSPECTOR: type[jobs.InspectionService] = InspectorModel
+_INSPECTOR: type[validation.InspectionService] = InspectorModel
 
 
 class PrefillModel:
     """Cost model of `peers.validator.prefill.PrefillService`."""
 
-    def __init__(self, setting: Setting, setup: jobs.PrefillSetup) -> None:
+    def __init__(self, setting: Setting, setup: validation.PrefillSetup) -> None:
         self._setting = setting
         self._kept = setup.policies_kept
         self._policies: list[CheckpointReference] = []
 
-    async def load(self, job: jobs.Load) -> jobs.PoliciesLoaded:
+    async def load(self, job: Load) -> validation.PoliciesLoaded:
         size = self._setting.workload.model_bytes
         await trio.sleep(size / self._setting.hardware.load_bytes_per_second)
         self._policies = [*(held for held in self._policies if held != job.policy), job.policy]
         self._policies = self._policies[-self._kept :]
-        return jobs.PoliciesLoaded(policies=list(self._policies))
+        return validation.PoliciesLoaded(policies=list(self._policies))
 
-    async def judge(self, job: jobs.Judge) -> jobs.Judged:
+    async def judge(self, job: validation.Judge) -> validation.Judged:
         if job.order.policy not in self._policies:
             raise ValueError(f"{job.order.policy} is not loaded")
         found = await read_rollouts(self._setting, job.path, job.digest)
@@ -288,7 +287,7 @@ class PrefillModel:
         least = job.thresholds.proof_exponents_min
         figure = 0 if found.invented else 128
         passed = figure >= least
-        return jobs.Judged(
+        return validation.Judged(
             checks=[Check(name="proofs", figure=figure, threshold=least, passed=passed)],
             failed="" if passed else "proofs",
             detail="" if passed else "the proofs are of another model",
@@ -305,51 +304,51 @@ class PrefillModel:
         )
 
 
-_PREFILL: type[jobs.PrefillService] = PrefillModel
+_PREFILL: type[validation.PrefillService] = PrefillModel
 
 
 class TrainerModel:
     """Cost model of `peers.trainer.service.TrainerService`."""
 
-    def __init__(self, setting: Setting, setup: jobs.TrainingSetup) -> None:
+    def __init__(self, setting: Setting, setup: training.TrainingSetup) -> None:
         self._setting = setting
         self._disk = setting.disk
         self._step = 0
         self._consumed: list[str] = []
         self._name = ""
 
-    async def start(self, job: jobs.StartTraining) -> jobs.Done:
+    async def start(self, job: training.StartTraining) -> training.Done:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{job.model} {job.seed}"
         self._lessons = job.lessons
-        return jobs.Done()
+        return training.Done()
 
-    async def follow(self, job: jobs.Follow) -> jobs.Done:
+    async def follow(self, job: training.Follow) -> training.Done:
         self._lessons = job.lessons
-        return jobs.Done()
+        return training.Done()
 
-    async def resume(self, job: jobs.Resume) -> jobs.Resumed:
+    async def resume(self, job: training.Resume) -> training.Resumed:
         await self.start(job.start)
         self._step, self._consumed = await self._state(job.folder)
-        return jobs.Resumed(
+        return training.Resumed(
             step=self._step, consumed=[bytes.fromhex(digest) for digest in self._consumed]
         )
 
-    async def train(self, job: jobs.TrainStep) -> jobs.Trained:
+    async def train(self, job: training.TrainStep) -> training.Trained:
         step = job.step
         if step != self._step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self._step}")
         read: list[SimulatedRollouts] = []
-        unreadable: list[jobs.Unreadable] = []
+        unreadable: list[training.Unreadable] = []
         for index, each in enumerate(job.submissions):
             try:
                 read.append(await read_rollouts(self._setting, each.path, each.rollouts_digest))
             except PowerCut:
                 raise
             except OSError as error:
-                unreadable.append(jobs.Unreadable(index=index, reason=str(error)))
+                unreadable.append(training.Unreadable(index=index, reason=str(error)))
         if unreadable:
-            return jobs.Trained(unreadable=unreadable)
+            return training.Trained(unreadable=unreadable)
         self._setting.tell(
             "trained",
             step=step,
@@ -365,7 +364,7 @@ class TrainerModel:
         self._consumed += [submission.digest.hex() for submission in job.submissions]
         groups = [group for submission in job.submissions for group in submission.rewards]
         rewards = [reward for group in groups for reward in group]
-        return jobs.Trained(
+        return training.Trained(
             figures={
                 "groups": float(len(groups)),
                 "reward": sum(rewards) / max(1, len(rewards)),
@@ -380,23 +379,23 @@ class TrainerModel:
             ],
         )
 
-    async def roll_back(self, job: jobs.RollBack) -> jobs.Done:
+    async def roll_back(self, job: training.RollBack) -> training.Done:
         self._step, _ = await self._state(job.folder)
-        return jobs.Done()
+        return training.Done()
 
-    async def record_to(self, job: jobs.RecordTo) -> jobs.Recording:
-        return jobs.Recording(ranks=1)
+    async def record_to(self, job: training.RecordTo) -> training.Recording:
+        return training.Recording(ranks=1)
 
-    async def record(self, job: jobs.Record) -> jobs.Done:
-        return jobs.Done()
+    async def record(self, job: training.Record) -> training.Done:
+        return training.Done()
 
-    async def begin_save(self, job: jobs.BeginSave) -> jobs.Done:
+    async def begin_save(self, job: training.BeginSave) -> training.Done:
         path = f"{self._disk.path_of(job.folder)}/state"
         await self._disk.write(path, msgspec.msgpack.encode((self._step, self._consumed)))
         self._setting.tell("saved", step=self._step, consumed=list(self._consumed))
-        return jobs.Done()
+        return training.Done()
 
-    async def export(self, job: jobs.Export) -> jobs.Done:
+    async def export(self, job: training.Export) -> training.Done:
         path = self._disk.path_of(job.folder)
         await trio.sleep(self._bytes() / self._disk.bytes_per_second)
         learnt_from = blake3(msgspec.msgpack.encode(self._consumed)).hexdigest()[:16]
@@ -406,19 +405,19 @@ class TrainerModel:
         self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
         await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
         await self._disk.sync(path)
-        return jobs.Done()
+        return training.Done()
 
-    async def finish_save(self, job: jobs.FinishSave) -> jobs.Done:
-        return jobs.Done()
+    async def finish_save(self, job: training.FinishSave) -> training.Done:
+        return training.Done()
 
-    async def end(self, job: jobs.EndTraining) -> jobs.Done:
-        return jobs.Done()
+    async def end(self, job: training.EndTraining) -> training.Done:
+        return training.Done()
 
-    async def evaluate(self, job: jobs.Evaluate) -> jobs.Evaluated:
-        return jobs.Evaluated(sampled=self._skill(), greedy=self._skill())
+    async def evaluate(self, job: training.Evaluate) -> training.Evaluated:
+        return training.Evaluated(sampled=self._skill(), greedy=self._skill())
 
-    async def prepare_base(self, job: jobs.PrepareBase) -> jobs.BasePrepared:
-        return jobs.BasePrepared(sft_steps=0, sampled=self._skill(), greedy=self._skill())
+    async def prepare_base(self, job: training.PrepareBase) -> training.BasePrepared:
+        return training.BasePrepared(sft_steps=0, sampled=self._skill(), greedy=self._skill())
 
     def _skill(self) -> float:
         work = self._setting.workload
@@ -432,7 +431,7 @@ class TrainerModel:
         return self._setting.workload.model_bytes
 
 
-_TRAINER: type[jobs.TrainingService] = TrainerModel
+_TRAINER: type[training.TrainingService] = TrainerModel
 
 
 class DeltaModel:

@@ -19,16 +19,15 @@ from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
 from peers.proofs import toploc
-from swarm.jobs import (
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.inference import (
     Generate,
     Generated,
     InferenceService,
     InferenceSetup,
-    Load,
     Loaded,
     Probe,
     Probed,
-    SubmissionOrder,
 )
 from swarm.messages import CheckpointReference
 from swarm.rollouts import seeds
@@ -38,7 +37,7 @@ from swarm.world.job_thread import JobThread, in_job_thread
 
 
 class EngineService:
-    """Implements `swarm.jobs.InferenceService`."""
+    """Implements `swarm.jobs.inference.InferenceService`."""
 
     def __init__(self, setup: InferenceSetup) -> None:
         """Check engine, device and environments before anything large is fetched.

@@ -17,7 +17,8 @@ import trio
 from peers.inference.delivery import Deliveries
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
-from swarm.jobs import Generate, InferenceService, InferenceSetup, Load, Probe, SubmissionOrder
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.inference import Generate, InferenceService, InferenceSetup, Probe
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain

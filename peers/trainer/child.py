@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import FollowedVersions
 from peers.trainer.settings import TrainerSettings
-from swarm.jobs import (
+from swarm.jobs.training import (
     AcceptedSubmission,
     BasePrepared,
     BeginSave,

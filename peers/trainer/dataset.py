@@ -20,8 +20,7 @@ from peers.environments import load as load_environment
 from peers.environments.base import Task
 from peers.trainer.evaluation import rewards
 from swarm.errors import UserError
-from swarm.messages import Sampling
-from swarm.offline_jobs import (
+from swarm.jobs.offline import (
     DescribePolicy,
     FilterService,
     FilterSetup,
@@ -30,6 +29,7 @@ from swarm.offline_jobs import (
     PolicyDescribed,
     TasksMeasured,
 )
+from swarm.messages import Sampling
 from swarm.rollouts.seeds import digest, noise_key
 from swarm.world.job_thread import JobThread, in_job_thread
 

@@ -33,7 +33,7 @@ from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs import Figures, TrainingService, TrainingSetup
+from swarm.jobs.training import Figures, TrainingService, TrainingSetup
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.messages import RunManifest
 from swarm.node.run_node import RunNode

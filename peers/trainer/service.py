@@ -23,7 +23,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
-from swarm.jobs import (
+from swarm.jobs.training import (
     AcceptedSubmission,
     Accuracy,
     BasePrepared,

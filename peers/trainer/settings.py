@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from peers.trainer.alarms import Action, Limits
 from swarm.errors import UserError
-from swarm.jobs import Sharding
+from swarm.jobs.training import Sharding
 from swarm.settings import ComputeSettings
 from swarm.shardcast import limits
 from swarm.shardcast.manifest import is_mirror

@@ -26,9 +26,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import learning_rate
 from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
-from swarm.jobs import Done, Export, Sharding
-from swarm.messages import Objective, Optimiser
-from swarm.offline_jobs import (
+from swarm.jobs.offline import (
     StartTuning,
     Tune,
     Tuned,
@@ -38,6 +36,8 @@ from swarm.offline_jobs import (
     Validate,
     Validated,
 )
+from swarm.jobs.training import Done, Export, Sharding
+from swarm.messages import Objective, Optimiser
 from swarm.rollouts.rollout import Rollout
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import report

@@ -21,7 +21,7 @@ from peers.environments import Environment, Renderer
 from peers.environments import load as load_environment
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import accuracy
-from swarm.jobs import BasePrepared
+from swarm.jobs.training import BasePrepared
 from swarm.rollouts.seeds import digest
 from swarm.world.progress import report
 

@@ -9,7 +9,7 @@ import msgspec
 
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
-from swarm.jobs import Inspected, Report
+from swarm.jobs.validation import Inspected, Report
 from swarm.messages import StepOrder, Submission, Verdict
 
 

@@ -15,14 +15,8 @@ from peers.validator.checks.standing import POLICY, Age
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
 from swarm.errors import PeerError
-from swarm.jobs import (
-    Inspect,
-    InspectionService,
-    Judge,
-    Load,
-    PrefillService,
-    SubmissionOrder,
-)
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
 from swarm.messages import CheckpointReference, RunManifest, Thresholds
 from swarm.node.run_node import RunNode
 from swarm.world.restarts import Restarts

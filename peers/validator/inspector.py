@@ -21,14 +21,8 @@ from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from swarm.errors import DECODE_ERRORS, UserError
-from swarm.jobs import (
-    Inspect,
-    Inspected,
-    InspectionService,
-    InspectionSetup,
-    Report,
-    SubmissionOrder,
-)
+from swarm.jobs import SubmissionOrder
+from swarm.jobs.validation import Inspect, Inspected, InspectionService, InspectionSetup, Report
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.world.job_thread import JobThread, in_job_thread
@@ -36,7 +30,7 @@ from swarm.world.progress import checkpoint
 
 
 class InspectorService:
-    """Implements `swarm.jobs.InspectionService`."""
+    """Implements `swarm.jobs.validation.InspectionService`."""
 
     def __init__(self, setup: InspectionSetup) -> None:
         """Load the environments; raises `UserError` for one that is not installed here."""

@@ -27,8 +27,8 @@ from peers.proofs import toploc
 from peers.proofs.format import split
 from peers.validator.checks.base import run_all
 from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
-from swarm import jobs
-from swarm.jobs import Judge, Judged, Load, PoliciesLoaded, PrefillSetup
+from swarm.jobs import Load, validation
+from swarm.jobs.validation import Judge, Judged, PoliciesLoaded, PrefillSetup
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
@@ -52,7 +52,7 @@ submission of long rollouts has millions."""
 
 
 class PrefillService:
-    """Implements `swarm.jobs.PrefillService`.
+    """Implements `swarm.jobs.validation.PrefillService`.
 
     Keeps the weights of the last policies used, because submissions of the current and the previous
     policy alternate; older policies are rare.
@@ -115,7 +115,7 @@ class PrefillService:
         )
 
 
-_SERVICE: type[jobs.PrefillService] = PrefillService
+_SERVICE: type[validation.PrefillService] = PrefillService
 
 
 def _batches(rollouts: Rollouts, rows: Sequence[int]) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ from peers.validator.inbox import Inbox, Key
 from swarm.envelope import Dropped, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
-from swarm.jobs import Report
+from swarm.jobs.validation import Report
 from swarm.messages import StepOrder, Submission
 from swarm.run.run import Run
 from swarm.world import Database

@@ -14,7 +14,7 @@ from peers.validator.inbox import Inbox, Key
 from peers.validator.queue import CaseQueue
 from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Rationed
-from swarm.jobs import Report
+from swarm.jobs.validation import Report
 from swarm.messages import (
     Acknowledgement,
     Admission,

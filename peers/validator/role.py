@@ -27,7 +27,7 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
-from swarm.jobs import InspectionService, InspectionSetup, PrefillService, PrefillSetup
+from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService, PrefillSetup
 from swarm.messages import StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain

@@ -10,7 +10,7 @@ from simnet.adversaries.base import Kind
 from swarm.envelope import Envelope
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
-from swarm.jobs import Generate, Generated, InferenceService
+from swarm.jobs.inference import Generate, Generated, InferenceService
 from swarm.messages import Acknowledgement, StepOrder
 from swarm.node.run_node import RunNode
 

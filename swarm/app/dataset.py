@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from swarm.errors import UserError
-from swarm.offline_jobs import DescribePolicy, FilterService, FilterSetup, MeasureTasks
+from swarm.jobs.offline import DescribePolicy, FilterService, FilterSetup, MeasureTasks
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from swarm.errors import UserError
-from swarm.jobs import Export
+from swarm.jobs.offline import StartTuning, Tune, TuningService, TuningSettings, Validate
+from swarm.jobs.training import Export
 from swarm.messages import EnvironmentReference
-from swarm.offline_jobs import StartTuning, Tune, TuningService, TuningSettings, Validate
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

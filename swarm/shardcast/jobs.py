@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from swarm.jobs import Reply
 from swarm.messages import Digest
 from swarm.world import Job
 
@@ -41,7 +40,7 @@ class EncodeDelta(Job, frozen=True, kw_only=True):
     """A larger delta is given up."""
 
 
-class DeltaEncoded(Reply, frozen=True, kw_only=True):
+class DeltaEncoded(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     """Size of the delta; 0 if it was given up."""
     changed_words: int
@@ -59,7 +58,7 @@ class MakePieces(Job, frozen=True, kw_only=True):
     pieces: list[PieceToMake]
 
 
-class PiecesMade(Reply, frozen=True, kw_only=True):
+class PiecesMade(msgspec.Struct, frozen=True, kw_only=True):
     made: list[int]
     """Indices of the pieces that came out right."""
 

@@ -19,7 +19,7 @@ from peers.trainer.dataset import DatasetService
 from swarm.app.dataset import parse_bounds
 from swarm.app.main import app
 from swarm.errors import UserError
-from swarm.offline_jobs import FilterSetup, MeasureTasks
+from swarm.jobs.offline import FilterSetup, MeasureTasks
 
 
 @pytest.fixture(scope="module")

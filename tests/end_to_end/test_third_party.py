@@ -18,19 +18,9 @@ from swarm.app.demo.cast import demo_manifest
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
-from swarm.jobs import (
-    Generate,
-    Generated,
-    Hardware,
-    InferenceSetup,
-    Inspect,
-    Inspected,
-    InspectionSetup,
-    Load,
-    Loaded,
-    Probe,
-    Probed,
-)
+from swarm.jobs import Hardware, Load
+from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Probe, Probed
+from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
 from swarm.messages import EnvironmentReference
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group

@@ -21,22 +21,10 @@ from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.identity import Identity
-from swarm.jobs import (
-    AcceptedSubmission,
-    Export,
-    Generate,
-    InferenceSetup,
-    Inspect,
-    Inspected,
-    InspectionSetup,
-    Judge,
-    Lessons,
-    Load,
-    PrefillSetup,
-    StartTraining,
-    SubmissionOrder,
-    TrainStep,
-)
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.inference import Generate, InferenceSetup
+from swarm.jobs.training import AcceptedSubmission, Export, Lessons, StartTraining, TrainStep
+from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
 from swarm.messages import (
     CheckpointReference,
     EnvironmentReference,

@@ -17,8 +17,8 @@ from peers.trainer.learning.batch import Group, make_batch
 from peers.trainer.learning.packing import Scorer, lay_out, lay_out_flat
 from peers.trainer.supervised import SftService
 from swarm.errors import UserError
+from swarm.jobs.offline import StartTuning, TuningSettings
 from swarm.messages import Objective
-from swarm.offline_jobs import StartTuning, TuningSettings
 from swarm.rollouts.rollout import Rollout
 from tests.engines.harness import prefill_completions
 from tests.engines.test_native import save_random

@@ -15,9 +15,9 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.supervised import SftService
 from swarm.errors import UserError
-from swarm.jobs import Export
+from swarm.jobs.offline import StartTuning, TuningSettings
+from swarm.jobs.training import Export
 from swarm.messages import EnvironmentReference, Objective, Schedule
-from swarm.offline_jobs import StartTuning, TuningSettings
 from swarm.shardcast.manifest import build
 from swarm.world.disk import LocalDisk
 

@@ -22,7 +22,9 @@ from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.jobs import Generate, Generated, InferenceSetup, InspectionSetup, Load, PrefillSetup
+from swarm.jobs import Load
+from swarm.jobs.inference import Generate, Generated, InferenceSetup
+from swarm.jobs.validation import InspectionSetup, PrefillSetup
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from tests.orders import policy as policy_reference

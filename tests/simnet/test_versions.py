@@ -17,7 +17,7 @@ from simnet.simulation import Peer, Plan, Simulation
 from simnet.world import EPOCH
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
-from swarm.jobs import InferenceService
+from swarm.jobs.inference import InferenceService
 from swarm.messages import RunManifest, StepOrder
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest

@@ -23,7 +23,7 @@ from peers.trainer.learning.lead import follow, lead
 from peers.trainer.learning.ranks import Launch, RankError, Ranks
 from swarm.app.local_peers import free_ports
 from swarm.errors import UserError
-from swarm.jobs import Done, EndTraining
+from swarm.jobs.training import Done, EndTraining
 from swarm.world import Job
 from tests.trainer.ranks_harness import run_ranks
 

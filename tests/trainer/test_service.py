@@ -23,7 +23,7 @@ from peers.trainer.service import TrainerService
 from peers.trainer.settings import Attention
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
-from swarm.jobs import (
+from swarm.jobs.training import (
     AcceptedSubmission,
     Accuracy,
     BeginSave,

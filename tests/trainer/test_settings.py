@@ -7,7 +7,8 @@ import pytest
 from peers.trainer.alarms import Limits
 from peers.trainer.settings import TrainerSettings
 from swarm.errors import UserError
-from swarm.jobs import Hardware, Sharding
+from swarm.jobs import Hardware
+from swarm.jobs.training import Sharding
 from swarm.settings import PeerSettings
 
 

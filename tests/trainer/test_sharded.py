@@ -18,7 +18,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole
-from swarm.jobs import Sharding
+from swarm.jobs.training import Sharding
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings
 

@@ -17,8 +17,8 @@ from peers.trainer.examples import stop_id
 from peers.trainer.supervised import SftService
 from swarm.app.main import app
 from swarm.errors import UserError
-from swarm.jobs import Export
-from swarm.offline_jobs import StartTuning, Tune, Tuned, TuningSettings, TuningStarted, Validate
+from swarm.jobs.offline import StartTuning, Tune, Tuned, TuningSettings, TuningStarted, Validate
+from swarm.jobs.training import Export
 
 
 def write_examples(path: Path, count: int = 40) -> Path:

@@ -16,18 +16,9 @@ from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
-from swarm.jobs import (
-    Generate,
-    InferenceSetup,
-    Inspect,
-    Inspected,
-    InspectionSetup,
-    Judge,
-    Judged,
-    Load,
-    PrefillSetup,
-    SubmissionOrder,
-)
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.inference import Generate, InferenceSetup
+from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, Judged, PrefillSetup
 from swarm.messages import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write

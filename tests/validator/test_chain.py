@@ -23,7 +23,9 @@ from peers.proofs.format import PRIME
 from peers.validator import prefill as prefill_module
 from peers.validator.prefill import PrefillService, judge_sampling, sampling_figures
 from peers.validator.statistics import binomial_tail
-from swarm.jobs import InferenceSetup, Judge, Judged, Load, PrefillSetup
+from swarm.jobs import Load
+from swarm.jobs.inference import InferenceSetup
+from swarm.jobs.validation import Judge, Judged, PrefillSetup
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import noise_key

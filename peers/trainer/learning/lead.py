@@ -28,7 +28,7 @@ from peers.trainer.learning.ranks import (
 )
 from peers.trainer.learning.watch import Watch
 from swarm.errors import UserError
-from swarm.jobs import Done, EndTraining
+from swarm.jobs.training import Done, EndTraining
 from swarm.world import Job, job_type
 
 ANSWER_SECONDS = 5.0

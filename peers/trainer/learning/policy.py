@@ -24,7 +24,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import assign, local, part_of, rest, shard, whole
 from swarm.errors import UserError
-from swarm.jobs import Sharding
+from swarm.jobs.training import Sharding
 from swarm.messages import Optimiser
 from swarm.world.progress import report
 

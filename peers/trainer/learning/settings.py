@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from swarm.errors import UserError
-from swarm.jobs import Sharding
+from swarm.jobs.training import Sharding
 from swarm.messages import Objective, Optimiser, Schedule
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from peers.trainer.learning.ranks import Ranks
-from swarm.jobs import Sharding
+from swarm.jobs.training import Sharding
 
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:

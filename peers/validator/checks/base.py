@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from swarm import messages
-from swarm.jobs import Report
+from swarm.jobs.validation import Report
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Given = TypeVar("Given")

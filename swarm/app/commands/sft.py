@@ -45,7 +45,7 @@ def sft(
     """Fine-tune a policy on prompts with answers, as a warm-up before RL. Needs no network."""
     require_extra("train", "swarm sft")
     from swarm.app.sft import SftOptions, run_sft
-    from swarm.offline_jobs import TuningSettings
+    from swarm.jobs.offline import TuningSettings
 
     options = SftOptions(
         model=model,

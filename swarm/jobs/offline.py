@@ -6,7 +6,8 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from swarm.jobs import LOAD_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export, Reply
+from swarm.jobs import LOAD_PATIENCE_SECONDS
+from swarm.jobs.training import TRAINING_PATIENCE_SECONDS, Done, Export
 from swarm.messages import EnvironmentReference, OptionValue
 from swarm.world import Job, Setup
 
@@ -45,7 +46,7 @@ class StartTuning(Job, frozen=True, kw_only=True):
     environment: EnvironmentReference | None = None
 
 
-class TuningStarted(Reply, frozen=True, kw_only=True):
+class TuningStarted(msgspec.Struct, frozen=True, kw_only=True):
     examples: int
     held_back: int
     """Number of examples for validation."""
@@ -60,7 +61,7 @@ class Tune(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
 
-class Tuned(Reply, frozen=True, kw_only=True):
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     loss: float
     """Nats per answer token."""
@@ -77,7 +78,7 @@ class Validate(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
 
-class Validated(Reply, frozen=True, kw_only=True, omit_defaults=True):
+class Validated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Means over the examples held back; None if there are none."""
 
     loss: float | None = None
@@ -118,7 +119,7 @@ class DescribePolicy(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
 
-class PolicyDescribed(Reply, frozen=True, kw_only=True):
+class PolicyDescribed(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     """BLAKE3-256 of its weights, hex."""
     stop_ids: list[int]
@@ -150,7 +151,7 @@ class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
     """Number of completions with full reward."""
 
 
-class TasksMeasured(Reply, frozen=True, kw_only=True):
+class TasksMeasured(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[MeasuredTask]
 
 

@@ -1,0 +1,70 @@
+"""The work contract: typed requests and replies of every service that runs in a child process.
+
+Each service is a `Protocol` and a `Setup`. The service in the child and the simulator's cost model
+implement both, and the role's client (`swarm.world.client`) has the protocol's methods, so a
+changed field is a type error in all three. Paths are absolute and name files on this machine.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from swarm.messages import CheckpointReference, EnvironmentReference, Sampling
+from swarm.rollouts.seeds import environment_of_group, submission_seed
+from swarm.world import Job
+
+LOAD_PATIENCE_SECONDS = 600.0
+"""Time for reading weights, which reports no progress: 60 GB from a disk of 100 MB/s."""
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """The hardware a service computes on, from the settings (`swarm.settings.ComputeSettings`)."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+
+
+class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that determine one submission's prompts, noise and header."""
+
+    run: str
+    policy: CheckpointReference
+    step: int
+    nonce: bytes
+    """The step order's nonce."""
+    worker: str
+    """Peer id."""
+    number: int
+    """Consecutive from 0 within the step."""
+    groups: int
+    environments: list[EnvironmentReference]
+    """The run's environments; the seed and their weights determine the one of each group."""
+    sampling: Sampling
+
+    def seed(self) -> bytes:
+        """The seed of all prompts and noise in the submission."""
+        return submission_seed(self.run, self.nonce, self.worker, self.number)
+
+    def environments_of_groups(self) -> list[int]:
+        """[groups] Index of each group's environment; empty if the run has only one."""
+        if len(self.environments) == 1:
+            return []
+        weights = [environment.weight for environment in self.environments]
+        seed = self.seed()
+        return [environment_of_group(seed, group, weights) for group in range(self.groups)]
+
+    def rows(self) -> int:
+        """Completions in the submission."""
+        return self.groups * self.sampling.group_size
+
+
+class Load(Job, frozen=True, kw_only=True):
+    """Load the policy in a Hugging Face folder."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    policy: CheckpointReference
+    folder: str

@@ -1,0 +1,299 @@
+"""The service of the trainer: it holds the learner."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol
+
+import msgspec
+
+from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
+from swarm.messages import (
+    Digest,
+    EnvironmentReference,
+    Objective,
+    Optimiser,
+    Rewards,
+    Sampling,
+    Schedule,
+)
+from swarm.world import Job, Setup
+
+TRAINING_PATIENCE_SECONDS = 1800.0
+"""The learner reports progress per forward and backward pass; ranks wait up to 600 s for each
+other."""
+
+SAVE_PATIENCE_SECONDS = 4200.0
+"""Writing a state reports no progress; ranks wait up to 3,600 s for each other's disks."""
+
+Figures = dict[str, int | float]
+
+
+class TrainingSetup(Setup, frozen=True, kw_only=True):
+    hardware: Hardware = Hardware()
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of a job without a result."""
+
+
+class Lessons(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a run manifest that the learner needs."""
+
+    objective: Objective
+    optimiser: Optimiser
+    schedule: Schedule
+    sampling: Sampling
+
+
+class Sharding(msgspec.Struct, frozen=True, kw_only=True):
+    """How the policy is distributed over ranks and memory."""
+
+    replicas: int = 1
+    """Whole copies of the policy; each is sharded over an equal share of the ranks."""
+    mixed_precision: bool = False
+    """Compute in bf16; reduce gradients and keep weights in fp32."""
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs, and recompute the rest in the backward pass."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser state in main memory."""
+
+
+class StartTraining(Job, frozen=True, kw_only=True):
+    """Begin a run with a Hugging Face folder as policy 0."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    model: str
+    lessons: Lessons
+    environments: list[EnvironmentReference]
+    seed: int
+    sharding: Sharding = Sharding()
+    dtype: str = "auto"
+    """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
+    attention: str = "fastest"
+    """One of `peers.trainer.learning.packing.ATTENTIONS`."""
+
+
+class Resume(Job, frozen=True, kw_only=True):
+    """Continue from a saved training state."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+    """Reading a state takes as long as writing it."""
+
+    start: StartTraining
+    folder: str
+    """The folder that `BeginSave` wrote."""
+    policies: dict[int, str]
+    """Published Hugging Face folders by step."""
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    consumed: list[Digest]
+    """Digests of consumed submissions that are recent enough to be offered again."""
+
+
+class Follow(Job, frozen=True, kw_only=True):
+    """Follow another version of the run from the next step on."""
+
+    patience_seconds: ClassVar[float] = 60.0
+    """Only numbers change."""
+
+    lessons: Lessons
+    environments: list[EnvironmentReference]
+    """Their weights may have changed."""
+
+
+class RollBack(Job, frozen=True, kw_only=True):
+    """Continue from an older state as a new lineage, which inherits the consumed list."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+    policies: dict[int, str]
+    lineage: int
+
+
+class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission to train on."""
+
+    digest: Digest
+    """The submission's name."""
+    path: str
+    """File of its rollouts in canonical form."""
+    rollouts_digest: Digest
+    """BLAKE3-256 of the file at `path`."""
+    policy: int
+    """Step of the policy that generated it."""
+    rewards: Rewards
+    """[groups][G] Computed by the validator."""
+    sampling: Sampling
+    """The settings it was generated with."""
+    kept: list[bool]
+    """[groups] False if the online filter excludes the group."""
+
+
+class TrainStep(Job, frozen=True, kw_only=True):
+    """Take one rollout step."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    step: int
+    submissions: list[AcceptedSubmission]
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that this machine cannot read."""
+
+    index: int
+    """Index among the job's submissions."""
+    reason: str
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a step. If a submission is unreadable, no training happened."""
+
+    figures: Figures = {}
+    """The learner's metrics."""
+    outcomes: list[list[Literal["consumed", "zero-advantage"]]] = []
+    """[submissions][groups]"""
+    unreadable: list[Unreadable] = []
+
+
+class BeginSave(Job, frozen=True, kw_only=True):
+    """Copy the whole state that an exact resume needs, and begin to write it."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class FinishSave(Job, frozen=True, kw_only=True):
+    """Wait until the state of `BeginSave` is durable."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+
+class Export(Job, frozen=True, kw_only=True):
+    """Write the policy as a plain Hugging Face folder, durably."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class Evaluate(Job, frozen=True, kw_only=True):
+    """Measure a published policy on tasks of a split."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    folder: str
+    prompts: int
+    split: Literal["train", "held_out"]
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean rewards of one policy."""
+
+    sampled: float
+    """Mean reward when sampling as for the run's rollouts."""
+    greedy: float
+    """Mean reward when always taking the likeliest token."""
+
+
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean rewards, averaged over the environments by their weights."""
+
+    sampled: float
+    greedy: float
+    environments: dict[str, Accuracy] = {}
+    """By label, for each environment with a positive weight."""
+
+
+class PrepareBase(Job, frozen=True, kw_only=True):
+    """Make the demo's base policy: random weights and a short supervised warm-up."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    folder: str
+    seed: int
+
+
+class BasePrepared(msgspec.Struct, frozen=True, kw_only=True):
+    sft_steps: int
+    sampled: float
+    """Mean reward on held-out prompts."""
+    greedy: float
+
+
+class RecordTo(Job, frozen=True, kw_only=True):
+    """Choose where `Record` writes."""
+
+    patience_seconds: ClassVar[float] = 300.0
+    """Covers a request to Weights & Biases over a slow network."""
+
+    tensorboard: str
+    """Folder; empty for no TensorBoard."""
+    wandb: str
+    """Project; empty for no Weights & Biases."""
+    run: str
+    lessons: Lessons
+    """Recorded as the run's configuration."""
+    peak_flops: float
+    """Peak FLOP/s of one device; 0 looks it up by the device's name."""
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    ranks: int
+    """Processes that train together."""
+
+
+class Record(Job, frozen=True, kw_only=True):
+    """Write one step's metrics."""
+
+    patience_seconds: ClassVar[float] = 300.0
+
+    step: int
+    figures: Figures
+    environment_rewards: dict[str, float]
+    """Mean reward by the environment's label."""
+
+
+class EndTraining(Job, frozen=True, kw_only=True):
+    """Let the other ranks end, because the run is over."""
+
+    patience_seconds: ClassVar[float] = 60.0
+
+
+class TrainingService(Protocol):
+    """Holds the learner. Folders and files are on a disk that every rank can access."""
+
+    async def record_to(self, job: RecordTo) -> Recording:
+        """Raises `UserError` when a library is missing or a recorder fails to start."""
+        ...
+
+    async def prepare_base(self, job: PrepareBase) -> BasePrepared: ...
+
+    async def start(self, job: StartTraining) -> Done:
+        """Raises `UserError` for a model or a setting that cannot be trained."""
+        ...
+
+    async def resume(self, job: Resume) -> Resumed: ...
+
+    async def follow(self, job: Follow) -> Done: ...
+
+    async def train(self, job: TrainStep) -> Trained: ...
+
+    async def record(self, job: Record) -> Done: ...
+
+    async def begin_save(self, job: BeginSave) -> Done: ...
+
+    async def finish_save(self, job: FinishSave) -> Done: ...
+
+    async def export(self, job: Export) -> Done: ...
+
+    async def evaluate(self, job: Evaluate) -> Evaluated: ...
+
+    async def roll_back(self, job: RollBack) -> Done: ...
+
+    async def end(self, job: EndTraining) -> Done: ...

@@ -1,0 +1,150 @@
+"""The services that check submissions: inspection and prefill."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from swarm.jobs import Hardware, Load, SubmissionOrder
+from swarm.messages import (
+    Check,
+    CheckpointReference,
+    Digest,
+    EnvironmentReference,
+    Rewards,
+    Thresholds,
+)
+from swarm.world import Job, Setup
+
+
+class InspectionSetup(Setup, frozen=True, kw_only=True):
+    environments: list[EnvironmentReference]
+
+
+class PrefillSetup(Setup, frozen=True, kw_only=True):
+    policies_kept: int = 2
+    """Number of policies kept in memory."""
+    engine: str = "native"
+    hardware: Hardware = Hardware()
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The results of a series of checks, which the validator extends check by check."""
+
+    checks: list[Check] = []
+    """Results up to the first failed check; all results if one computation gives all figures."""
+    failed: str = ""
+    """Name of the first failed check; empty if none failed."""
+    detail: str = ""
+    """One sentence about the failure."""
+    proven_fault: bool = False
+    """Whether anyone can recompute the fault exactly from signed bytes."""
+    quarantined: bool = False
+    """Whether the failure is not the worker's fault."""
+
+
+class Inspect(Job, frozen=True, kw_only=True):
+    """Run all checks of a submission's file that need no policy."""
+
+    patience_seconds: ClassVar[float] = 60.0
+    """Reading the hostile file is given up after 30 s; grading reports progress."""
+
+    order: SubmissionOrder
+    path: str
+    digest: Digest
+    """BLAKE3-256 of the file at `path`, as announced."""
+    canonical_path: str
+    """Where to write the rollouts in canonical form."""
+    tokenizer_folder: str
+    """Hugging Face folder of the policy."""
+    bytes_max: int
+    """Size of the largest file that is read."""
+
+
+class Inspected(Report, kw_only=True):
+    """The report, and the results for training, which are empty if a check failed."""
+
+    rewards: Rewards = []
+    """[groups][G] Empty if the environment cannot grade."""
+    task_means: list[float] = []
+    """[groups] Mean reward without the length penalty; empty if there is no penalty."""
+    task_spreads: list[float] = []
+    """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
+    environments: list[int] = []
+    """[groups] Index among the run's environments; empty if the run has only one."""
+    ungraded: str = ""
+    """Why the environment cannot replay or grade. The sampling checks decide whether the worker is
+    at fault."""
+    group_digests: list[Digest] = []
+    """[groups] BLAKE3-256 of each group's prompt and completions."""
+    canonical_digest: bytes = b""
+    """BLAKE3-256 of the rollouts in canonical form."""
+    canonical_bytes: int = 0
+    tokens: int = 0
+    """Completion tokens."""
+
+
+class InspectionService(Protocol):
+    """Runs the checks of a file that need no policy."""
+
+    async def inspect(self, job: Inspect) -> Inspected:
+        """An environment that is not installed or draws no task fails the check "environment".
+
+        Raises `UserError` when the tokenizer is missing, `OSError` when the file is missing or its
+        hash differs.
+        """
+        ...
+
+
+class PoliciesLoaded(msgspec.Struct, frozen=True, kw_only=True):
+    policies: list[CheckpointReference]
+    """All policies in memory, the least recently used first."""
+
+
+class Judge(Job, frozen=True, kw_only=True):
+    """Check canonical rollouts against the activations and logits of their policy."""
+
+    patience_seconds: ClassVar[float] = 600.0
+    """Prefill reports progress per batch; a batch of a large model on a busy CPU takes minutes."""
+
+    order: SubmissionOrder
+    path: str
+    """File of the canonical rollouts."""
+    digest: Digest
+    """BLAKE3-256 of that file."""
+    thresholds: Thresholds
+    rows: list[int] | None = None
+    """Rows to check; None: all."""
+
+
+class Judged(Report, kw_only=True):
+    """The report, and its figures. Means are over chunks; one proof covers one chunk."""
+
+    chunks: int
+    chunks_passed: int
+    exponents_min: int
+    exponents_mean: float
+    mantissa_mean_max: float
+    tokens: int
+    positions: int
+    """Tokens for which p_max < 0.99, so that the policy left a choice."""
+    mismatches: int
+    """Tokens among `positions` that differ from the recomputed sample."""
+    margin_mean: float
+    """Mean of min(margin, 1) over `positions`."""
+    margin_max: float
+    """Largest margin of all tokens."""
+
+
+class PrefillService(Protocol):
+    """Recomputes activations and sampling; keeps the last few policies used in memory."""
+
+    async def load(self, job: Load) -> PoliciesLoaded:
+        """Raises `UserError` for a folder that holds no supported model."""
+        ...
+
+    async def judge(self, job: Judge) -> Judged:
+        """Raises `ValueError` when the policy is not loaded, `OSError` when the file's hash
+        differs."""
+        ...
