@@ -306,11 +306,9 @@ class Kademlia:
 
 def _parse(address: str) -> Neighbour:
     """Parse a multiaddr that ends in a peer id; raises `ValueError`."""
-    _, found, peer = address.rpartition("/p2p/")
+    peer = address.rpartition("/p2p/")[2] if "/p2p/" in address else ""
     try:
         public_key_of(peer)
     except InvalidPeerId as error:
         raise ValueError(f"the address {address!r} does not end in /p2p/<peer id>") from error
-    if not found:
-        raise ValueError(f"the address {address!r} does not end in /p2p/<peer id>")
     return Neighbour(PeerId(peer), (address,))

@@ -78,12 +78,21 @@ class Peer:
     @functools.cached_property
     def encoded(self) -> bytes:
         """Its protobuf encoding, cached: the same few hundred peers are in every answer."""
-        return _encode_peer(self)
+        encoded = _bytes_field(1, self.id) if self.id else b""
+        encoded += b"".join(_bytes_field(2, address) for address in self.addresses)
+        if self.connection:
+            encoded += bytes((3 << 3, self.connection))
+        return encoded
 
     @functools.cached_property
     def neighbour(self) -> Neighbour | None:
         """The decoded peer; None if it cannot be a Swarm peer (its id is not Ed25519)."""
-        return _peer_from_wire(self)
+        try:
+            peer = peer_id_from_bytes(self.id)
+        except InvalidPeerId:
+            return None
+        texts = (_address_from_wire(raw, peer) for raw in self.addresses)
+        return Neighbour(peer, tuple(dict.fromkeys(text for text in texts if text)))
 
 
 @dataclass(frozen=True)
@@ -188,14 +197,6 @@ def _want_integer(name: str, integer: int) -> int:
     if integer == -1:
         raise WireError(f"{name} in a kad-dht message is bytes, not a number")
     return integer
-
-
-def _encode_peer(peer: Peer) -> bytes:
-    encoded = _bytes_field(1, peer.id) if peer.id else b""
-    encoded += b"".join(_bytes_field(2, address) for address in peer.addresses)
-    if peer.connection:
-        encoded += bytes((3 << 3, peer.connection))
-    return encoded
 
 
 @functools.lru_cache(maxsize=_PEERS_CACHED)
@@ -320,15 +321,6 @@ def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_C
         tuple(known[:ADDRESSES_PER_PEER_MAX]),
         connection,
     )
-
-
-def _peer_from_wire(peer: Peer) -> Neighbour | None:
-    try:
-        peer_id = peer_id_from_bytes(peer.id)
-    except InvalidPeerId:
-        return None
-    texts = (_address_from_wire(raw, peer_id) for raw in peer.addresses)
-    return Neighbour(peer_id, tuple(dict.fromkeys(text for text in texts if text)))
 
 
 def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:

@@ -159,7 +159,8 @@ class Door:
         """
         caller = Caller(origin_of(host))
         displaced = self._displaced(caller.origin)
-        self._take_rate(caller.origin.range)
+        if not self._rates.of(caller.origin.range).take(1, trio.current_time()):
+            raise NoRoom(f"{caller.origin.range} connects too often")
         self._callers[caller] = None
         self._make_room_to_shake()
         try:
@@ -179,11 +180,6 @@ class Door:
         if not idle:
             raise NoRoom(f"{origin.address} has {len(same)} connections")
         return idle[0]
-
-    def _take_rate(self, address_range: str) -> None:
-        """Count a handshake, which costs this peer milliseconds. Raises `NoRoom`."""
-        if not self._rates.of(address_range).take(1, trio.current_time()):
-            raise NoRoom(f"{address_range} connects too often")
 
     def _make_room_to_shake(self) -> None:
         shaking = [c for c in self._callers if c.shaking]

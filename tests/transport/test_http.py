@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError, OpenBlob, Traffic
-from swarm.transport.http import limits, server, session
+from swarm.transport.http import limits, server
 from swarm.transport.http.client import BulkClient
 from swarm.transport.http.messages import Proof, Unreachable, proof_message
 from swarm.transport.http.pace import Uplink
@@ -480,7 +480,7 @@ def test_a_lease_that_ran_out_is_refused_on_an_open_connection(disk, monkeypatch
 
 
 def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
-    monkeypatch.setattr(session, "CONNECTIONS_PER_PEER_MAX", 2)
+    monkeypatch.setattr(server, "CONNECTIONS_PER_PEER_MAX", 2)
 
     async def main() -> None:
         service = Service()
@@ -502,8 +502,8 @@ def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
 
 
 def test_a_flood_of_small_requests_slows_only_its_sender(disk, monkeypatch) -> None:
-    monkeypatch.setattr(session, "SMALL_REQUESTS_PER_SECOND", 20.0)
-    monkeypatch.setattr(session, "SMALL_REQUESTS_BURST", 4.0)
+    monkeypatch.setattr(server, "SMALL_REQUESTS_PER_SECOND", 20.0)
+    monkeypatch.setattr(server, "SMALL_REQUESTS_BURST", 4.0)
 
     async def main() -> None:
         service = Service()

@@ -33,8 +33,8 @@ from swarm.transport import (
     limits,
     room,
 )
-from swarm.transport.libp2p import Libp2pTransport, circuits, open_libp2p, parse_multiaddr
-from swarm.transport.libp2p.circuits import Reservations
+from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr, relays
+from swarm.transport.libp2p.relays import Reservations
 from tests.worlds import VirtualWorld
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
@@ -195,7 +195,7 @@ def test_nobody_reserves_in_anothers_name(tmp_path) -> None:
 
 
 def test_strangers_cannot_take_all_places_of_a_relay() -> None:
-    most, near = 40, circuits.RELAY_STRANGERS_PER_RANGE_MAX
+    most, near = 40, relays.RELAY_STRANGERS_PER_RANGE_MAX
     there: dict[ID, Connection] = {}
     limits = RelayLimits(60, 1000, max_circuit_conns=1, max_reservations=most)
     reservations = Reservations(limits, None, there.get)

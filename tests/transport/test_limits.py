@@ -11,7 +11,7 @@ import trio
 
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError
-from swarm.transport.http import server, session
+from swarm.transport.http import server
 
 from .harness import ALICE, BOB, CAROL, FolderDisk, Service, Sink
 from .test_http import ask, challenge, client_of, dial, fetch, get, prove, serving
@@ -29,8 +29,8 @@ def disk(tmp_path) -> FolderDisk:
 @pytest.fixture
 def few_small_requests(monkeypatch) -> None:
     """Four at once, then one in half a second."""
-    monkeypatch.setattr(session, "SMALL_REQUESTS_PER_SECOND", 2.0)
-    monkeypatch.setattr(session, "SMALL_REQUESTS_BURST", 4.0)
+    monkeypatch.setattr(server, "SMALL_REQUESTS_PER_SECOND", 2.0)
+    monkeypatch.setattr(server, "SMALL_REQUESTS_BURST", 4.0)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

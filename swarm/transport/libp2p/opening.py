@@ -24,9 +24,9 @@ from swarm.identity import Identity
 from swarm.transport import limits
 from swarm.transport.http.pace import Uplink
 from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
-from swarm.transport.libp2p.circuits import Circuits
 from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
 from swarm.transport.libp2p.guard import Guard
+from swarm.transport.libp2p.relays import Circuits
 from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.world import Disk, World
 
@@ -46,12 +46,6 @@ RELAY_RESERVATION_SECONDS = 3600
 """Lifetime of a reservation; its peer renews it after half of that."""
 
 NO_LIMIT = 1 << 30
-
-
-def quiet_libp2p() -> None:
-    """Silence libp2p's own loggers for the whole process: any stranger can cause their errors.
-    `Guard` reports those events instead."""
-    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager
@@ -74,7 +68,8 @@ async def open_libp2p(
     Raises `UserError` for a malformed address or a port in use.
     """
     addresses = _listen_addresses(listen, bulk_port)
-    quiet_libp2p()
+    # Any stranger can cause the errors that libp2p logs: `Guard` reports those events instead.
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     tcp = TamedTCP()
     swarm = _swarm(identity, tcp, Guard(events))
     host = Host(swarm)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import trio
 from libp2p.abc import INetStream, INotifee
 from libp2p.custom_types import TProtocol
 from libp2p.host.exceptions import StreamFailure
+from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
@@ -44,13 +45,74 @@ from swarm.transport.libp2p.addresses import (
     without_peer,
 )
 from swarm.transport.libp2p.connections import Connection, HolePunching, Host, TamedSwarm
-from swarm.transport.libp2p.guard import reason_of
+from swarm.transport.libp2p.guard import BROKEN, reason_of
 from swarm.transport.libp2p.pieces import PiecePlane
 from swarm.transport.libp2p.relays import Relays
-from swarm.transport.libp2p.streams import BROKEN_STREAM, Libp2pBytes
 from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)
+
+BROKEN_STREAM = (*BROKEN, ValueError)
+"""A broken connection or stream, or nonsense on it. Any other exception is our defect: not
+caught."""
+
+READ_BYTES = 1 << 20
+"""Bytes read from a stream at once."""
+
+
+@contextlib.contextmanager
+def _breaking() -> Iterator[None]:
+    try:
+        yield
+    except BROKEN_STREAM as error:
+        raise StreamError(f"the connection broke ({type(error).__name__})") from error
+
+
+class Libp2pBytes:
+    """A `ByteStream` over a libp2p stream."""
+
+    def __init__(self, stream: INetStream) -> None:
+        self._stream = stream
+        self._read_closed = False
+        self._write_closed = False
+
+    async def read(self) -> bytes:
+        with _breaking():
+            try:
+                return bytes(await self._stream.read(READ_BYTES))
+            except StreamEOF:
+                self._read_closed = True
+        if self._write_closed:
+            await self._forget()
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        # Shielded: half a message would garble the rest of the stream.
+        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+            with _breaking():
+                await self._stream.write(data)
+            return
+        await self.reset()
+        raise StreamError(f"nothing could be sent for {limits.STREAM_WRITE_SECONDS:g} s")
+
+    async def close_write(self) -> None:
+        self._write_closed = True
+        with _breaking():
+            await self._stream.close_write()
+        if self._read_closed:
+            await self._forget()
+
+    async def reset(self) -> None:
+        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+            try:
+                await self._stream.reset()
+            except BROKEN_STREAM as error:
+                log.debug("resetting a stream: %r", error)
+
+    async def _forget(self) -> None:
+        """Drop libp2p's entry of a stream that has ended; libp2p itself keeps it."""
+        with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+            await self._stream.remove()
 
 
 class _Notifee(INotifee):  # type: ignore[misc]
