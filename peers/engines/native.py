@@ -122,7 +122,6 @@ class NativeEngine:
         self._assign(read_weights(folder), folder)
 
     def load_weights(self, folder: Path) -> None:
-        """See `Engine.load_weights`."""
         config = read_supported_config(folder)
         changed = [
             name
@@ -159,7 +158,6 @@ class NativeEngine:
         max_new_tokens: int,
         starts: Sequence[int] | None = None,
     ) -> Completions:
-        """See `Engine.generate`."""
         starts = [0] * len(prompts) if starts is None else starts
         self._check_request(prompts, rows, starts, stop_ids, max_new_tokens)
         if not prompts:
@@ -229,7 +227,6 @@ class NativeEngine:
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
-        """See `Engine.prefill`."""
         if len(sampled) != len(sequences):
             raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
         result = Prefill([], [], [])
@@ -260,7 +257,6 @@ class NativeEngine:
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """See `Engine.logits`."""
         return F.linear(states.float(), self._head)
 
     def _check_request(

@@ -42,7 +42,8 @@ EVALUATION_PROMPTS = 512
 
 @dataclass(eq=False)
 class TrainerChild:
-    """Calls the child. Folders are paths on the peer's disk."""
+    """Calls `TrainingService`, whose jobs say what each call does. Folders are paths on the peer's
+    disk."""
 
     service: TrainingService
     disk: Disk
@@ -60,12 +61,10 @@ class TrainerChild:
         return (await self.service.record_to(job)).ranks
 
     async def prepare_base(self) -> BasePrepared:
-        """Make the demo's base policy."""
         job = PrepareBase(folder=self.settings.model, seed=self.settings.seed)
         return await self.service.prepare_base(job)
 
     async def start(self, manifest: RunManifest) -> None:
-        """Begin with the base policy."""
         await self.service.start(self._start(manifest))
 
     async def resume(
@@ -79,12 +78,10 @@ class TrainerChild:
         return set((await self.service.resume(job)).consumed)
 
     async def roll_back(self, state: str, policies: Mapping[int, str], lineage: int) -> None:
-        """Continue from an older training state as a new lineage."""
         folder, folders = self._local(state), self._folders(policies)
         await self.service.roll_back(RollBack(folder=folder, policies=folders, lineage=lineage))
 
     async def follow(self, manifest: RunManifest) -> None:
-        """Follow this version of the run from the next step on."""
         await self.service.follow(
             Follow(lessons=_lessons(manifest), environments=manifest.environments)
         )
@@ -92,7 +89,6 @@ class TrainerChild:
     async def train(
         self, step: int, batch: Sequence[Accepted], versions: FollowedVersions
     ) -> Trained:
-        """Take a rollout step."""
         submissions = [
             AcceptedSubmission(
                 digest=accepted.digest,
@@ -108,33 +104,27 @@ class TrainerChild:
         return await self.service.train(TrainStep(step=step, submissions=submissions))
 
     async def begin_save(self, folder: str) -> None:
-        """Begin to write the training state, which includes the list of consumed submissions."""
         await self.service.begin_save(BeginSave(folder=self._local(folder)))
 
     async def finish_save(self) -> None:
-        """Wait until that state is durable."""
         await self.service.finish_save(FinishSave())
 
     async def export(self, folder: str) -> None:
-        """Write the policy as a Hugging Face folder."""
         await self.service.export(Export(folder=self._local(folder)))
 
     async def record(
         self, step: int, figures: Figures, environment_rewards: dict[str, float]
     ) -> None:
-        """Record a step's figures."""
         await self.service.record(
             Record(step=step, figures=figures, environment_rewards=environment_rewards)
         )
 
     async def evaluate(self, folder: str) -> Evaluated:
-        """Accuracies of a published policy on held-out prompts."""
         return await self.service.evaluate(
             Evaluate(folder=self._local(folder), prompts=EVALUATION_PROMPTS, split="held_out")
         )
 
     async def end(self) -> None:
-        """Let the other ranks end."""
         await self.service.end(EndTraining())
 
     def _start(self, manifest: RunManifest) -> StartTraining:

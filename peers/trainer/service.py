@@ -68,8 +68,6 @@ class _LearnerThread(JobThread):
         self._device = ranks.device
 
     async def run(self, work: Callable[[J], R], job: J) -> R:
-        """See `JobThread.run`."""
-
         def on_device(job: J) -> R:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # each thread has its own

@@ -133,14 +133,15 @@ def assert_close(left: Any, right: Any) -> None:
 @pytest.mark.parametrize("tokens_max", [1 << 14, 60])
 @pytest.mark.parametrize("layout", ["padded", "packed", "flat"])
 def test_every_layout_equals_each_sequence_alone(
-    model: Any, seed: int, tokens_max: int, layout: Any
+    model: Any, seed: int, tokens_max: int, layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(packing, "PASS_TOKENS_MAX", tokens_max)
     batch = spread_batch(seed)
     if layout == "flat":
-        passes = lay_out_flat(batch, tokens_max)
+        passes = lay_out_flat(batch)
         assert all(len(rows.tokens) == 1 for rows in passes)
     else:
-        passes = lay_out(batch, layout, tokens_max)
+        passes = lay_out(batch, layout)
     assert all(rows.tokens.numel() <= tokens_max for rows in passes)
     assert all(rows.packed == (layout != "padded") for rows in passes)
     assert_close(scores(model, batch, passes), scores(model, batch, alone(batch)))
@@ -347,7 +348,9 @@ def test_rows_hold_every_sequence_once_and_answer_for_every_token(
     seed: int, layout: Layout | None
 ) -> None:
     batch = spread_batch(seed, count=8, longest=20)
-    passes = lay_out(batch, layout, tokens_max=48)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "PASS_TOKENS_MAX", 48)
+        passes = lay_out(batch, layout)
     answered = torch.cat([rows.index for rows in passes])
     assert sorted(answered.tolist()) == list(range(batch.token_count()))
     completions = batch.tokens[batch.sampled]

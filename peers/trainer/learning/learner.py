@@ -140,7 +140,9 @@ class Learner:
             "lineage": self.lineage,
             "consumed": {str(step): list(names) for step, names in self.consumed.items()},
         }
-        tensors = states.stage(self._state())
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True) for name, tensor in self._state().items()
+        }
         self._saving = self._saver.submit(states.write, folder, tensors, facts, self._ranks)
 
     def finish_save(self) -> None:

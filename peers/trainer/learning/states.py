@@ -33,11 +33,6 @@ STATE_FILE = "state.json"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 
 
-def stage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to main memory, so that learning can continue while the copies are written."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
 def write(folder: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any], ranks: Ranks) -> None:
     """Write this state to `folder`, durably, or leave the folder as it was.
 
