@@ -198,14 +198,10 @@ class CheckpointStore:
                     f"the manifest announced for {self.run} {key[0]}/{key[1]} is one of "
                     f"{manifest.run[:200]} {manifest.lineage}/{manifest.step}"
                 )
-        except BadManifest:
-            await self._delete(folder)
-            raise
-        held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
-        try:
+            held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
             await self._make_sure_of_room(held)
             await allocate(self.disk, held)
-        except DiskFullError:
+        except (BadManifest, DiskFullError):
             await self._delete(folder)
             raise
         self._remember(held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import trio
 
@@ -16,17 +17,15 @@ from swarm.shardcast.have.messages import CHECKPOINTS_MAX, Bitmap, Complete, Ent
 from swarm.shardcast.rarity import Rarity, bits_of
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """The pieces that one peer claims to hold of one checkpoint."""
 
-    __slots__ = ("bits", "complete", "count")
-
-    def __init__(self) -> None:
-        self.complete = False
-        self.bits = 0
-        """Bit i is piece i; 0 once complete. Pieces that were announced to it may be absent."""
-        self.count = 0
-        """Number of pieces that it claims to hold, unless it is complete."""
+    complete: bool = False
+    bits: int = 0
+    """Bit i is piece i; 0 once complete. Pieces that were announced to it may be absent."""
+    count: int = 0
+    """Number of pieces that it claims to hold, unless it is complete."""
 
     def has(self, index: int) -> bool:
         """Whether it claims this piece; the manifest (-1) only with the whole checkpoint."""
@@ -54,12 +53,10 @@ class Claims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def begin(self, peer: PeerId) -> OrderedDict[bytes, Claim]:
+    def begin(self, peer: PeerId) -> None:
         """Start an empty record of a peer's claims; forgets its earlier ones."""
         self.forget(peer)
-        claims: OrderedDict[bytes, Claim] = OrderedDict()
-        self._claims[peer] = claims
-        return claims
+        self._claims[peer] = OrderedDict()
 
     def of(self, peer: PeerId, manifest: bytes) -> Claim | None:
         """A neighbour's claim on a checkpoint; None if it announced nothing of it."""
@@ -114,14 +111,14 @@ class Claims:
         if rarity.empty():
             del self._rarity[digest]
 
-    def apply(self, claims: OrderedDict[bytes, Claim], entry: Entry) -> Claim | None:
+    def apply(self, peer: PeerId, entry: Entry) -> Claim | None:
         """Apply an entry to a neighbour's claims; returns the claim, unless it is withdrawn."""
-        digest = entry.manifest
-        claim = claims.pop(digest, None) if isinstance(entry, Gone) else claims.get(digest)
+        claims, digest = self._claims[peer], entry.manifest
         if isinstance(entry, Gone):
-            if claim is not None:
-                self._count(digest, claim.bits, 0)
+            if digest in claims:
+                self._count(digest, claims.pop(digest).bits, 0)
             return None
+        claim = claims.get(digest)
         if claim is None:
             claim = claims[digest] = Claim()
             while len(claims) > CHECKPOINTS_MAX:

@@ -13,7 +13,7 @@ from swarm.rates import TokenBucket
 from swarm.shardcast.have.announcing import Announcer, Neighbour
 from swarm.shardcast.have.claims import Claims
 from swarm.shardcast.have.messages import CHECKPOINTS_MAX, FRAME_BYTES_MAX, PROTOCOL, decode, encode
-from swarm.shardcast.held import Change, Held
+from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream, StreamError, Transport
@@ -98,10 +98,7 @@ class HaveExchange:
         """Whether any running fetch is behind the neighbours' fetches; the fetcher sets it."""
         self._stirred = trio.Event()
         """Set when a checkpoint has changed since the peer stopped looking for neighbours."""
-        store.watch(self._stir)
-
-    def _stir(self, change: Change, held: Held, index: int) -> None:
-        self._stirred.set()
+        store.watch(lambda *change: self._stirred.set())
 
     def tells_changed(self) -> None:
         """Announce all checkpoints to all neighbours, or withdraw them, since `tells()` changed."""
@@ -248,7 +245,7 @@ class HaveExchange:
         older = self._listening.get(peer)
         if older is not None:
             older.cancel()
-        claims = self.claims.begin(peer)
+        self.claims.begin(peer)
         self._listening[peer] = scope = trio.CancelScope()
         if (
             peer not in self._neighbours
@@ -262,7 +259,7 @@ class HaveExchange:
                 # Entries of a replaced stream would be counted and never withdrawn.
                 while (raw := await stream.receive()) is not None and not scope.cancel_called:
                     for entry in decode(raw):
-                        claim = self.claims.apply(claims, entry)
+                        claim = self.claims.apply(peer, entry)
                         if claim is not None:
                             self._announcer.note_progress(peer, entry.manifest, claim)
                     self.claims.changed(peer)

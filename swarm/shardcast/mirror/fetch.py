@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -94,36 +95,32 @@ async def fetch(
         if not is_mirror(mirror):
             raise UserError(f"{mirror!r} is no http:// or https:// address")
     blob = _read_manifest(manifest_file) if manifest_file is not None else None
-    with writing(out) as disk:
-        transport = MirrorTransport(disk)
-        try:
-            if blob is not None:
-                said_by, index = str(manifest_file), index_of(parse(blob), blob)
-            else:
-                said_by, index = await transport.first_index(mirrors)
-            checkpoint = index.checkpoint()
-            if manifest_digest is not None and checkpoint.reference.digest != manifest_digest:
-                raise UserError(
-                    f"{said_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
-                    f"--manifest {manifest_digest.hex()[:12]}…; give another address or file, or "
-                    "the digest of what is to be fetched"
-                )
-            world = Machine()
-            events = Events(world, "fetch")
-            store = CheckpointStore(disk, index.run, events)
-            store.watch(watcher(progress))
-            await store.recover()
-            if blob is not None and store.held((checkpoint.lineage, checkpoint.step)) is None:
-                await _begin(store, checkpoint, blob)
-            sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
-            fetcher = Fetcher(world, transport, store, events)
-            await fetcher.fetch(checkpoint, lambda: sources, deadline_seconds=deadline_seconds)
-            held = store.held((checkpoint.lineage, checkpoint.step))
-            assert held is not None
-            await move_out(disk, held, out)
-            return held
-        finally:
-            transport.close()
+    with writing(out) as disk, closing(MirrorTransport(disk)) as transport:
+        if blob is not None:
+            said_by, index = str(manifest_file), index_of(parse(blob), blob)
+        else:
+            said_by, index = await transport.first_index(mirrors)
+        checkpoint = index.checkpoint()
+        if manifest_digest is not None and checkpoint.reference.digest != manifest_digest:
+            raise UserError(
+                f"{said_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
+                f"--manifest {manifest_digest.hex()[:12]}…; give another address or file, or "
+                "the digest of what is to be fetched"
+            )
+        world = Machine()
+        events = Events(world, "fetch")
+        store = CheckpointStore(disk, index.run, events)
+        store.watch(watcher(progress))
+        await store.recover()
+        if blob is not None and store.held((checkpoint.lineage, checkpoint.step)) is None:
+            await _begin(store, checkpoint, blob)
+        sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
+        fetcher = Fetcher(world, transport, store, events)
+        await fetcher.fetch(checkpoint, lambda: sources, deadline_seconds=deadline_seconds)
+        held = store.held((checkpoint.lineage, checkpoint.step))
+        assert held is not None
+        await move_out(disk, held, out)
+        return held
 
 
 def _read_manifest(path: Path) -> bytes:
