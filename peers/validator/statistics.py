@@ -119,7 +119,7 @@ class Duplicates:
 
 @dataclass
 class Pace:
-    """A worker's claimed generation speed, for `peers.validator.checks.history.speed`."""
+    """A worker's claimed generation speed, for `peers.validator.checks.history.Speed`."""
 
     started: float = -math.inf
     tokens: int = 0

@@ -1,0 +1,199 @@
+"""The checks of an announcement.
+
+An announcement costs nothing to make, so a refusal enters no log, and no verdict lists the checks
+that pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peers.validator.checks.base import Check, Finding, at_most
+from swarm.envelope import Envelope
+from swarm.messages import RunManifest, StepOrder, Submission
+from swarm.run.admission import check_admission
+from swarm.run.manifest import manifest_in
+from swarm.run.run import Run
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """An announced submission, and this validator's knowledge about it."""
+
+    worker: str
+    submission: Submission
+    admission: Envelope | None
+    """The admission that the worker presents."""
+    run: Run
+    manifest: RunManifest
+    """The version of the manifest that the submission's step follows."""
+    order: StepOrder | None
+    """The order of the submission's step; None if the step is unknown."""
+    newest_order: StepOrder | None
+    slot_taken_by: bytes | None
+    """Digest of the file that was delivered first under the worker's submission number."""
+    pushed_bytes: int | None
+    """Size of the file that the worker pushed; None if it pushed none."""
+    wall_time: float
+
+    @property
+    def step_order(self) -> StepOrder:
+        """The order of the submission's step, for checks that run after the check `step`."""
+        assert self.order is not None
+        return self.order
+
+
+class Admitted(Check[Announcement]):
+    """The worker is a trusted peer or presents a valid admission.
+
+    Figure: 1 for a trusted peer or a valid admission, else 0.
+    """
+
+    name = "admission"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        if evidence.worker in evidence.run.manifest.trusted_ids():
+            return Finding(1, 1, passed=True)
+        problem = (
+            "none was shown"
+            if evidence.admission is None
+            else check_admission(
+                evidence.admission, evidence.run, evidence.worker, evidence.wall_time
+            )
+        )
+        if problem is None:
+            return Finding(1, 1, passed=True)
+        return Finding(0, 1, passed=False, detail=f"no valid admission: {problem}")
+
+
+class Step(Check[Announcement]):
+    """The step is known and recent enough to be trained on.
+
+    Figure: the step; threshold: the oldest step that is still trained on.
+    """
+
+    name = "step"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        step = evidence.submission.step
+        if evidence.order is None:
+            return Finding(step, 0, passed=False, detail="no such step is known")
+        newest = evidence.newest_order.step if evidence.newest_order else 0
+        oldest = max(0, newest - evidence.manifest.schedule.max_staleness)
+        return Finding(step, oldest, step >= oldest, "that step is too old to be trained on")
+
+
+class Version(Check[Announcement]):
+    """The submission follows the version of the run manifest that its step order names.
+
+    Figure: the submission's version of the manifest (0: unknown); threshold: the order's.
+    """
+
+    name = "version"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        submission, order = evidence.submission, evidence.step_order
+        made_under = evidence.run.version(submission.run_digest)
+        return Finding(
+            figure=manifest_in(made_under).version if made_under else 0,
+            threshold=order.run_version,
+            passed=submission.run_digest == order.run_digest,
+            detail="the step order names another version of the run",
+        )
+
+
+class Policy(Check[Announcement]):
+    """The submission was sampled from the policy that its step order names.
+
+    Figure: the submission's policy; threshold: the order's.
+    """
+
+    name = "policy"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        used, ordered = evidence.submission.policy, evidence.step_order.policy
+        return Finding(used, ordered, used == ordered, "the step order names another policy")
+
+
+class Number(Check[Announcement]):
+    """The step order allows the submission number.
+
+    Figure: the submission number; threshold: the highest allowed number.
+    """
+
+    name = "number"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        return at_most(
+            evidence.submission.number,
+            evidence.step_order.submissions_max - 1,
+            "more submissions than the step order allows one worker",
+        )
+
+
+class Groups(Check[Announcement]):
+    """The submission has no more groups than the manifest allows.
+
+    Figure: the number of groups announced.
+    """
+
+    name = "groups"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        return at_most(
+            evidence.submission.groups,
+            evidence.manifest.sampling.groups_per_submission,
+            "more groups than the manifest allows in a submission",
+        )
+
+
+class FreeSlot(Check[Announcement]):
+    """The worker delivered no other file under this number of this step.
+
+    Figure: the submission number.
+    """
+
+    name = "number"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        submission = evidence.submission
+        free = evidence.slot_taken_by in (None, submission.digest)
+        detail = "another file was delivered under this number"
+        return Finding(submission.number, 1, free, detail)
+
+
+class Pushed(Check[Announcement]):
+    """The worker pushed the file before it announced the submission.
+
+    Figure: 1 for a pushed file, else 0.
+    """
+
+    name = "file"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        pushed = evidence.pushed_bytes is not None
+        return Finding(int(pushed), 1, pushed, "the file was not pushed before it was announced")
+
+
+class Size(Check[Announcement]):
+    """The pushed file has the announced size. Figure: bytes announced; threshold: bytes pushed."""
+
+    name = "size"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        announced, pushed = evidence.submission.size_bytes, evidence.pushed_bytes or 0
+        detail = "the announced size is not the file's"
+        return Finding(announced, pushed, announced == pushed, detail)
+
+
+CHECKS: tuple[Check[Announcement], ...] = (
+    Admitted(),
+    Step(),
+    Version(),
+    Policy(),
+    Number(),
+    Groups(),
+    FreeSlot(),
+    Pushed(),
+    Size(),
+)

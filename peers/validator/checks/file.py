@@ -1,0 +1,280 @@
+"""The exact checks of a file.
+
+Anyone with the file, the step order and the manifest gets the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from peers.environments import Renderer, multi_turn
+from peers.environments.collection import GroupTask
+from peers.environments.episodes import EpisodeLimits, environment_tokens
+from peers.proofs.format import ProofFormatError, check_format, split
+from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.parsing import Contents
+from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts
+from swarm.rollouts.submission_file import BadSubmission
+from swarm.world.progress import checkpoint
+
+
+@dataclass
+class Inspection:
+    """One submission under inspection, independent of this machine and of the time."""
+
+    read: Callable[[], Contents]
+    """Reads the hostile file; raises `BadSubmission`."""
+    header: Mapping[str, Any]
+    """Expected header fields, from the announcement, the step order and the manifest."""
+    groups: Sequence[GroupTask]
+    prompts: Sequence[Sequence[int]]
+    """[groups][tokens] Token ids of each group's prompt."""
+    group_size: int
+    renderer: Renderer
+    vocabulary: int
+    limits: EpisodeLimits
+
+    @cached_property
+    def contents(self) -> Contents:
+        """Header and rollouts, read on first use; raises `BadSubmission`."""
+        return self.read()
+
+    @property
+    def rollouts(self) -> Rollouts:
+        return self.contents.rollouts
+
+
+class Schema(Check[Inspection]):
+    """The file is sound Parquet with exactly a submission's columns, within every bound.
+
+    Figure: the first fault's, 0 without a fault. It may be a fault of the check `header`.
+    """
+
+    name = "schema"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        try:
+            evidence.contents  # noqa: B018 - reads the file
+        except BadSubmission as fault:
+            return Finding(
+                fault.figure,
+                fault.threshold,
+                passed=False,
+                detail=fault.detail,
+                check=fault.check,
+                proven=fault.proven,
+            )
+        return at_most(0, 0)
+
+
+class HeaderFields(Check[Inspection]):
+    """The header agrees with the signed announcement, the step order and the manifest.
+
+    Figure: header fields that differ.
+    """
+
+    name = "header"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        header, expected = evidence.contents.header, evidence.header
+        wrong = [name for name, value in expected.items() if getattr(header, name) != value]
+        detail = ""
+        if wrong:
+            said = getattr(header, wrong[0])
+            detail = f"the header gives {wrong[0]} as {said!r}, not {expected[wrong[0]]!r}"[:300]
+        return at_most(len(wrong), 0, detail)
+
+
+class Counts(Check[Inspection]):
+    """The file holds all announced groups, complete and in the seed's order.
+
+    Figure: the number of rows if that is wrong, else the number of rows out of order.
+    """
+
+    name = "counts"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        rollouts, group_size = evidence.rollouts, evidence.group_size
+        rows = np.arange(len(evidence.groups) * group_size)
+        if len(rollouts) != len(rows):
+            detail = f"{len(rollouts)} rows instead of {len(rows)}"
+            return Finding(len(rollouts), len(rows), passed=False, detail=detail)
+        misplaced = (rollouts.group != rows // group_size) | (rollouts.sample != rows % group_size)
+        return at_most(int(misplaced.sum()), 0, "rows are missing, repeated or out of order")
+
+
+class Prompts(Check[Inspection]):
+    """Environments and prompts are the ones that the seed determines.
+
+    Figure: rows with another environment or prompt.
+    """
+
+    name = "prompts"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        rollouts, group_size = evidence.rollouts, evidence.group_size
+        wrong = [
+            row
+            for row in range(len(rollouts))
+            if rollouts.prompt(row) != evidence.prompts[row // group_size]
+            or rollouts.environment[row] != evidence.groups[row // group_size].index
+        ]
+        detail = ""
+        if wrong:
+            detail = f"row {wrong[0]} does not have the prompt that the seed determines"
+        return at_most(len(wrong), 0, detail)
+
+
+class Tokens(Check[Inspection]):
+    """Every token id is in the model's vocabulary, and every row fits into its context.
+
+    Figure: tokens outside the vocabulary, and those beyond the model's context.
+
+    All segments count: an environment that fails may leave its turns without a replay.
+    """
+
+    name = "tokens"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        tokens = evidence.rollouts.tokens
+        outside = int(((tokens < 0) | (tokens >= evidence.vocabulary)).sum())
+        lengths = np.diff(evidence.rollouts.token_offsets)
+        beyond = int((lengths - evidence.limits.positions_max).clip(min=0).sum())
+        return at_most(
+            outside + beyond,
+            0,
+            f"{outside} token ids lie outside the vocabulary, {beyond} tokens beyond the context",
+        )
+
+
+class Spans(Check[Inspection]):
+    """Every token was sampled from the policy that the step order names.
+
+    Figure: spans of model tokens that name another policy.
+    """
+
+    name = "spans"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        policy = evidence.contents.header.policy
+        others = int((evidence.rollouts.span_policies != policy).sum())
+        return at_most(others, 0, f"{others} spans come from another policy than {policy}")
+
+
+class Ending(Check[Inspection]):
+    """Every model segment ends at its first stop token or at the token limit.
+
+    Figure: rollouts with a segment that ends elsewhere or contradicts its finish reason.
+    """
+
+    name = "ending"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        rollouts, limits = evidence.rollouts, evidence.limits
+        stops = np.isin(rollouts.tokens, list(limits.stop_ids))
+        ends = np.cumsum(rollouts.segment_lengths, dtype=np.int64)
+        stops_in_segment = np.add.reduceat(stops.astype(np.int64), ends - rollouts.segment_lengths)
+        stopped = stops[ends - 1]
+        model = rollouts.segment_kinds == MODEL
+        after = model & (stops_in_segment != stopped)  # a stop token that is not the last
+        said = rollouts.segment_finishes == FINISHES.index("stop")
+        full = np.repeat(
+            rollouts.model_lengths() == limits.max_new_tokens, rollouts.segment_counts()
+        )
+        elsewhere = model & ((said != stopped) | (~stopped & ~full))
+        starts = rollouts.segment_offsets[:-1]
+        rows_after = np.logical_or.reduceat(after, starts)
+        too_long = rollouts.model_lengths() > limits.max_new_tokens
+        wrong = rows_after | np.logical_or.reduceat(elsewhere, starts) | too_long
+        detail = ""
+        if wrong.any():
+            row = int(wrong.argmax())
+            what = "continues after a stop token"
+            if not rows_after[row]:
+                what = "ends before a stop token and the token limit, after the limit, "
+                what += "or with a wrong finish reason"
+            detail = f"a model segment of row {row} {what}"
+        return at_most(int(wrong.sum()), 0, detail)
+
+
+class ProofFormat(Check[Inspection]):
+    """Proofs have the right number and format; checking their content needs the policy.
+
+    Figure: rows with a malformed proof.
+    """
+
+    name = "proof_format"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        rollouts = evidence.rollouts
+        faults = []
+        for row, length in enumerate(rollouts.model_lengths().tolist()):
+            try:
+                check_format(split(rollouts.proof(row)), length)
+            except ProofFormatError as error:
+                faults.append(f"row {row}: {error}")
+        return at_most(len(faults), 0, faults[0] if faults else "")
+
+
+class Turns(Check[Inspection]):
+    """Environment segments are the environment's answers, and episodes end where it ends them.
+
+    Figure: rows in which an environment's turn differs. Raises `UserError` if it cannot answer.
+
+    This check is the last, because it runs the environment's code.
+    """
+
+    name = "turns"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        wrong = [row for row in range(len(evidence.rollouts)) if not self._replays(evidence, row)]
+        detail = ""
+        if wrong:
+            detail = f"row {wrong[0]} differs from the environment's answer"
+        return at_most(len(wrong), 0, detail)
+
+    def _replays(self, evidence: Inspection, row: int) -> bool:
+        drawn = evidence.groups[row // evidence.group_size]
+        if multi_turn(drawn.environment) is None:
+            return int(evidence.rollouts.segment_counts()[row]) == 2
+        segments = evidence.rollouts.rollout(row).segments
+        for count in range(2, len(segments) + 1, 2):
+            checkpoint()
+            answer = environment_tokens(
+                drawn.environment,
+                drawn.task,
+                evidence.renderer,
+                segments[:count],
+                evidence.limits,
+            )
+            given = None if count == len(segments) else list(segments[count].tokens)
+            if answer != given:
+                return False
+        return True
+
+
+CHECKS: tuple[Check[Inspection], ...] = (
+    Schema(),
+    HeaderFields(),
+    Counts(),
+    Prompts(),
+    Tokens(),
+    Spans(),
+    Ending(),
+    ProofFormat(),
+    Turns(),
+)

@@ -1,0 +1,69 @@
+"""The checks of conditions that may change after a submission's acknowledgement.
+
+They run before the submission is judged, when its turn comes, and when its verdict enters the log.
+They cost nothing, and a verdict lists one only if it fails.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from peers.validator.checks.base import Check, Finding, at_most
+from swarm.messages import Eviction
+
+
+class NotEvicted(Check[Eviction | None]):
+    """The worker was not evicted from the run. Figure: 0 for an evicted worker, else 1."""
+
+    name = "admission"
+
+    def examine(self, evidence: Eviction | None) -> Finding:
+        if evidence is None:
+            return Finding(1, 1, passed=True)
+        return Finding(0, 1, passed=False, detail=f"its worker was evicted: {evidence.reason}")
+
+
+class Age(NamedTuple):
+    """Age of a submission's policy: the number of policies published since."""
+
+    policies: int
+    policies_max: int
+
+
+class Staleness(Check[Age]):
+    """The policy is recent enough for its rollouts to be trained on.
+
+    Figure: the age of the policy.
+    """
+
+    name = "stale"
+
+    def examine(self, evidence: Age) -> Finding:
+        detail = "its policy is too old to be trained on"
+        return at_most(evidence.policies, evidence.policies_max, detail)
+
+
+class Turn(NamedTuple):
+    """Whether a submission's turn came before the deadline."""
+
+    number: int
+    came: bool
+
+
+class InTurn(Check[Turn]):
+    """Submission n is judged after n - 1, so that a worker cannot skip a number it dislikes.
+
+    Figure: the submission number; threshold: the number before it.
+    """
+
+    name = "number"
+
+    def examine(self, evidence: Turn) -> Finding:
+        before = evidence.number - 1
+        detail = f"submission {before} of this step was never delivered"
+        return Finding(evidence.number, before, evidence.came, detail)
+
+
+WORKER = (NotEvicted(),)
+POLICY = (Staleness(),)
+TURN = (InTurn(),)
