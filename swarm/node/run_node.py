@@ -111,7 +111,6 @@ class RunNode:
             self._trusted = TrustedPart(
                 node,
                 run,
-                self.gate,
                 self.gossip,
                 self.messenger,
                 seal=self.seal,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, Gate, open_envelope
+from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envelope
 from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, judged
@@ -57,7 +57,6 @@ class TrustedPart:
         self,
         node: Node,
         run: Run,
-        gate: Gate,
         gossip: Gossip,
         messenger: Messenger,
         *,
@@ -91,7 +90,6 @@ class TrustedPart:
         )
         self.registrar = Registrar(
             run,
-            gate,
             gossip,
             messenger,
             node.world,

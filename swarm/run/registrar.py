@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope, Gate
+from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Events, Rationed
 from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
@@ -87,7 +87,6 @@ class Registrar:
     def __init__(
         self,
         run: Run,
-        gate: Gate,
         gossip: Gossip,
         messenger: Messenger,
         world: World,
@@ -106,7 +105,6 @@ class Registrar:
         a connected peer, or an empty string. `vouch` is called with each admitted peer and the
         seconds of its lease."""
         self._run = run
-        self._gate = gate
         self._gossip = gossip
         self._messenger = messenger
         self._world = world

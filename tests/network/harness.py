@@ -181,7 +181,6 @@ class Member:
 
         return Registrar(
             self.run,
-            self.gate,
             self.gossip,
             self.messenger,
             self.world,
