@@ -1,1 +1,1 @@
-"""A peer in the network, and the same peer inside a run."""
+"""A peer in the network, the same peer inside a run, and its part as a trusted peer."""

@@ -204,16 +204,11 @@ class TrustedPart:
         It is signed again once the log has grown or half the signature's lifetime has passed.
         """
         size, root = self._log.head()
+        head = LogHead(size=size, root=root)
         signed = self._signed_head
-        half_ms = STATE_LIFETIME_SECONDS * 500
-        wall_ms = self._node.world.wall_time() * 1000
-        if (
-            signed is None
-            or signed.message != LogHead(size=size, root=root)
-            or signed.body.issued_ms + half_ms < wall_ms
-        ):
-            signed = await self._seal(LogHead(size=size, root=root), STATE_LIFETIME_SECONDS)
-            self._signed_head = signed
+        half_a_life_ago_ms = (self._node.world.wall_time() - STATE_LIFETIME_SECONDS / 2) * 1000
+        if signed is None or signed.message != head or signed.body.issued_ms < half_a_life_ago_ms:
+            signed = self._signed_head = await self._seal(head, STATE_LIFETIME_SECONDS)
         return signed
 
     # --- background --------------------------------------------------------------------------

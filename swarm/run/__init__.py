@@ -1,4 +1,4 @@
-"""A run: its signed manifest and its versions, its members, its trusted peers.
+"""A run: its signed manifest and its versions, and its members.
 
 The owner signs a *run manifest*. The run's id is `<owner peer id>/<name>`.
 """

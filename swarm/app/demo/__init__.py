@@ -1,6 +1,6 @@
 """`swarm demo`: a whole swarm on this machine, as separate processes on loopback.
 
-`command` runs a demo in a terminal. `play` prepares the run and its peers (`cast`), starts
-and watches their processes (`processes`). `state` collects their events; `view` and `plain` show
-it. `summary` writes the results.
+`command` runs a demo in a terminal. `play` prepares the run and its peers (`cast`), and starts and
+watches their processes (`processes`). `state` collects their events; `view` and `plain` show it.
+`summary` writes the results.
 """
