@@ -73,11 +73,7 @@ class Contacts:
             return wire.peers_from_wire(answer.closer_peers)
 
         result = await Lookup(
-            target,
-            self.table.closest(target, BUCKET_SIZE),
-            ask,
-            own=self.peer_id,
-            enough=enough,
+            target, self.table.closest(target, BUCKET_SIZE), ask, own=self.peer_id, enough=enough
         ).run()
         for peer in result.late:
             self._note_failure(peer)

@@ -76,13 +76,7 @@ class Kademlia:
         self._publisher = Publisher(
             self._contacts, self.records, self.providers, lambda: self.serving
         )
-        self._server = Server(
-            self._contacts,
-            self.records,
-            self.providers,
-            serving=lambda: self.serving,
-            republish_at=lambda: self._publisher.soon(1.5),
-        )
+        self._server = Server(self._contacts, self._publisher)
         self._bootstrap_addresses: tuple[str, ...] = ()
         self._looked_around = world.now()
 
@@ -185,7 +179,7 @@ class Kademlia:
             return None
         best = max(opinions, key=lambda held: held.rank)
         if self.records.get(key) is not None:
-            self._publisher.keep(best)
+            self._publisher.keep(self.peer_id, key, best.value)
         behind = [
             neighbour
             for neighbour in result.closest

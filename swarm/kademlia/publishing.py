@@ -57,7 +57,7 @@ class Publisher:
         self._contacts = contacts
         self._emit = contacts.emit
         self._world = contacts.world
-        self._serving = serving
+        self.serving = serving
         self._published: dict[bytes, _Published] = {}
         self._provided: dict[bytes, float] = {}
 
@@ -127,11 +127,16 @@ class Publisher:
             self._emit("dht.record_disbelieved", other=source, reason=str(error))
             return None
 
-    def keep(self, held: Held) -> None:
+    def keep(self, source: PeerId, key: bytes, value: bytes) -> Held | None:
+        """Hold a record unless a better one is held; returns the better one.
+
+        Reports a record that is refused and returns None.
+        """
         try:
-            self.records.store(held.key, held.value, republish_at=self.soon(1.5))
+            return self.records.store(key, value, republish_at=self.soon(1.5))
         except (InvalidRecord, StoreFull) as error:
-            self._emit("dht.record_refused", other=self._contacts.peer_id, reason=str(error))
+            self._emit("dht.record_refused", other=source, reason=str(error))
+            return None
 
     # --- keeping alive -----------------------------------------------------------------------
 
@@ -186,7 +191,7 @@ class Publisher:
         result = await self._contacts.lookup(MessageType.FIND_NODE, held.key)
         local = self._is_holder(held.key, result)
         if local:
-            self.keep(held)
+            self.keep(self._contacts.peer_id, held.key, held.value)
         stored = await self.store_at(result.closest, held) + local
         asked = len(result.closest) + local
         self._emit("dht.published", key=held.key, stored=stored, asked=asked)
@@ -219,7 +224,7 @@ class Publisher:
 
     def _is_holder(self, key: bytes, result: LookupResult) -> bool:
         """Whether this peer is itself among the k nearest to a key."""
-        if not self._serving():
+        if not self.serving():
             return False
         target = key_id(key)
         own = node_id(self._contacts.peer_id) ^ target

@@ -79,10 +79,7 @@ class RecordStore:
     """Records by key. `wall_time`: seconds since the epoch. `own_id`: the farthest are evicted."""
 
     def __init__(
-        self,
-        validators: Mapping[str, Validator],
-        own_id: int,
-        wall_time: Callable[[], float],
+        self, validators: Mapping[str, Validator], own_id: int, wall_time: Callable[[], float]
     ) -> None:
         self._validators = dict(validators)
         self._own_id = own_id

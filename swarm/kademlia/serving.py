@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 import trio
 
 from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.contacts import Contacts
-from swarm.kademlia.providers import ProviderStore
-from swarm.kademlia.records import InvalidRecord, RecordStore, StoreFull
+from swarm.kademlia.publishing import Publisher
 from swarm.kademlia.wire import (
     MESSAGE_BYTES_MAX,
     PEERS_PER_MESSAGE_MAX,
@@ -32,38 +30,22 @@ INBOUND_IDLE_SECONDS = 60.0
 class Server:
     """Answers requests of others."""
 
-    def __init__(
-        self,
-        contacts: Contacts,
-        records: RecordStore,
-        providers: ProviderStore,
-        *,
-        serving: Callable[[], bool],
-        republish_at: Callable[[], float],
-    ) -> None:
-        """`serving()`: whether to answer at all. `republish_at()`: when to republish a record
-        stored now."""
+    def __init__(self, contacts: Contacts, publisher: Publisher) -> None:
         self._contacts = contacts
+        self._publisher = publisher
         self._emit = contacts.emit
         self._world = contacts.world
-        self._records = records
-        self._providers = providers
-        self._serving = serving
-        self._republish_at = republish_at
         self._inbound: OrderedDict[Stream, trio.CancelScope] = OrderedDict()
 
     def start(self) -> None:
         """Serve the protocol from now on."""
         self._contacts.transport.serve(
-            wire.PROTOCOL,
-            self._serve,
-            Framing.DELIMITED,
-            frame_bytes_max=MESSAGE_BYTES_MAX,
+            wire.PROTOCOL, self._serve, Framing.DELIMITED, frame_bytes_max=MESSAGE_BYTES_MAX
         )
 
     async def _serve(self, stream: Stream) -> None:
         """Answer requests until the peer ends the stream, breaks the protocol, or falls silent."""
-        if not self._serving():
+        if not self._publisher.serving():
             await stream.reset()
             return
         if len(self._inbound) >= INBOUND_STREAMS_MAX:
@@ -79,7 +61,7 @@ class Server:
                         return
                     if stream in self._inbound:
                         self._inbound.move_to_end(stream)
-                    if not self._serving():
+                    if not self._publisher.serving():
                         break
                     answer = self.answer(stream.peer, wire.decode(frame))
                     self._contacts.consider(Neighbour(stream.peer))
@@ -101,17 +83,14 @@ class Server:
             case MessageType.FIND_NODE:
                 return Message(kind, key, closer_peers=self._contacts.closer(sender, key))
             case MessageType.GET_VALUE:
-                held = self._records.get(key)
+                held = self._publisher.records.get(key)
                 record = Record(key, held.value) if held is not None else None
                 return Message(kind, key, record, self._contacts.closer(sender, key))
             case MessageType.PUT_VALUE:
                 return Message(kind, key, self._accept_record(sender, message))
             case MessageType.GET_PROVIDERS:
-                providers = self._providers.sample(
-                    key,
-                    PEERS_PER_MESSAGE_MAX,
-                    self._world.now(),
-                    self._world.random,
+                providers = self._publisher.providers.sample(
+                    key, PEERS_PER_MESSAGE_MAX, self._world.now(), self._world.random
                 )
                 return Message(
                     kind,
@@ -122,7 +101,7 @@ class Server:
             case MessageType.ADD_PROVIDER:
                 for neighbour in wire.peers_from_wire(message.provider_peers):
                     if neighbour.peer == sender:
-                        self._providers.add(key, neighbour, self._world.now())
+                        self._publisher.providers.add(key, neighbour, self._world.now())
                 return None
 
     def _accept_record(self, sender: PeerId, message: Message) -> Record | None:
@@ -135,9 +114,5 @@ class Server:
         if record is None or record.key != message.key:
             self._emit("dht.record_refused", other=sender, reason="the record has another key")
             return None
-        try:
-            held = self._records.store(record.key, record.value, republish_at=self._republish_at())
-        except (InvalidRecord, StoreFull) as error:
-            self._emit("dht.record_refused", other=sender, reason=str(error))
-            return None
-        return Record(held.key, held.value)
+        held = self._publisher.keep(sender, record.key, record.value)
+        return None if held is None else Record(held.key, held.value)

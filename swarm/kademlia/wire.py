@@ -316,11 +316,7 @@ def peer_to_wire(neighbour: Neighbour, connection: Connection = Connection.NOT_C
     """Translate a peer for a message to others. Addresses that are no multiaddrs are left out."""
     addresses = [_address_to_wire(text, neighbour.peer) for text in neighbour.addresses]
     known = [raw for raw in addresses if raw is not None]
-    return Peer(
-        peer_id_bytes(neighbour.peer),
-        tuple(known[:ADDRESSES_PER_PEER_MAX]),
-        connection,
-    )
+    return Peer(peer_id_bytes(neighbour.peer), tuple(known[:ADDRESSES_PER_PEER_MAX]), connection)
 
 
 def peers_from_wire(peers: Sequence[Peer]) -> list[Neighbour]:
