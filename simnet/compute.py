@@ -213,9 +213,6 @@ class EngineModel:
         )
 
 
-_ENGINE: type[inference.InferenceService] = EngineModel
-
-
 class InspectorModel:
     """Cost model of `peers.validator.inspector.InspectorService`."""
 
@@ -260,9 +257,6 @@ def _fault(check: str, detail: str, *passed: Check) -> validation.Inspected:
     )
 
 
-_INSPECTOR: type[validation.InspectionService] = InspectorModel
-
-
 class PrefillModel:
     """Cost model of `peers.validator.prefill.PrefillService`."""
 
@@ -302,9 +296,6 @@ class PrefillModel:
             margin_mean=0.0,
             margin_max=0.0,
         )
-
-
-_PREFILL: type[validation.PrefillService] = PrefillModel
 
 
 class TrainerModel:
@@ -431,9 +422,6 @@ class TrainerModel:
         return self._setting.workload.model_bytes
 
 
-_TRAINER: type[training.TrainingService] = TrainerModel
-
-
 class DeltaModel:
     """Cost model of `swarm.shardcast.delta.DeltaService`, for weights. A delta is a symbol, too:
     its name gives its source and its result."""
@@ -484,15 +472,17 @@ class DeltaModel:
         await trio.sleep(size_bytes / self._setting.hardware.delta_bytes_per_second)
 
 
-_DELTAS: type[DeltaService] = DeltaModel
-
-
+ENGINE: type[inference.InferenceService] = EngineModel  # a type error where a model lacks a method
+INSPECTOR: type[validation.InspectionService] = InspectorModel
+PREFILL: type[validation.PrefillService] = PrefillModel
+TRAINER: type[training.TrainingService] = TrainerModel
+DELTAS: type[DeltaService] = DeltaModel
 MODELS: dict[str, Callable[..., Any]] = {
-    "swarm.shardcast.delta:DeltaService": DeltaModel,
-    "peers.inference.engine_service:EngineService": EngineModel,
-    "peers.validator.inspector:InspectorService": InspectorModel,
-    "peers.validator.prefill:PrefillService": PrefillModel,
-    "peers.trainer.service:open_service": TrainerModel,
+    "swarm.shardcast.delta:DeltaService": DELTAS,
+    "peers.inference.engine_service:EngineService": ENGINE,
+    "peers.validator.inspector:InspectorService": INSPECTOR,
+    "peers.validator.prefill:PrefillService": PREFILL,
+    "peers.trainer.service:open_service": TRAINER,
 }
 
 

@@ -24,7 +24,7 @@ from simnet.seeded import derive
 from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.base import Handler
-from swarm.transport.room import Origin, origin_of
+from swarm.transport.room import Origin, least_useful, origin_of
 from swarm.world import Disk, World
 
 RETRANSMISSION_SECONDS = 0.2
@@ -60,7 +60,7 @@ def travel_seconds(base: float, jitter: float, loss: float, draw: int) -> float:
 
 
 class Network(bulk.Network, Protocol):
-    """The connections' view of the network (`simnet.network.SimulatedNetwork`)."""
+    """The connections' and transports' view of the network (`simnet.network.SimulatedNetwork`)."""
 
     link_seed: int
     weather: Weather
@@ -80,9 +80,15 @@ class Network(bulk.Network, Protocol):
 
     def duplicates(self, peer: PeerId, protocol: str) -> int: ...
 
+    def at_host(self, host: str) -> Endpoint | None: ...
+
+    def join(self, a: Endpoint, b: Endpoint, via: Endpoint | None = None) -> None: ...
+
 
 class Endpoint(BulkPlane):
     """A peer's end of its connections."""
+
+    _network: Network
 
     def __init__(
         self,
@@ -124,6 +130,15 @@ class Endpoint(BulkPlane):
         self.reserved_by.pop(connection.peer.peer_id, None)
         if connection.via is not None:
             connection.via.carried.pop(connection, None)
+
+    def makes_room(self, newcomer: BulkPlane) -> bool:
+        """Whether there is room for one more connection, after closing an idle one if necessary."""
+        if len(self.connections) >= limits.CONNECTIONS_MAX:
+            useless = least_useful(self.connections.values(), origin_of(newcomer.host))
+            if useless is None:
+                return False
+            useless.close("the connection made way for another")
+        return True
 
     def network_of(self, peer: PeerId) -> str:
         held = self.connections.get(peer)

@@ -262,10 +262,8 @@ def print_plan(network: Network, plan: dict[str, Any], console: Console | None =
     head.append(f" and {network.relays:,} relay{'' if network.relays == 1 else 's'}", "bold cyan")
     console.print(head)
     console.print()
-    table = new_table("how long does a broadcast take, at least?")
-    table.add_column("")
-    table.add_column("all peers\nforward pieces", justify="right")
-    table.add_column("only relays do", justify="right")
+    title = "how long does a broadcast take, at least?"
+    table = new_table(title, "", "all peers\nforward pieces", "only relays do")
     swarm, relay = plan["swarm"], plan["relay_only"]
     terms = dict.fromkeys([*swarm["terms_seconds"], *relay["terms_seconds"]])
     for term in terms:

@@ -75,12 +75,16 @@ def _head(report: dict[str, Any]) -> RenderableType:
     return Group(title, line)
 
 
-def new_table(title: str) -> Table:
-    """Make a table in the style of the report."""
-    return Table(
+def new_table(title: str | None, first: str, *numbers: str) -> Table:
+    """Make a table in the style of the report: a first column, then columns of numbers."""
+    table = Table(
         title=title, title_style="bold", title_justify="left", header_style=DIM,
         box=box.SIMPLE_HEAD, border_style=DIM, pad_edge=False, show_edge=False,
     )  # fmt: skip
+    table.add_column(first)
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table
 
 
 def _figures(figures: dict[str, Any]) -> list[RenderableType]:
@@ -100,11 +104,7 @@ def _figures(figures: dict[str, Any]) -> list[RenderableType]:
         shown.append(table)
     if parts:
         columns = list(dict.fromkeys(key for value in parts.values() for key in value))
-        table = new_table("")
-        table.title = None
-        table.add_column("")
-        for column in columns:
-            table.add_column(words(column), justify="right")
+        table = new_table(None, "", *map(words, columns))
         for name, value in parts.items():
             cells = (
                 figure(_unit_of(column) or name, value[column]) if column in value else ""
@@ -117,10 +117,9 @@ def _figures(figures: dict[str, Any]) -> list[RenderableType]:
 
 def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
     """Make a table of a list of similar rows; the first column gives their names and units."""
-    table = new_table(words(title))
     columns = list(rows[0])
-    for index, column in enumerate(columns):
-        table.add_column(words(column), justify="right" if index else "left", no_wrap=not index)
+    table = new_table(words(title), *map(words, columns))
+    table.columns[0].no_wrap = True
     for row in rows:
         name = str(row[columns[0]])
         cells = (
@@ -135,9 +134,9 @@ def _broadcasts(broadcasts: list[dict[str, Any]]) -> Table | None:
     begun = [entry for entry in broadcasts if entry["receivers"]]
     if not begun:
         return None
-    table = new_table("broadcasts")
-    for column in ("policy", "published at", "size", "complete", "median", "p99", "last"):
-        table.add_column(column, justify="right")
+    columns = ("policy", "published at", "size", "complete", "median", "p99", "last")
+    table = new_table("broadcasts", *columns)
+    table.columns[0].justify = "right"
     for entry in begun[:BROADCASTS_SHOWN]:
         seconds = entry["seconds"]
         table.add_row(
@@ -156,13 +155,8 @@ def _broadcasts(broadcasts: list[dict[str, Any]]) -> Table | None:
 
 
 def _roles(network: dict[str, Any]) -> Table:
-    table = new_table("peers")
-    table.add_column("role")
-    table.add_column("peers", justify="right")
-    table.add_column("messages\nsent each", justify="right")
-    table.add_column("most\nby one", justify="right")
-    table.add_column("pieces\nsent", justify="right")
-    table.add_column("pieces\nreceived", justify="right")
+    columns = ("peers", "messages\nsent each", "most\nby one", "pieces\nsent", "pieces\nreceived")
+    table = new_table("peers", "role", *columns)
     for role, entry in network["roles"].items():
         table.add_row(
             role,
@@ -197,10 +191,8 @@ def _time(network: dict[str, Any]) -> Table | None:
     ]
     if not causes:
         return None
-    table = new_table("how they spent their time")
-    table.add_column("role")
-    for cause in causes:
-        table.add_column(cause.replace(" ", "\n", 1), justify="right")
+    columns = (cause.replace(" ", "\n", 1) for cause in causes)
+    table = new_table("how they spent their time", "role", *columns)
     for role, shares in rows.items():
         cells = (f"{shares[cause]:.1%}" if cause in shares else "–" for cause in causes)
         table.add_row(role, *cells)

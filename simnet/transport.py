@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import trio
 
-from simnet import links
-from simnet.bulk import BulkPlane
 from simnet.links import Connection, Endpoint, SimulatedStream
 from swarm.identity import PeerId
 from swarm.transport import ConnectError, Framing, Reachability, Stream, StreamError, limits
-from swarm.transport.room import least_useful, origin_of
 
 CONNECT_SECONDS = 0.25
 """libp2p's shortest time to connect, measured on one machine."""
@@ -23,18 +19,8 @@ CONNECT_ROUND_TRIPS = 5
 PORT = 4001
 
 
-class Network(links.Network, Protocol):
-    """The transports' view of the network (`simnet.network.SimulatedNetwork`)."""
-
-    def at_host(self, host: str) -> SimulatedTransport | None: ...
-
-    def join(self, a: Endpoint, b: Endpoint, via: Endpoint | None = None) -> None: ...
-
-
 class SimulatedTransport(Endpoint):
     """`swarm.transport.Transport` on a `SimulatedNetwork`."""
-
-    _network: Network
 
     def addresses(self) -> Sequence[str]:
         own = f"/ip4/{self.host}/tcp/{PORT}/p2p/{self.peer_id}"
@@ -80,15 +66,6 @@ class SimulatedTransport(Endpoint):
         return Reachability.PRIVATE if self._reservations else Reachability.UNKNOWN
 
     # --- connections ---
-
-    def _makes_room(self, newcomer: BulkPlane) -> bool:
-        """Whether there is room for one more connection, after closing an idle one if necessary."""
-        if len(self.connections) >= limits.CONNECTIONS_MAX:
-            useless = least_useful(self.connections.values(), origin_of(newcomer.host))
-            if useless is None:
-                return False
-            useless.close("the connection made way for another")
-        return True
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -137,9 +114,9 @@ class SimulatedTransport(Endpoint):
             return "the peer refuses the connection"
         if peer in self.connections or self.peer_id in remote.connections:
             return await self._meet(remote)
-        if not remote._makes_room(self):
+        if not remote.makes_room(self):
             return f"the peer has {limits.CONNECTIONS_MAX} connections and takes no more"
-        if not self._makes_room(remote):
+        if not self.makes_room(remote):
             return f"this peer has {limits.CONNECTIONS_MAX} connections and opens no more"
         network.join(self, remote)
         return None

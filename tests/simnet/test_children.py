@@ -20,7 +20,6 @@ from swarm.world import ChildDied, ChildError, Job, restarts
 STEPS = 4
 SLOW = Hardware(step_seconds=5.0)
 """Half a second into a step it is being made."""
-TABLES = {"trainer": {"model": "simulated"}}
 
 
 class Killings:
@@ -52,7 +51,7 @@ class Story:
         self,
         *plans: Plan,
         killings: tuple[str, str, Sequence[int]] | None = None,
-        tables: Mapping[str, dict[str, Any]] = TABLES,
+        tables: Mapping[str, dict[str, Any]] = {},
     ) -> None:
         self.said: list[Event] = []
         self.simulation = Simulation(
@@ -180,7 +179,6 @@ def test_every_child_of_a_role_runs_under_the_interpreter_of_its_settings(
     tables = {
         role: {"interpreter": f"/{role}/python"} for role in ("inference", "validator", "trainer")
     }
-    tables["trainer"]["model"] = "simulated"
     story = Story(Plan("inference-1", ["inference"]), tables=tables)
     story.run("validator.verdict", "validator")
     assert started == {
