@@ -285,16 +285,20 @@ class PrefillModel:
             checks=[Check(name="proofs", figure=figure, threshold=least, passed=passed)],
             failed="" if passed else "proofs",
             detail="" if passed else "the proofs are of another model",
-            chunks=1,
-            chunks_passed=int(passed),
-            exponents_min=figure,
-            exponents_mean=figure,
-            mantissa_mean_max=0.0,
-            tokens=tokens,
-            positions=tokens,
-            mismatches=tokens if found.invented else 0,
-            margin_mean=0.0,
-            margin_max=0.0,
+            proofs=validation.ProofFigures(
+                chunks=1,
+                chunks_passed=int(passed),
+                exponents_min=figure,
+                exponents_mean=figure,
+                mantissa_mean_max=0.0,
+            ),
+            sampling=validation.SamplingFigures(
+                tokens=tokens,
+                positions=tokens,
+                mismatches=tokens if found.invented else 0,
+                margin_mean=0.0,
+                margin_max=0.0,
+            ),
         )
 
 

@@ -155,7 +155,9 @@ class Examiner:
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail
-        self._records[job.order.worker].observe(judged.mismatches, judged.positions, job.thresholds)
+        self._records[job.order.worker].observe(
+            judged.sampling.mismatches, judged.sampling.positions, job.thresholds
+        )
 
     async def _load(self, job: Load, prefill: PrefillService) -> None:
         """Load a policy into the prefill child, unless the child holds it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +25,16 @@ from peers.engines.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.proofs.format import split
 from peers.validator.checks.base import run_all
-from peers.validator.checks.policy import CHECKS, ProofFigures, Recomputation, SamplingFigures
+from peers.validator.checks.policy import CHECKS, Recomputation
 from swarm.jobs import Load, validation
-from swarm.jobs.validation import Judge, Judged, PoliciesLoaded, PrefillSetup
+from swarm.jobs.validation import (
+    Judge,
+    Judged,
+    PoliciesLoaded,
+    PrefillSetup,
+    ProofFigures,
+    SamplingFigures,
+)
 from swarm.messages import CheckpointReference, Thresholds
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
@@ -111,7 +117,7 @@ class PrefillService:
         )
         report = run_all(CHECKS, found)
         return Judged(
-            **msgspec.structs.asdict(report), **asdict(found.proofs), **asdict(found.sampling)
+            **msgspec.structs.asdict(report), proofs=found.proofs, sampling=found.sampling
         )
 
 

@@ -118,14 +118,22 @@ class Judge(Job, frozen=True, kw_only=True):
     """Rows to check; None: all."""
 
 
-class Judged(Report, kw_only=True):
-    """The report, and its figures. Means are over chunks; one proof covers one chunk."""
+class ProofFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the proofs fit the recomputed hidden states.
+
+    One proof covers one chunk; means are over chunks.
+    """
 
     chunks: int
     chunks_passed: int
     exponents_min: int
     exponents_mean: float
     mantissa_mean_max: float
+
+
+class SamplingFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the tokens fit the recomputed logits and the seed's noise."""
+
     tokens: int
     positions: int
     """Tokens for which p_max < 0.99, so that the policy left a choice."""
@@ -135,6 +143,13 @@ class Judged(Report, kw_only=True):
     """Mean of min(margin, 1) over `positions`."""
     margin_max: float
     """Largest margin of all tokens."""
+
+
+class Judged(Report, kw_only=True):
+    """The report, and its figures."""
+
+    proofs: ProofFigures
+    sampling: SamplingFigures
 
 
 class PrefillService(Protocol):

@@ -121,7 +121,7 @@ class Pipeline:
             ),
         )
         assert judged.failed == "", judged.detail
-        assert (judged.tokens, judged.mismatches) == (made.tokens, 0)
+        assert (judged.sampling.tokens, judged.sampling.mismatches) == (made.tokens, 0)
         self._train(step, inspected, made.digest, canonical)
         rollouts = Rollouts.from_bytes(canonical.read_bytes())
         rewards = [reward for group in inspected.rewards for reward in group]

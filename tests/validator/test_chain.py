@@ -80,10 +80,12 @@ def test_honest_work_is_accepted_without_a_mismatch(stage: Stage) -> None:
         assert stage.inspect(header, rollouts, number=number).failed == ""
         judged = stage.judge(number=number)
         assert judged.failed == ""
-        assert judged.chunks_passed == judged.chunks == 16
-        assert judged.mismatches == 0
-        assert judged.positions == judged.tokens == len(rollouts.log_probabilities)
-        assert judged.margin_max < 1e-4
+        assert judged.proofs.chunks_passed == judged.proofs.chunks == 16
+        assert judged.sampling.mismatches == 0
+        assert (
+            judged.sampling.positions == judged.sampling.tokens == len(rollouts.log_probabilities)
+        )
+        assert judged.sampling.margin_max < 1e-4
         assert all(check.passed for check in judged.checks)
 
 
@@ -92,7 +94,7 @@ def test_a_subset_of_the_rows_is_judged_by_its_own_noise(stage: Stage) -> None:
     assert stage.inspect(header, rollouts).failed == ""
     judged = stage.judge(rows=[3, 14])
     assert judged.failed == ""
-    assert judged.tokens == len(completion(rollouts, 3)) + len(completion(rollouts, 14))
+    assert judged.sampling.tokens == len(completion(rollouts, 3)) + len(completion(rollouts, 14))
 
 
 def test_a_forger_who_draws_honestly_is_accepted(stage: Stage) -> None:
@@ -138,7 +140,7 @@ def test_greedy_decoding_is_refused(stage: Stage) -> None:
     header, rollouts = stage.generate()
     forged = forge(stage, rollouts, lambda _: lambda logits, _noise: int(logits.argmax()))
     judged = judge(stage, header, forged)
-    assert judged.chunks_passed == judged.chunks
+    assert judged.proofs.chunks_passed == judged.proofs.chunks
     assert judged.failed == "sampling"
 
 
@@ -153,7 +155,7 @@ def test_best_of_n_by_other_noise_is_refused(stage: Stage) -> None:
     forged = forge(stage, rollouts, exchanged)
     assert completion(forged, 0) == completion(rollouts, 1)
     judged = judge(stage, header, forged)
-    assert judged.chunks_passed == judged.chunks
+    assert judged.proofs.chunks_passed == judged.proofs.chunks
     assert judged.failed == "sampling"
 
 
@@ -171,10 +173,12 @@ def test_suppressed_stop_tokens_are_refused(stage: Stage) -> None:
     forged = forge(stage, rollouts, endless)
     assert len(forged.log_probabilities) == 8 * 16
     judged = judge(stage, header, forged)
-    assert judged.chunks_passed == judged.chunks
+    assert judged.proofs.chunks_passed == judged.proofs.chunks
     assert judged.failed == "sampling"
     stopped = sum(completion(rollouts, row)[-1] in STOP_IDS for row in range(16))
-    assert judged.mismatches >= stopped > 0  # one or more for each ending that was suppressed
+    assert (
+        judged.sampling.mismatches >= stopped > 0
+    )  # one or more for each ending that was suppressed
 
 
 def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
@@ -190,8 +194,8 @@ def test_one_swapped_last_token_is_refused(stage: Stage) -> None:
         tokens[last] = token
         swapped = replace(rollouts, tokens=tokens)
         judged[token] = judge(stage, header, swapped)
-        assert judged[token].chunks_passed == judged[token].chunks
-        assert judged[token].mismatches == 1
+        assert judged[token].proofs.chunks_passed == judged[token].proofs.chunks
+        assert judged[token].sampling.mismatches == 1
     refused = [found for found in judged.values() if found.failed]
     assert len(refused) > len(judged) * 0.6  # the rest cannot be told from rounding, one by one
     assert any(found.failed == "sampling_bound" for found in refused) or all(
@@ -215,7 +219,7 @@ def test_random_proofs_are_refused(stage: Stage) -> None:
     proofs = torch.frombuffer(bytearray(zero * 16), dtype=torch.uint8).numpy()
     forged = replace(rollouts, proofs=proofs)
     judged = judge(stage, header, forged)
-    assert (judged.failed, judged.chunks_passed) == ("proofs", 0)
+    assert (judged.failed, judged.proofs.chunks_passed) == ("proofs", 0)
 
 
 def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None:
@@ -227,8 +231,8 @@ def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None
         generate(cheat, path, stage.order(number=number))
         stage.inspect_bytes(path.read_bytes(), number=number)
         judged = stage.judge(number=number)
-        mismatches += judged.mismatches
-        positions += judged.positions
+        mismatches += judged.sampling.mismatches
+        positions += judged.sampling.positions
     rate, threshold = Thresholds().honest_mismatch_rate, Thresholds().eviction_p_value
     assert binomial_tail(mismatches, positions, rate) < threshold
 

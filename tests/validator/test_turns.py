@@ -61,9 +61,9 @@ def test_an_honest_episode_passes_and_its_proofs_and_tokens_fit(stage: Stage, ma
     rewards = [reward for group in found.rewards for reward in group]
     assert rewards == [(2 * count - 1) / 5 for count in turns.tolist()]
     judged = stage.judge(**changes)
-    assert (judged.failed, judged.chunks_passed) == ("", judged.chunks)
-    assert judged.mismatches == 0
-    assert judged.tokens == found.tokens
+    assert (judged.failed, judged.proofs.chunks_passed) == ("", judged.proofs.chunks)
+    assert judged.sampling.mismatches == 0
+    assert judged.sampling.tokens == found.tokens
 
 
 Change = Callable[[list[Segment]], None]
