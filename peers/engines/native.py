@@ -163,16 +163,7 @@ class NativeEngine:
         if not prompts:
             return Completions([], [], [], [])
         count, steps = len(prompts), max_new_tokens - min(starts)
-
-        # A group's samples share their prompt: prefill each distinct prompt once.
-        distinct = list(dict.fromkeys(map(tuple, prompts)))
-        index_of = {prompt: index for index, prompt in enumerate(distinct)}
-        source = [index_of[tuple(prompt)] for prompt in prompts]
-        keys, values, prompt_hidden = self._prefill_prompts(
-            distinct, source, slots=max(map(len, distinct)) + steps
-        )
-        hidden = torch.stack([prompt_hidden[index][-1] for index in source])
-
+        keys, values, hidden, prompt_hidden = self._prefill_prompts(prompts, new_slots=steps)
         tokens = torch.zeros(count, steps, dtype=torch.long, device=self._device)
         log_mu = torch.zeros(count, steps, device=self._device)
         states: list[tuple[Tensor, Tensor]] = []  # per step: (live batch rows, their states)
@@ -215,12 +206,11 @@ class NativeEngine:
         for step, (alive, state) in enumerate(states):
             all_states[alive, step] = state
         ends = lengths.tolist()
-        before = [rows[:-1][-PROMPT_ROWS_MAX:].to(torch.bfloat16) for rows in prompt_hidden]
         return Completions(
             tokens=[row[:end] for row, end in zip(tokens.tolist(), ends, strict=True)],
-            hidden=[all_states[row, :end] for row, end in enumerate(ends)],
-            log_probabilities=[log_mu[row, :end] for row, end in enumerate(ends)],
-            prompt_hidden=[before[index] for index in source],
+            hidden=[row[:end] for row, end in zip(all_states, ends, strict=True)],
+            log_probabilities=[row[:end] for row, end in zip(log_mu, ends, strict=True)],
+            prompt_hidden=prompt_hidden,
         )
 
     @torch.no_grad()
@@ -288,15 +278,20 @@ class NativeEngine:
             )
 
     def _prefill_prompts(
-        self, prompts: list[tuple[int, ...]], source: list[int], slots: int
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Fill the KV caches from the distinct prompts; `source[i]` is the prompt of row i.
+        self, prompts: Sequence[Sequence[int]], new_slots: int
+    ) -> tuple[list[Tensor], list[Tensor], Tensor, list[Tensor]]:
+        """Fill new KV caches from B prompts, with free slots for `new_slots` tokens of each row.
 
-        Returns keys and values ([B, H_kv, slots, D] per layer) for B = len(source) rows, and each
-        distinct prompt's final-norm hidden states [its length, hidden].
+        A group's samples share their prompt, so each distinct prompt is computed once. Returns keys
+        and values ([B, H_kv, slots, D] per layer), each prompt's last hidden state [B, hidden], and
+        `Completions.prompt_hidden`.
         """
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        index_of = {prompt: index for index, prompt in enumerate(distinct)}
+        source = [index_of[tuple(prompt)] for prompt in prompts]
         index = torch.tensor(source, device=self._device)
-        shape = (len(source), self._kv_heads, slots, self._head_size)
+        slots = max(map(len, distinct)) + new_slots
+        shape = (len(prompts), self._kv_heads, slots, self._head_size)
         dtype = self._embedding.dtype
         keys = [torch.empty(shape, dtype=dtype, device=self._device) for _ in self._layers]
         # A slot not yet written has weight 0, but 0 times uninitialised memory may be NaN.
@@ -306,8 +301,11 @@ class NativeEngine:
             keys[layer][:, :, : key.shape[2]] = key[index]
             values[layer][:, :, : value.shape[2]] = value[index]
 
-        hidden = self._causal(prompts, keep)
-        return keys, values, [hidden[i, : len(prompt)] for i, prompt in enumerate(prompts)]
+        hidden = self._causal(distinct, keep)
+        states = [hidden[each, : len(prompt)] for each, prompt in enumerate(distinct)]
+        before = [rows[:-1][-PROMPT_ROWS_MAX:].to(torch.bfloat16) for rows in states]
+        last = torch.stack([rows[-1] for rows in states])[index]
+        return keys, values, last, [before[each] for each in source]
 
     def _causal(
         self,
