@@ -355,6 +355,9 @@ class MemoryTransport(BaseTransport):
 
     # --- the bulk plane ---
 
+    def round_trip_seconds(self, source: Source) -> float:
+        return 0.0
+
     async def fetch_run(
         self, source: Source, wanted: Sequence[tuple[BlobReference, Sink]], arrived: Arrived
     ) -> None:

@@ -17,7 +17,6 @@ from swarm.transport import (
     BulkService,
     ConnectionEvent,
     Framing,
-    Source,
     Stream,
     StreamHandler,
     Traffic,
@@ -99,10 +98,6 @@ class BaseTransport:
             raise ValueError("the bulk plane is served already")
         self._service = service
 
-    def round_trip_seconds(self, source: Source) -> float:
-        """Zero: this transport does not measure round trips."""
-        return 0.0
-
     def set_credential(self, credential: bytes) -> None:
         self._credential = credential
 
@@ -143,10 +138,6 @@ class BaseTransport:
 
     def _is_vouched(self, peer: PeerId) -> bool:
         return self._vouched_until.get(peer, 0.0) > self._world.now()
-
-    def network_of(self, peer: PeerId) -> str:
-        """Empty: this transport does not know the address range of a peer."""
-        return ""
 
     def _opened_stream(
         self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing

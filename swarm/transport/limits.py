@@ -48,6 +48,7 @@ RELAY_RESERVATIONS_MAX = 128
 
 RELAY_RETRY_SECONDS = 10.0
 """Between attempts to renew a lost reservation."""
+
 STREAM_WRITE_SECONDS = 8.0
 """Writing one frame to a connection, or one message to a stream. Other implementations of yamux
 give a stream up after 5 to 10 s."""
