@@ -171,7 +171,7 @@ def test_a_proof_of_dimensions_without_positions_fits_no_text(width: int) -> Non
         if residue % width in range(0, 80, 5)
     }
     proof = with_modulus(modulus, points)
-    toploc.check_format([proof], 32)
+    check_format([proof], 32)
     for seed in range(2, 5):
         result = toploc.verify([outlier_rows(width, seed)], [proof])[0]
         assert not result.accepted and result.exponent_matches == 0

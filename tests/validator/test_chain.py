@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 import trio
+from msgspec.structs import asdict
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -292,7 +293,7 @@ def test_rows_are_prefilled_a_few_at_a_time(stage: Stage, monkeypatch: pytest.Mo
         sliced = stage.judge(rows)
         assert len(held) > 1 and max(held) <= 32
         if rows is None:
-            assert msgspec.structs.asdict(sliced) == msgspec.structs.asdict(whole)
+            assert asdict(sliced) == asdict(whole)
 
 
 def resident_bytes(figure: str) -> int:
