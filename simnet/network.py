@@ -60,10 +60,10 @@ class SimulatedNetwork:
         self._gone_dark: dict[str, None] = {}
         """Hosts that lost power: no machine there refuses a connection."""
         self._latencies: dict[tuple[str, str], float] = {}
-        self._cuts: dict[tuple[PeerId, PeerId], int] = {}
-        self._frozen: dict[PeerId, int] = {}
+        self._cuts: Counter[tuple[PeerId, PeerId]] = Counter()
+        self._frozen: Counter[PeerId] = Counter()
         self._losses: dict[PeerId, float] = {}
-        self._duplicated: dict[tuple[PeerId, str], int] = {}
+        self._duplicated: Counter[tuple[PeerId, str]] = Counter()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -120,29 +120,24 @@ class SimulatedNetwork:
 
         Neither peer is notified: pings stay unanswered, and pieces stall.
         """
-        for pair in [(a, b)] if one_way else [(a, b), (b, a)]:
-            self._cuts[pair] = self._cuts.get(pair, 0) + 1
+        self._cuts.update([(a, b)] if one_way else [(a, b), (b, a)])
         self._fall_silent(a, b)
 
     def heal(self, a: PeerId, b: PeerId, *, one_way: bool = False) -> None:
         """Undo one `cut`."""
-        for pair in [(a, b)] if one_way else [(a, b), (b, a)]:
-            left = self._cuts.pop(pair, 0) - 1
-            if left > 0:
-                self._cuts[pair] = left
+        self._cuts -= Counter([(a, b)] if one_way else [(a, b), (b, a)])  # drops zeros
         self._speak_again(a, b)
 
     def freeze(self, peer: PeerId) -> None:
         """Let nothing pass to or from a peer, also for peers that join meanwhile."""
-        self._frozen[peer] = self._frozen.get(peer, 0) + 1
+        self._frozen[peer] += 1
         for other in self._neighbours_of(peer):
             self._fall_silent(peer, other)
 
     def thaw(self, peer: PeerId) -> None:
         """Undo one `freeze`."""
-        left = self._frozen.pop(peer) - 1
-        if left > 0:
-            self._frozen[peer] = left
+        self._frozen -= Counter([peer])  # drops zeros
+        if peer in self._frozen:
             return
         for other in self._neighbours_of(peer):
             self._speak_again(peer, other)
@@ -164,13 +159,12 @@ class SimulatedNetwork:
     def duplicate(self, peer: PeerId, protocol: str, times: int) -> None:
         """Make every frame of a protocol reach a peer `times` more times; a negative number undoes
         it."""
-        left = self._duplicated.pop((peer, protocol), 0) + times
-        if left > 0:
-            self._duplicated[(peer, protocol)] = left
+        self._duplicated[(peer, protocol)] += times
+        self._duplicated = +self._duplicated  # drops zeros
 
     def duplicates(self, peer: PeerId, protocol: str) -> int:
         """Number of extra arrivals of each frame of a protocol to a peer."""
-        return self._duplicated.get((peer, protocol), 0) if self._duplicated else 0
+        return self._duplicated[(peer, protocol)] if self._duplicated else 0
 
     def _neighbours_of(self, peer: PeerId) -> list[PeerId]:
         transport = self._here.get(peer)

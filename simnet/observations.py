@@ -48,8 +48,8 @@ CAUSES = {
 class Buckets:
     """Amounts by name over time, in buckets whose width doubles when there are too many."""
 
-    def __init__(self, width_seconds: float = 0.125) -> None:
-        self.width_seconds = width_seconds
+    def __init__(self) -> None:
+        self.width_seconds = 0.125
         self.amounts: dict[str, list[float]] = {}
 
     def add(self, name: str, start: float, end: float, amount: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,7 @@ def simulate(
 
     started = time.perf_counter()
     with planted(plant), invariants.hearing_errors():
-        try:
-            run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
-        except BaseExceptionGroup as group:
-            mistake = user_error_in(group)  # a schedule may not fit the scenario
-            if mistake is None:
-                raise
-            raise mistake from None
+        _run(main, seed)
     report = {
         "scenario": name,
         "peers": scenario.peers,
@@ -86,6 +81,16 @@ def simulate(
 
         draw(observations, report, plot_path)
     return report
+
+
+def _run(main: Callable[[], Awaitable[None]], seed: int) -> None:
+    try:
+        run_virtual(main, seed=seed, limit_seconds=VIRTUAL_SECONDS_MAX)
+    except BaseExceptionGroup as group:
+        mistake = user_error_in(group)  # a schedule may not fit the scenario
+        if mistake is None:
+            raise
+        raise mistake from None
 
 
 def _scenario(name: str, peers: int | None, model_bytes: int | None) -> Scenario:

@@ -66,20 +66,7 @@ async def be_well_again(
         groups_per_step=16,
         max_new_tokens=256,
     )
-    quick = Hardware(tokens_per_second=1000.0, step_seconds=12.0)
-    plans = [
-        Plan("trainer", ["trainer"], SERVER, quick),
-        Plan("validator-0", ["validator"], SERVER, quick),
-        Plan("validator-1", ["validator"], SERVER, quick),
-        Plan("relay-0", ["relay"], SERVER),
-    ]
-    plans += [
-        Plan(name, ["inference"], draw_line(simulation.random), quick) for name in everybody[5:]
-    ]
-    plans = [
-        disguise(plan, adversaries[plan.name]) if plan.name in adversaries else plan
-        for plan in plans
-    ]
+    plans = _plans(simulation, everybody, adversaries)
     await start_over_time(simulation, [simulation.add(plan) for plan in plans], 10.0)
     await befall(simulation, schedule)
 
@@ -103,3 +90,23 @@ async def be_well_again(
         "evictions": simulation.evictions(),
         "well_after_seconds": round(max(loaded.times.values(), default=healed) - healed, 3),
     }
+
+
+def _plans(
+    simulation: Simulation, everybody: list[str], adversaries: Mapping[str, str]
+) -> list[Plan]:
+    """Plans of all peers but the bootstrap peer."""
+    quick = Hardware(tokens_per_second=1000.0, step_seconds=12.0)
+    plans = [
+        Plan("trainer", ["trainer"], SERVER, quick),
+        Plan("validator-0", ["validator"], SERVER, quick),
+        Plan("validator-1", ["validator"], SERVER, quick),
+        Plan("relay-0", ["relay"], SERVER),
+    ]
+    plans += [
+        Plan(name, ["inference"], draw_line(simulation.random), quick) for name in everybody[5:]
+    ]
+    return [
+        disguise(plan, adversaries[plan.name]) if plan.name in adversaries else plan
+        for plan in plans
+    ]
