@@ -67,10 +67,10 @@ class Requester:
                 if seconds >= request.seconds:
                     line.reason = f"did not send a piece within {request.seconds:.0f} s"
                     self._book.failed(line.name)
-                    self._emit("piece_refused", job, late.piece, line)
+                    self._report("piece_refused", job, late.piece, line)
                 elif late.hedge_at <= now:
                     line.reason = f"was overtaken by another source after {seconds:.1f} s"
-                    self._emit("source_passed_over", job, late.piece, line)
+                    self._report("source_passed_over", job, late.piece, line)
         except (DiskFullError, BadManifest) as error:
             if isinstance(error, DiskFullError) and request.attempts[0].spare:
                 # Not fatal: another attempt at this piece is running.
@@ -124,15 +124,15 @@ class Requester:
                 self._rest(job, line, now)
             elif error.lacks and line.source.peer is None and index != MANIFEST:
                 line.bar(index, str(error), now)
-                self._emit("piece_refused", job, index, line)
+                self._report("piece_refused", job, index, line)
             elif error.retry and (line.claim is None or not line.claim.has(index)):
                 line.not_before = now + line.pause
                 if line.pause < NOT_YET_SECONDS_MAX <= 2 * line.pause:
-                    self._emit("source_passed_over", job, index, line)
+                    self._report("source_passed_over", job, index, line)
                 line.pause = min(2 * line.pause, NOT_YET_SECONDS_MAX)
             else:
                 self._book.failed(line.name)
-                self._emit("piece_refused", job, index, line)
+                self._report("piece_refused", job, index, line)
         finally:
             for sink in sinks:
                 sink.abandon()
@@ -213,7 +213,7 @@ class Requester:
             self._book.failed(line.name)
         else:
             self._book.corrupt(line.name)
-        self._emit("piece_refused", job, index, line)
+        self._report("piece_refused", job, index, line)
 
     def _credit(self, job: Job, line: Line, size_bytes: int, seconds: float) -> None:
         """Note that a source sent a right piece in `seconds`."""
@@ -265,7 +265,7 @@ class Requester:
             assert job.held is not None
             self._store.landed(job.held, index)
 
-    def _emit(self, event: str, job: Job, index: int, line: Line) -> None:
+    def _report(self, event: str, job: Job, index: int, line: Line) -> None:
         """Report that a source failed or sent wrong bytes (`piece_refused`), or was too slow or
         lacks a piece (`source_passed_over`)."""
         self._events.emit(
