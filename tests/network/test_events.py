@@ -32,7 +32,11 @@ def emitted() -> Iterator[tuple[str, frozenset[str]]]:
                 if isinstance(node, ast.Call) and node.args:
                     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                     first = node.args[0]
-                    if name.endswith("emit") and isinstance(first, ast.Constant):
+                    if (
+                        name.endswith("emit")
+                        and isinstance(first, ast.Constant)
+                        and "." in str(first.value)  # a helper may add the package's name itself
+                    ):
                         yield first.value, frozenset(key.arg or "**" for key in node.keywords)  # type: ignore[misc]
 
 
