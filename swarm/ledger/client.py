@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import msgspec
 import trio
 
 from swarm.envelope import Dropped, Envelope, open_envelope
-from swarm.errors import DeadlineError, PeerError
+from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.identity import PeerId
 from swarm.ledger import merkle, wire
 from swarm.ledger.entries import Entry, decode
@@ -94,7 +93,7 @@ class LedgerClient:
             raise StreamError(f"{peer} ended the ledger stream before it answered")
         try:
             answer = wire.answer_decoder.decode(raw)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise PeerError(f"{peer} sent a malformed ledger answer ({error})") from error
         if isinstance(answer, wire.Refusal):
             raise PeerError(f"{peer} refused a ledger request: {answer.reason}")

@@ -9,6 +9,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from swarm.envelope import ENVELOPE_BYTES_MAX
+from swarm.errors import DECODE_ERRORS
 from swarm.messages import Count, Digest, Key, Line, Rewards, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
@@ -113,7 +114,7 @@ def decode(raw: bytes) -> Entry:
         raise ValueError(f"a log entry of {len(raw)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
     try:
         return _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ValueError(f"a malformed log entry: {error}") from error
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import trio
 
 from swarm.envelope import Envelope
+from swarm.errors import DECODE_ERRORS
 from swarm.ledger import wire
 from swarm.ledger.log import Log
 from swarm.lifetime import Lifetime
@@ -57,7 +58,7 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
                 return
             try:
                 answer = await _answer(ledger, wire.request_decoder.decode(raw))
-            except ValueError as error:  # a msgspec error is one too
+            except (ValueError, *DECODE_ERRORS) as error:
                 answer = wire.Refusal(str(error)[:500])
             await stream.send(wire.encoder.encode(answer))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb import kademlia_pb2 as oracle
 
@@ -98,28 +97,6 @@ def test_unknown_fields_are_skipped():
     assert wire.decode(reference.SerializeToString() + fixed_width) == Message(
         MessageType.FIND_NODE, b"a", Record(), (Peer(b"b", (), Connection.CONNECTED),)
     )
-
-
-@given(st.binary(max_size=300))
-def test_random_bytes_are_a_message_or_a_wire_error(data):
-    try:
-        message = wire.decode(data)
-    except WireError:
-        return
-    wire.peers_from_wire(message.closer_peers)
-    assert wire.decode(wire.encode(message)) == message
-
-
-@settings(max_examples=300)
-@given(messages, st.data())
-def test_damaged_messages_are_a_message_or_a_wire_error(message, data):
-    damaged = bytearray(wire.encode(message))
-    position = data.draw(st.integers(0, len(damaged) - 1))
-    damaged[position] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(damaged)))
-    for candidate in (bytes(damaged), bytes(damaged[:cut])):
-        with contextlib.suppress(WireError):
-            wire.peers_from_wire(wire.decode(candidate).provider_peers)
 
 
 @pytest.mark.parametrize(

@@ -289,14 +289,6 @@ def test_the_number_of_segments_is_bounded() -> None:
 HONEST = encode(make_rollouts(), HEADER)
 
 
-@settings(deadline=None)
-@given(st.integers(0, len(HONEST) - 1))
-def test_a_truncated_file_is_refused(length: int) -> None:
-    with pytest.raises(BadSubmission) as caught:
-        decode(HONEST[:length], LIMITS)
-    assert caught.value.check == "schema"
-
-
 def _renamed(table: pa.Table) -> pa.Table:
     return table.rename_columns(["cluster", *table.column_names[1:]])
 
@@ -397,13 +389,6 @@ def test_numbers_that_are_none_are_refused(value: float) -> None:
     changed = dataclasses.replace(rollouts, log_probabilities=numbers)
     with pytest.raises(BadSubmission, match="finite"):
         decode(encode(changed, HEADER), LIMITS)
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=400))
-def test_other_bytes_are_no_canonical_rollouts(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="rollouts"):
-        Rollouts.from_bytes(raw)
 
 
 def test_canonical_offsets_must_fit() -> None:

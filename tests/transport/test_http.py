@@ -17,8 +17,6 @@ import trio.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError, OpenBlob, Traffic
@@ -328,26 +326,6 @@ def test_bad_requests_get_a_status(disk, request_bytes: bytes, status: bytes) ->
         async with serving(Service(), disk) as root, await dial(root) as stream:
             answer = await ask(stream, request_bytes)
             assert answer.startswith(b"HTTP/1.1 " + status)
-
-    run(main)
-
-
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(chunks=st.lists(st.binary(min_size=1, max_size=200), max_size=6))
-def test_hostile_bytes_never_stop_the_server(tmp_path, chunks: list[bytes]) -> None:
-    async def main() -> None:
-        disk = FolderDisk(tmp_path / "disk")
-        async with serving(Service(), disk) as root:
-            async with await dial(root) as stream:
-                for chunk in chunks:
-                    try:
-                        await stream.send_all(chunk)
-                    except trio.BrokenResourceError:
-                        break
-            async with await dial(root) as stream:
-                assert len(await challenge(stream)) == 32
 
     run(main)
 

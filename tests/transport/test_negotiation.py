@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
-from hypothesis import strategies as st
-from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
-from swarm.transport.libp2p import negotiation
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 
 from .attacks import NEGOTIATIONS
@@ -55,27 +50,6 @@ async def ask(script: Script) -> str:
     """The protocol agreed on by the side that asks."""
     communicator = MultiselectCommunicator(script)
     return await BoundedMultiselectClient().select_one_of(["/ours/1.0.0"], communicator)
-
-
-texts = st.one_of(
-    st.binary(max_size=60),
-    st.sampled_from([MULTISTREAM, name("ls"), name("na"), name("/ours/1.0.0"), b"\x00", b"\x01\n"]),
-    st.builds(name, st.binary(max_size=60)),
-)
-
-
-@given(st.lists(texts, max_size=12), st.booleans())
-def test_whatever_comes_ends_in_an_agreement_or_in_one_kind_of_error(
-    said: list[bytes], ended: bool
-) -> None:
-    async def main() -> None:
-        for negotiate, refusal in ((answer, MultiselectError), (ask, MultiselectClientError)):
-            script = Script(b"".join(said), ended=ended)
-            with contextlib.suppress(refusal):
-                assert await negotiate(script) == "/ours/1.0.0"
-            assert script.largest <= negotiation.NEGOTIATION_BYTES_MAX
-
-    run(main)
 
 
 @pytest.mark.parametrize("which", NEGOTIATIONS)
