@@ -23,7 +23,7 @@ from blake3 import blake3
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.extents import Symbol
 from swarm.jobs import Load, SubmissionOrder, inference, training, validation
-from swarm.messages import Check, CheckpointReference
+from swarm.messages import Check, CheckpointReference, Evidence
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.shardcast.jobs import DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PiecesMade
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
@@ -291,15 +291,29 @@ class PrefillModel:
                 exponents_min=figure,
                 exponents_mean=figure,
                 mantissa_mean_max=0.0,
+                error_mean=0.0 if passed else 1.0,
             ),
             sampling=validation.SamplingFigures(
                 tokens=tokens,
-                positions=tokens,
                 mismatches=tokens if found.invented else 0,
-                margin_mean=0.0,
-                margin_max=0.0,
+                margin_mean=float(found.invented),
+                margin_max=float(found.invented),
             ),
+            evidence=_evidence(tokens, found.invented),
         )
+
+
+def _evidence(tokens: int, invented: bool) -> Evidence:
+    """No evidence against honest rollouts, and 1 nat per token against invented ones."""
+    gains = [1000 * tokens] if invented else [0]
+    return Evidence(
+        tokens=tokens,
+        mismatches=tokens if invented else 0,
+        sampler=gains,
+        policy=gains,
+        text=[0],
+        selection=[0],
+    )
 
 
 class TrainerModel:

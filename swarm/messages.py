@@ -262,34 +262,37 @@ class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Thresholds at which a validator's statistical checks refuse.
+    """Thresholds of a validator's statistical checks; `swarm proofs calibrate` proposes them.
 
-    The defaults fit runs in which every peer uses the native engine. Engines whose kernels round
-    differently need more tolerance: TOPLOC's authors found 90 exponents enough for all of theirs.
+    The defaults fit the demo's model on native engines. Deeper models in 16 bits, and engines whose
+    kernels round differently, need their own.
     """
 
-    proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 120
-    """Exponents, of a proof's 128, that must agree. Measured on the demo's policy: honest fp32
-    128, honest bf16 at least 122, weights altered by 2 % at most 119."""
-    proof_mantissa_mean_max: float = 10.0
-    proof_mantissa_median_max: float = 8.0
+    proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
+    """Exponents, of a proof's 128, that must agree."""
+    proof_mantissa_mean_max: float = 5.0
+    proof_mantissa_median_max: float = 4.0
     proof_chunks_share_min: float = 1.0
     """Share of a submission's checked chunks that must pass."""
-    margin_mean_max: float = 0.01
-    """Pooled score: mean of min(margin, 1) over positions with p_max < 0.99. Honest bf16 at most
-    0.0019, another policy five steps older 0.025 on average."""
-    margin_max: float = 2.0
-    """Upper bound on every single margin, the stop token's included. Honest bf16 at most 0.34."""
-    honest_mismatch_rate: float = 0.01
-    """Upper bound on an honest peer's share of tokens that are not the recomputed argmax."""
+    honest_margin: float = 0.001
+    """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
+    margin_max: float = 0.6
+    """Upper bound on every single margin, the stop token's included."""
+    honest_proof_error: float = 0.03
+    """Upper bound on an honest peer's mean error of proofs. An entry's error is 1 if its exponent
+    or sign differs, else the distance of the mantissas over 128."""
     eviction_p_value: float = 1e-9
-    """A worker is evicted if its pooled mismatches are less probable than this."""
+    """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
     prefill_share_new: float = 1.0
     """Share of a new worker's submissions that are prefilled."""
     prefill_share_proven: float = 0.25
     """Share of a proven worker's submissions that are prefilled."""
     proven_after: Count = 8
     """Accepted submissions after which a worker is proven."""
+    honest_outliers: float = 1e-5
+    """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
+    refusal_p_value: float = 1e-6
+    """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
 
 
 class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -504,6 +507,30 @@ Reward = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Rewards = Annotated[list[Annotated[list[Reward], Meta(max_length=4096)]], Meta(max_length=4096)]
 
 
+Bets = Annotated[list[Annotated[int, Meta(ge=-(10**12), le=10**12)]], Meta(max_length=32)]
+
+
+class Evidence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What a recomputed submission adds to the evidence against its worker.
+
+    Each list has the gains of a process's bets in thousandths of a nat
+    (`peers.validator.evidence`).
+    """
+
+    tokens: Count = 0
+    """Recomputed tokens; 0: the submission was not recomputed."""
+    mismatches: Count = 0
+    """Tokens among them that are not the recomputed sample."""
+    sampler: Bets = []
+    """Bets on another sampler: on min(margin, 1) of every token."""
+    policy: Bets = []
+    """Bets on other weights: on the error of every proof."""
+    text: Bets = []
+    """Bets on another text: on the tokens with a margin above `margin_max`."""
+    selection: Bets = []
+    """Bets that mismatches depend on the rollout's reward, ending and length."""
+
+
 class Verdict(Message, frozen=True, kw_only=True):
     """A validator's judgement of a submission, which is also the worker's receipt.
 
@@ -538,6 +565,7 @@ class Verdict(Message, frozen=True, kw_only=True):
     """BLAKE3-256 of the rollouts in canonical form, which the validator serves and the trainer
     trains on; empty unless accepted."""
     rollouts_bytes: Count = 0
+    evidence: Evidence = Evidence()
 
 
 class Eviction(Message, frozen=True, kw_only=True):

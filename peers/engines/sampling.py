@@ -72,8 +72,8 @@ class Judgement:
     margin: Tensor
     """fp32 [n], ≥ 0: the largest perturbed logit minus the claimed token's, in units of the
     noise's scale (1 = a factor e of probability). 0: the claimed token is the argmax."""
-    p_max: Tensor
-    """fp32 [n]: probability of the likeliest token at this temperature."""
+    gap: Tensor
+    """fp32 [n], ≥ 0: the largest perturbed logit minus the second largest."""
     log_probability: Tensor
     """fp32 [n]: log μ of the claimed token at this temperature, without noise."""
 
@@ -86,9 +86,11 @@ def judge_margins(logits: Tensor, tokens: Tensor, temperature: float, noise: Ten
     scaled = logits.float() / temperature
     perturbed = scaled + noise
     index = tokens[:, None]
-    log_probabilities = torch.log_softmax(scaled, dim=-1)
+    best, which = perturbed.max(-1, keepdim=True)
+    margin = (best - perturbed.gather(-1, index))[:, 0]
+    second = perturbed.scatter_(-1, which, -torch.inf).amax(-1)
     return Judgement(
-        margin=perturbed.amax(-1) - perturbed.gather(-1, index)[:, 0],
-        p_max=log_probabilities.amax(-1).exp(),
-        log_probability=log_probabilities.gather(-1, index)[:, 0],
+        margin=margin,
+        gap=best[:, 0] - second,
+        log_probability=torch.log_softmax(scaled, dim=-1).gather(-1, index)[:, 0],
     )

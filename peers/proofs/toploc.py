@@ -64,6 +64,9 @@ class ChunkResult:
     """Median of the same (the upper one of an even count, as in the toploc package)."""
     sign_mismatches: int
     """Entries with matching exponents and different signs."""
+    error: float
+    """Mean over the entries, 0 to 1, of 1 if exponent or sign differs, else of the mantissa
+    distance over 128: about the relative error of a value."""
     accepted: bool
 
 
@@ -129,15 +132,17 @@ def verify(
     matches = (claimed >> 7) & 0xFF == (own >> 7) & 0xFF  # bf16: sign, 8 exponent bits, 7 mantissa
     matches &= (words[:, 0] >= _least_moduli(chunks, words[:, 0]))[:, None]
     counts = matches.sum(1)
-    signs = ((claimed >> 15 != own >> 15) & matches).sum(1)
+    flipped = (claimed >> 15 != own >> 15) & matches
+    signs = flipped.sum(1)
     distances = np.abs((claimed & 0x7F) - (own & 0x7F))
+    errors = np.where(matches & ~flipped, distances / 128, 1.0).mean(1)
     sums = np.where(matches, distances, 0).sum(1)
     ordered = np.sort(np.where(matches, distances, 128), axis=1)
     medians = ordered[np.arange(len(chunks)), np.minimum(counts // 2, TOP_VALUES - 1)]
 
     results = []
-    for count, total, median, sign in zip(
-        counts.tolist(), sums.tolist(), medians.tolist(), signs.tolist(), strict=True
+    for count, total, median, sign, error in zip(
+        *(each.tolist() for each in (counts, sums, medians, signs, errors)), strict=True
     ):
         mean = total / count if count else float("inf")
         median = float(median) if count else float("inf")
@@ -147,7 +152,7 @@ def verify(
             and median <= thresholds.proof_mantissa_median_max
             and sign <= SIGN_MISMATCHES_MAX
         )
-        results.append(ChunkResult(count, mean, median, sign, accepted))
+        results.append(ChunkResult(count, mean, median, sign, error, accepted))
     return results
 
 

@@ -10,7 +10,7 @@ import msgspec
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.jobs.validation import Inspected, Report
-from swarm.messages import StepOrder, Submission, Verdict
+from swarm.messages import Evidence, StepOrder, Submission, Verdict
 
 
 class Slot(NamedTuple):
@@ -56,6 +56,8 @@ class Case:
 class Outcome(Inspected, kw_only=True):
     """The results of all checks of a submission, and those for training."""
 
+    evidence: Evidence = Evidence()
+
     @classmethod
     def of(cls, report: Report) -> Outcome:
         """Make an outcome from a report, or from an inspection with its results for training."""
@@ -97,4 +99,5 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         environments=[] if refused else outcome.environments,
         rollouts_digest=b"" if outcome.failed else outcome.canonical_digest,
         rollouts_bytes=0 if outcome.failed else outcome.canonical_bytes,
+        evidence=outcome.evidence,
     )

@@ -13,7 +13,8 @@ from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, Age
 from peers.validator.inbox import canonical_path_of, path_of
-from peers.validator.statistics import Duplicates, Pace, WorkerRecord, prefill_wanted
+from peers.validator.records import Records
+from peers.validator.statistics import Duplicates, Pace, prefill_wanted
 from swarm.errors import PeerError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
@@ -35,7 +36,7 @@ class Examiner:
     def __init__(
         self,
         peer: RunNode,
-        records: defaultdict[str, WorkerRecord],
+        records: Records,
         inspector_restarts: Restarts,
         prefill_restarts: Restarts,
     ) -> None:
@@ -114,6 +115,7 @@ class Examiner:
                 path=inspect.canonical_path,
                 digest=inspected.canonical_digest,
                 thresholds=thresholds,
+                rewards=inspected.rewards,
             )
             await self._recompute(job, inspect.tokenizer_folder, children.prefill, outcome)
         if ungraded and not outcome.failed:
@@ -142,7 +144,7 @@ class Examiner:
 
     def _is_drawn(self, case: Case, thresholds: Thresholds) -> bool:
         """Whether a case is drawn for recomputation, at the share for new or proven workers."""
-        proven = self._records[case.worker].accepted >= thresholds.proven_after
+        proven = self._records.accepted(case.worker) >= thresholds.proven_after
         share = thresholds.prefill_share_proven if proven else thresholds.prefill_share_new
         return prefill_wanted(self._secret, case.submission.digest, share)
 
@@ -155,9 +157,7 @@ class Examiner:
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail
-        self._records[job.order.worker].observe(
-            judged.sampling.mismatches, judged.sampling.positions, job.thresholds
-        )
+        outcome.evidence = judged.evidence
 
     async def _load(self, job: Load, prefill: PrefillService) -> None:
         """Load a policy into the prefill child, unless the child holds it."""

@@ -9,7 +9,6 @@ the log before it is published (`verdicts`).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import ClassVar
 
 import trio
@@ -21,7 +20,7 @@ from peers.validator.inbox import Inbox
 from peers.validator.intake import Intake
 from peers.validator.queue import CaseQueue
 from peers.validator.reception import Reception
-from peers.validator.statistics import WorkerRecord
+from peers.validator.records import Records
 from peers.validator.verdicts import Verdicts
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
@@ -88,7 +87,7 @@ class ValidatorRole:
             self._inbox,
             self._node.events,
         )
-        records: defaultdict[str, WorkerRecord] = defaultdict(WorkerRecord)
+        records = Records(peer.run, self._trusted)
         self._verdicts = Verdicts(
             peer, self._trusted, self._docket, self._inbox, self._queue, records
         )

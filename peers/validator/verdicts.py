@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import trio
 
 from peers.validator.cases import Case, Outcome, slot_of, verdict_on
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
 from peers.validator.docket import Docket, verdict_in
+from peers.validator.evidence.worker import WORDS
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
-from peers.validator.statistics import WorkerRecord
+from peers.validator.records import Records
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
@@ -35,7 +34,7 @@ class Verdicts:
         docket: Docket,
         inbox: Inbox,
         queue: CaseQueue,
-        records: defaultdict[str, WorkerRecord],
+        records: Records,
     ) -> None:
         self._peer = peer
         self._trusted = trusted
@@ -54,7 +53,7 @@ class Verdicts:
             self._docket.hear(envelope)
             self._docket.fill(slot_of(verdict.worker, verdict), verdict.submission)
             if verdict.outcome == "accepted":
-                self._records[verdict.worker].accepted += 1
+                self._records.accept(verdict.worker)
                 if not self._inbox.exists(key):
                     continue  # removed, because its step has closed
                 if not self._peer.node.disk.exists(canonical_path_of(key)):
@@ -96,9 +95,9 @@ class Verdicts:
         await self._queue.remove(key)
         if outcome.word == "accepted":
             self._serve(key, verdict_in(envelope))
-            self._records[worker].accepted += 1
+            self._records.accept(worker)
         else:
-            self._records[worker].accepted = 0  # the worker is unproven again
+            self._records.refuse(worker)
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
         self._docket.settle(case.slot)
@@ -183,21 +182,22 @@ class Verdicts:
             )
 
     async def _evict_if_due(self, worker: str, digest: bytes, outcome: Outcome) -> None:
-        """Evict for a proven fault, or when honest chance no longer explains a worker."""
-        record = self._records[worker]
-        thresholds = record.thresholds
+        """Evict for a proven fault, or when honest chance cannot explain a worker's evidence."""
         if self._peer.run.evicted(worker) is not None:
             return
         if outcome.proven_fault:
             await self._trusted.evict(worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0)
             return
-        p_value = record.p_value(thresholds.honest_mismatch_rate)
-        if p_value < thresholds.eviction_p_value:
+        if not outcome.evidence.tokens:
+            return
+        limit = self._peer.run.manifest.thresholds.eviction_p_value
+        standing = self._records.standing(worker)
+        if standing.p_value <= limit:
             await self._trusted.evict(
                 worker,
-                f"sampled tokens that the policy would not: p = {p_value:.1e}, "
-                f"threshold {thresholds.eviction_p_value:.0e}",
+                f"{WORDS[standing.process]}: an honest worker ever looks like this with "
+                f"p <= {standing.p_value:.1e}, threshold {limit:.0e}",
                 digest,
-                p_value,
-                thresholds.eviction_p_value,
+                standing.p_value,
+                limit,
             )

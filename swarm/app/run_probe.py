@@ -30,7 +30,7 @@ DEEP_LAYERS = 12
 In proofs of random models of 12 layers, 118 exponents agreed (docs/training.md, Thresholds)."""
 
 
-CALIBRATED = ("proof_exponents_min", "margin_mean_max", "margin_max", "honest_mismatch_rate")
+CALIBRATED = ("proof_exponents_min", "honest_margin", "margin_max", "honest_proof_error")
 """Thresholds that depend on the model. The owner has measured them if one differs from its
 default."""
 
@@ -121,8 +121,8 @@ def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list
     if layers >= DEEP_LAYERS and dtype.endswith("float16") and not calibrated:
         return [
             f"{where}: the default [thresholds] may refuse honest work: this model has {layers} "
-            f"layers in {dtype}, and they were measured on shallow ones; measure what honest "
-            f"peers differ by, and set {', '.join(CALIBRATED)}"
+            f"layers in {dtype}, and they were measured on a shallow one; run `swarm proofs "
+            "calibrate` on the model and copy the [thresholds] it proposes"
         ]
     return []
 

@@ -12,6 +12,7 @@ from swarm.messages import (
     CheckpointReference,
     Digest,
     EnvironmentReference,
+    Evidence,
     Rewards,
     Thresholds,
 )
@@ -114,6 +115,8 @@ class Judge(Job, frozen=True, kw_only=True):
     digest: Digest
     """BLAKE3-256 of that file."""
     thresholds: Thresholds
+    rewards: Rewards
+    """[groups][G] The validator's; empty if the environment cannot grade."""
     rows: list[int] | None = None
     """Rows to check; None: all."""
 
@@ -129,20 +132,19 @@ class ProofFigures(msgspec.Struct, frozen=True, kw_only=True):
     exponents_min: int
     exponents_mean: float
     mantissa_mean_max: float
+    error_mean: float
+    """Mean error of the proofs, 0 to 1."""
 
 
 class SamplingFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How well the tokens fit the recomputed logits and the seed's noise."""
 
     tokens: int
-    positions: int
-    """Tokens for which p_max < 0.99, so that the policy left a choice."""
     mismatches: int
-    """Tokens among `positions` that differ from the recomputed sample."""
+    """Tokens that differ from the recomputed sample."""
     margin_mean: float
-    """Mean of min(margin, 1) over `positions`."""
+    """Mean of min(margin, 1)."""
     margin_max: float
-    """Largest margin of all tokens."""
 
 
 class Judged(Report, kw_only=True):
@@ -150,6 +152,8 @@ class Judged(Report, kw_only=True):
 
     proofs: ProofFigures
     sampling: SamplingFigures
+    evidence: Evidence
+    """What the submission adds to the evidence against its worker."""
 
 
 class PrefillService(Protocol):

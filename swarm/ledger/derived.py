@@ -1,7 +1,8 @@
 """Tables derived from the entries of all logs in a trusted peer's database.
 
 The transaction that appends an entry also updates them: signed verdicts, accepted submissions (for
-a worker's record), used submissions, admitted peers, and signed evictions and reinstatements.
+a worker's record), the evidence against each worker, used submissions, admitted peers, and signed
+evictions and reinstatements.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+import msgspec
+
 from swarm.envelope import Envelope, open_envelope
 from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated
 from swarm.ledger.log import Also
-from swarm.messages import Verdict
+from swarm.messages import Evidence, Verdict
 from swarm.world import Database
 
 _TABLES = (
@@ -21,6 +24,8 @@ _TABLES = (
     "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
     "admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID",
     "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
+    "evidence (worker TEXT, owner TEXT, position INTEGER, evidence BLOB NOT NULL, "
+    "PRIMARY KEY (worker, owner, position)) WITHOUT ROWID",
 )
 
 
@@ -72,6 +77,18 @@ class DerivedTables:
         )
         return int(rows[0][0])
 
+    def evidence_on(self, worker: str, owner: str, start: int) -> list[tuple[int, Evidence]]:
+        """Return the evidence against a worker in `owner`'s log from index `start` on, by index.
+
+        Evidence from before the run's owner reinstated the worker is left out.
+        """
+        rows = self._database.read(
+            "SELECT position, evidence FROM evidence "
+            "WHERE worker = ? AND owner = ? AND position >= ? ORDER BY position",
+            (worker, owner, start),
+        )
+        return [(position, msgspec.msgpack.decode(raw, type=Evidence)) for position, raw in rows]
+
     def is_used(self, submission: bytes) -> bool:
         """Whether a log records the final outcome of a submission; "carried" is not final."""
         return self._has("used WHERE submission = ?", submission)
@@ -101,11 +118,11 @@ def keep_verdict(connection: sqlite3.Connection, index: int, envelope: Envelope)
     )
 
 
-def deriving(entries: Sequence[Entry]) -> Also:
-    """Return the work that updates the derived tables with new entries of a log."""
+def deriving(owner: str, entries: Sequence[Entry]) -> Also:
+    """Return the work that updates the derived tables with new entries of `owner`'s log."""
 
-    def derive(connection: sqlite3.Connection, _index: int) -> None:
-        for entry in entries:
+    def derive(connection: sqlite3.Connection, first: int) -> None:
+        for position, entry in enumerate(entries, first):
             if isinstance(entry, Judged) and entry.outcome == "accepted":
                 connection.execute(
                     "INSERT OR IGNORE INTO accepted (worker, submission) VALUES (?, ?)",
@@ -123,5 +140,13 @@ def deriving(entries: Sequence[Entry]) -> Also:
                 connection.execute(
                     "INSERT OR IGNORE INTO expulsions (envelope) VALUES (?)", (entry.envelope,)
                 )
+            if isinstance(entry, Judged) and entry.evidence.tokens:
+                connection.execute(
+                    "INSERT OR IGNORE INTO evidence (worker, owner, position, evidence) "
+                    "VALUES (?, ?, ?, ?)",
+                    (entry.worker, owner, position, msgspec.msgpack.encode(entry.evidence)),
+                )
+            elif isinstance(entry, Reinstated):  # the run's owner clears earlier evidence
+                connection.execute("DELETE FROM evidence WHERE worker = ?", (entry.peer,))
 
     return derive

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import Count, Digest, Key, Line, Rewards, Verdict
+from swarm.messages import Count, Digest, Evidence, Key, Line, Rewards, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """The outcome of an accepted group; all five are credited. Stale: its policy was too old, its
@@ -56,6 +56,8 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     size_bytes: Count
     rollouts_digest: Annotated[bytes, Meta(max_length=32)] = b""
     """`Verdict.rollouts_digest`: names the rollouts that the trainer may train on."""
+    evidence: Evidence = Evidence()
+    """`Verdict.evidence`."""
 
 
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
@@ -140,4 +142,5 @@ def judged(verdict: Verdict) -> Judged:
         rewards_digest=rewards_digest(verdict.rewards),
         size_bytes=verdict.size_bytes,
         rollouts_digest=verdict.rollouts_digest,
+        evidence=verdict.evidence,
     )

@@ -159,7 +159,7 @@ class LogCopies:
                 raise PeerError(f"{owner} has {error} in its log") from error
             held += len(raws)
             proof = await client.consistency(owner, held, size) if held < size else []
-            await mirror.extend(head, raws, proof, deriving(entries))
+            await mirror.extend(head, raws, proof, deriving(owner, entries))
             for entry in entries:
                 if isinstance(entry, (Evicted, Reinstated)):
                     self._on_expulsion(entry.envelope)

@@ -120,7 +120,7 @@ class TrustedPart:
         """Append entries to this peer's log; they are durable on return."""
         await self._restored.wait()
         async with self._appending:
-            written = await self._log.append(entries, deriving(entries))
+            written = await self._log.append(entries, deriving(self._log.owner, entries))
         self._grown.set(written.stop)
 
     async def append_verdict(self, verdict_at: Callable[[int], Verdict]) -> Envelope:
@@ -137,7 +137,7 @@ class TrustedPart:
             def keep(connection: sqlite3.Connection, index: int) -> None:
                 assert index == verdict.log_index, "somebody else appended to this log"
                 keep_verdict(connection, index, envelope)
-                deriving([entry])(connection, index)
+                deriving(self._log.owner, [entry])(connection, index)
 
             written = await self._log.append([entry], keep)
         self._grown.set(written.stop)

@@ -128,7 +128,7 @@ def test_a_deep_model_in_16_bits_is_warned_of_until_thresholds_are_chosen(tmp_pa
     warned = swarm(*describe(tmp_path, num_hidden_layers=12))
     assert warned.status == 0
     assert "the default [thresholds] may refuse honest work: this model has 12" in warned.errors
-    chosen = RUN.replace("[schedule]", "[thresholds]\nmargin_mean_max = 0.05\n[schedule]")
+    chosen = RUN.replace("[schedule]", "[thresholds]\nhonest_margin = 0.05\n[schedule]")
     for text, config in ((chosen, {}), (RUN, {"dtype": "float32"})):
         (tmp_path / "run.manifest").unlink()  # a version cannot be signed twice
         assert swarm(*describe(tmp_path, text, num_hidden_layers=12, **config)).errors == ""

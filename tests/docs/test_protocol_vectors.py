@@ -28,6 +28,7 @@ NESTED = (
     messages.Limits,
     messages.Filters,
     messages.Check,
+    messages.Evidence,
 )
 
 LOGGED: dict[str, type[msgspec.Struct]] = {

@@ -118,6 +118,7 @@ class Pipeline:
                 path=str(canonical),
                 digest=inspected.canonical_digest,
                 thresholds=Thresholds(),
+                rewards=[],
             ),
         )
         assert judged.failed == "", judged.detail

@@ -107,10 +107,11 @@ def test_margins_are_zero_for_the_sampled_token_and_exact_for_another() -> None:
     judged = judge_margins(logits, chosen, 0.5, noise)
     assert judged.margin.tolist() == [0.0, 0.0]
     probabilities = torch.softmax(logits / 0.5, -1)
-    assert torch.allclose(judged.p_max, probabilities.amax(-1))
     assert torch.allclose(judged.log_probability.exp(), probabilities[torch.arange(2), chosen])
     other = (chosen + 1) % 6
     perturbed = logits / 0.5 + noise
+    ordered = perturbed.sort(-1, descending=True).values
+    assert torch.equal(judged.gap, ordered[:, 0] - ordered[:, 1])
     expected = perturbed[[0, 1], chosen] - perturbed[[0, 1], other]
     assert torch.equal(judge_margins(logits, other, 0.5, noise).margin, expected)
     assert (expected > 0).all()

@@ -74,7 +74,7 @@ def test_golden_bytes(tokens: int) -> None:
     assert [reference_proof(chunk) for chunk in chunks] == expected
     check_format(expected, tokens)
     for result in toploc.verify(chunks, expected):
-        assert result == toploc.ChunkResult(128, 0.0, 0.0, 0, True)
+        assert result == toploc.ChunkResult(128, 0.0, 0.0, 0, 0.0, True)
 
 
 def test_the_toploc_package_makes_the_same_bytes() -> None:
@@ -137,7 +137,7 @@ def test_the_largest_injective_modulus_is_found() -> None:
     chunk = hidden.bfloat16()
     proof = toploc.build([chunk])[0]
     assert int.from_bytes(proof[:2], "big") == 65495
-    assert toploc.verify([chunk], [proof])[0] == toploc.ChunkResult(128, 0.0, 0.0, 0, True)
+    assert toploc.verify([chunk], [proof])[0] == toploc.ChunkResult(128, 0.0, 0.0, 0, 0.0, True)
     assert reference_proof(chunk) == proof
 
 
@@ -304,7 +304,7 @@ def test_thresholds_can_be_the_runs_own(thresholds: dict[str, Any], accepted: bo
     hidden = random_rows(2, 64)  # 128 values, so all of them are compared
     shifted = (hidden.view(torch.int16) ^ 0x40).view(torch.bfloat16)  # 64 in every mantissa
     result = toploc.verify([shifted], toploc.build([hidden]), Thresholds(**thresholds))[0]
-    assert result == toploc.ChunkResult(128, 64.0, 64.0, 0, accepted)
+    assert result == toploc.ChunkResult(128, 64.0, 64.0, 0, 0.5, accepted)
 
 
 def test_wrong_dtypes_and_small_chunks_are_refused() -> None:

@@ -97,6 +97,7 @@ class Stage:
             path=str(self.folder / "canonical"),
             digest=digest,
             thresholds=Thresholds(),
+            rewards=[],
             rows=rows,
         )
         return trio.run(self.prefill.judge, job)

@@ -22,8 +22,9 @@ from peers.inference.engine_service import EngineService
 from peers.proofs import toploc
 from peers.proofs.format import PRIME
 from peers.validator import prefill as prefill_module
-from peers.validator.prefill import PrefillService, judge_sampling, sampling_figures
-from peers.validator.statistics import binomial_tail
+from peers.validator.evidence.worker import WorkerEvidence
+from peers.validator.prefill import PrefillService
+from peers.validator.recompute import judge_sampling, sampling_figures
 from swarm.jobs import Load
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
@@ -83,9 +84,8 @@ def test_honest_work_is_accepted_without_a_mismatch(stage: Stage) -> None:
         assert judged.failed == ""
         assert judged.proofs.chunks_passed == judged.proofs.chunks == 16
         assert judged.sampling.mismatches == 0
-        assert (
-            judged.sampling.positions == judged.sampling.tokens == len(rollouts.log_probabilities)
-        )
+        assert judged.evidence.tokens == judged.sampling.tokens
+        assert judged.sampling.tokens == len(rollouts.log_probabilities)
         assert judged.sampling.margin_max < 1e-4
         assert all(check.passed for check in judged.checks)
 
@@ -223,19 +223,26 @@ def test_random_proofs_are_refused(stage: Stage) -> None:
     assert (judged.failed, judged.proofs.chunks_passed) == ("proofs", 0)
 
 
-def test_a_cheats_record_ends_below_the_eviction_threshold(stage: Stage) -> None:
+def test_a_cheats_evidence_exceeds_the_eviction_threshold(stage: Stage) -> None:
     cheat = EngineService(InferenceSetup(alter_weights=0.2, environments=[]))
+    record = WorkerEvidence()
     load(cheat, stage.policy)
     path = stage.folder / "cheated"
-    mismatches = positions = 0
-    for number in range(8):
+    for number in range(3):
         generate(cheat, path, stage.order(number=number))
         stage.inspect_bytes(path.read_bytes(), number=number)
-        judged = stage.judge(number=number)
-        mismatches += judged.sampling.mismatches
-        positions += judged.sampling.positions
-    rate, threshold = Thresholds().honest_mismatch_rate, Thresholds().eviction_p_value
-    assert binomial_tail(mismatches, positions, rate) < threshold
+        record.add("validator", stage.judge(number=number).evidence)
+    assert record.standing().p_value < Thresholds().eviction_p_value
+    assert record.standing().process == "policy"
+
+
+def test_honest_evidence_stays_below_every_threshold(stage: Stage) -> None:
+    record = WorkerEvidence()
+    for number in range(5):
+        header, rollouts = stage.generate(number=number)
+        stage.inspect(header, rollouts, number=number)
+        record.add("validator", stage.judge(number=number).evidence)
+    assert record.standing().p_value == 1.0
 
 
 def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
@@ -244,12 +251,13 @@ def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
     completions = [completion(rollouts, row) for row in rows]
     engine = NativeEngine(stage.policy)
     prefill = prefill_completions(engine, [rollouts.prompt(row) for row in rows], completions)
-    given = (engine, prefill, completions, rows, stage.seed(number=7), 1.0)  # another's noise
-    whole = sampling_figures([judge_sampling(*given)])
+    key = noise_key(stage.seed(number=7))  # another's noise
+    given = (engine, prefill, completions, rows, key, 1.0)
+    whole = sampling_figures(judge_sampling(*given)[0])
     assert whole.mismatches > 10
     for positions in (1, 3, 1000):
         sliced = judge_sampling(*given, entries_max=positions * engine.vocabulary_size)
-        assert asdict(sampling_figures([sliced])) == pytest.approx(asdict(whole), rel=1e-5)
+        assert asdict(sampling_figures(sliced[0])) == pytest.approx(asdict(whole), rel=1e-5)
 
 
 def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> None:
@@ -270,8 +278,8 @@ def test_memory_is_that_of_a_slice_whatever_the_vocabulary(tmp_path: Path) -> No
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
     before = resident_bytes("VmRSS")
     prefill = prefill_completions(engine, prompts, completions)
-    judged = judge_sampling(engine, prefill, completions, range(8), bytes(32), 1.0)
-    assert len(judged.margin) == 256
+    margins, _ = judge_sampling(engine, prefill, completions, range(8), (0, 0), 1.0)
+    assert len(margins) == 256
     assert resident_bytes("VmHWM") - before < 420e6
 
 
@@ -311,7 +319,7 @@ def test_prefill_keeps_the_last_policies(policy: Path) -> None:
     assert load_as(first) == [first]
     assert load_as(second) == [first, second]
     assert load_as(third) == [second, third]
-    job = Judge(order=ORDER, path="", digest=bytes(32), thresholds=Thresholds())
+    job = Judge(order=ORDER, path="", digest=bytes(32), thresholds=Thresholds(), rewards=[])
     with pytest.raises(ValueError, match="policy 1 of lineage 0 is not loaded"):
         trio.run(prefill.judge, job)
 

@@ -1,67 +1,8 @@
-"""Honest chance, records, copies, pace."""
+"""The draw, copies, pace."""
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from peers.validator.statistics import (
-    Duplicates,
-    Pace,
-    WorkerRecord,
-    binomial_tail,
-    prefill_wanted,
-)
-from swarm.messages import Thresholds
-
-
-def exact_tail(mismatches: int, positions: int, rate: Fraction) -> float:
-    return float(
-        sum(
-            math.comb(positions, i) * rate**i * (1 - rate) ** (positions - i)
-            for i in range(mismatches, positions + 1)
-        )
-    )
-
-
-@settings(deadline=None)
-@given(st.integers(0, 200), st.data(), st.sampled_from([Fraction(1, 100), Fraction(1, 3)]))
-def test_the_tail_is_exact(positions: int, data: st.DataObject, rate: Fraction) -> None:
-    mismatches = data.draw(st.integers(0, positions))
-    found = binomial_tail(mismatches, positions, float(rate))
-    assert found == pytest.approx(exact_tail(mismatches, positions, rate), rel=1e-9, abs=1e-300)
-
-
-def test_the_tail_holds_for_long_records() -> None:
-    assert binomial_tail(100_000, 10_000_000, 0.01) == pytest.approx(0.5, abs=0.01)
-    assert binomial_tail(102_000, 10_000_000, 0.01) < 1e-9
-    assert binomial_tail(98_000, 10_000_000, 0.01) == pytest.approx(1.0)
-    assert binomial_tail(0, 0, 0.01) == 1.0
-    assert binomial_tail(500, 500, 0.01) == 0.0  # below what a float holds
-
-
-@pytest.mark.parametrize(
-    ("mismatches", "positions", "rate"), [(-1, 5, 0.1), (6, 5, 0.1), (1, 5, 0)]
-)
-def test_no_tail_of_nonsense(mismatches: int, positions: int, rate: float) -> None:
-    with pytest.raises(ValueError, match="no tail"):
-        binomial_tail(mismatches, positions, rate)
-
-
-def test_a_record_pools_what_it_saw() -> None:
-    record = WorkerRecord()
-    assert record.p_value(0.01) == 1.0
-    for _ in range(100):
-        record.observe(0, 200, Thresholds())
-    assert record.p_value(0.01) == 1.0
-    cheat = WorkerRecord()
-    for _ in range(3):
-        cheat.observe(18, 224, Thresholds())
-    assert cheat.p_value(0.01) < 1e-9
+from peers.validator.statistics import Duplicates, Pace, prefill_wanted
 
 
 def test_the_draw_follows_the_secret_and_the_share() -> None:

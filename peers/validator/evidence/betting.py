@@ -1,0 +1,69 @@
+"""Bets on bounded scores: a capital that grows only if scores exceed their honest mean.
+
+Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (JRSS B 2023).
+A score s in [0, 1] has an honest conditional mean of at most `mean`, given everything before it.
+A bet of stake λ multiplies its capital by 1 + λ(s − mean). While the mean holds, that factor is
+at most 1 on average, so the capital is a supermartingale: by Ville's inequality it ever reaches
+1/α with probability at most α. No bet is best against every lie, so a process places a few, and
+the average of their capitals is a supermartingale too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+STAKES = (2.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0)
+"""λ is best at (true mean − honest mean) / mean square of the score: small for a small shift of a
+large mean, large for rare scores. Steps of 4 lose at most a third of the best growth rate."""
+
+UNITS_PER_NAT = 1000
+"""Gains are whole thousandths of a nat, so that their sums are exact on every machine."""
+
+
+def stakes(mean: float) -> list[float]:
+    """The stakes against scores of an honest `mean`; no score loses more than half of a capital."""
+    if not 0 < mean < 1:
+        raise ValueError(f"an honest mean of {mean} is not between 0 and 1")
+    return [min(stake, 0.5 / mean) for stake in STAKES]
+
+
+def gains(scores: npt.NDArray[np.floating[Any]], mean: float) -> list[int]:
+    """The growth of each bet's log capital over `scores`, in thousandths of a nat, rounded down.
+
+    Rounding down keeps the capital a supermartingale. Raises `ValueError` for a score outside
+    [0, 1].
+    """
+    if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
+        raise ValueError("a score lies outside [0, 1]")
+    return [rounded(float(np.log1p(stake * (scores - mean)).sum())) for stake in stakes(mean)]
+
+
+def rounded(nats: float) -> int:
+    """Whole thousandths of a nat, rounded down."""
+    return math.floor(nats * UNITS_PER_NAT)
+
+
+def log_mean(logs: Sequence[float]) -> float:
+    """log of the mean of exp(logs); 0, the log of an untouched capital, if there are none."""
+    if not logs:
+        return 0.0
+    top = max(logs)
+    if top == -math.inf:
+        return top
+    return top + math.log(sum(math.exp(each - top) for each in logs) / len(logs))
+
+
+def log_sum(first: float, second: float) -> float:
+    """log(exp(first) + exp(second))."""
+    top = max(first, second)
+    return top if top == -math.inf else top + math.log1p(math.exp(min(first, second) - top))
+
+
+def log_e_value(bets: Sequence[int]) -> float:
+    """log of one submission's own e-value: the mean capital of bets that began with 1."""
+    return log_mean([bet / UNITS_PER_NAT for bet in bets])

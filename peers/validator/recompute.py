@@ -1,0 +1,158 @@
+"""Recompute a submission with the policy's weights: activations against proofs, tokens against
+logits and noise.
+
+The figures of both are what the statistical checks and the worker's evidence rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from peers.engines.engine import Engine, Prefill
+from peers.engines.sampling import gumbel_noise, judge_margins
+from peers.proofs import toploc
+from peers.validator.evidence.selection import TIE_WIDTH
+from swarm.jobs.validation import ProofFigures, SamplingFigures
+from swarm.messages import Thresholds
+from swarm.world.progress import checkpoint
+
+MARGIN_CAP = 1e6
+"""Largest margin reported. A token with noise −∞, which cannot be sampled, has an infinite
+margin, but figures must be finite."""
+
+ENTRIES_MAX = 1 << 22
+"""Token positions × vocabulary judged at once: logits and noise take about 60 bytes per entry."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Rollouts to recompute, row by row."""
+
+    sequences: Sequence[Sequence[int]]
+    """All tokens of each rollout."""
+    sampled: Sequence[Sequence[int]]
+    """Indices of the sampled tokens in each sequence."""
+    rows: Sequence[int]
+    """Row of each rollout in its submission."""
+    proofs: Sequence[Sequence[bytes]]
+    """The chunks' proofs of each rollout."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The figures of some rollouts."""
+
+    chunks: list[toploc.ChunkResult]
+    errors: npt.NDArray[np.float64]
+    """[chunks] Error of each proof."""
+    margins: npt.NDArray[np.float64]
+    """[tokens] All rollouts end to end."""
+    ties: list[list[bool]]
+    """[rollouts] Each rollout's near ties by position, True where the claimed token lost the tie.
+
+    A tie is a position where claimed and likeliest other token differ by less than `TIE_WIDTH`."""
+
+
+@torch.inference_mode()
+def recompute(
+    engine: Engine,
+    given: Completed,
+    key: tuple[int, int],
+    temperature: float,
+    thresholds: Thresholds,
+) -> Found:
+    """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
+
+    Raises `ProofFormatError`.
+    """
+    prefill = engine.prefill(given.sequences, given.sampled)
+    chunks = [
+        chunk
+        for before, hidden in zip(prefill.prompt_hidden, prefill.hidden, strict=True)
+        for chunk in toploc.chunk_rows(before, hidden)
+    ]
+    results = toploc.verify(
+        chunks,
+        [proof for proofs in given.proofs for proof in proofs],
+        thresholds,
+    )
+    completions = [
+        [tokens[index] for index in indices]
+        for tokens, indices in zip(given.sequences, given.sampled, strict=True)
+    ]
+    margins, gaps = judge_sampling(engine, prefill, completions, given.rows, key, temperature)
+    ends = np.cumsum([len(completion) for completion in completions])[:-1]
+    near = np.where(margins > 0, margins, gaps) < TIE_WIDTH
+    ties = [
+        lost[tied].tolist()
+        for lost, tied in zip(np.split(margins > 0, ends), np.split(near, ends), strict=True)
+    ]
+    return Found(results, np.array([result.error for result in results]), margins, ties)
+
+
+@torch.inference_mode()
+def judge_sampling(
+    engine: Engine,
+    prefill: Prefill,
+    completions: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    key: tuple[int, int],
+    temperature: float,
+    entries_max: int = ENTRIES_MAX,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Margins and gaps [tokens] (`peers.engines.sampling.Judgement`), `entries_max` at a time.
+
+    Every token is judged, so both a stop token and its absence are: stop ids compete like others.
+    """
+    margins, gaps = [], []
+    states = torch.cat(prefill.states)  # [n, hidden], all completions end to end
+    device = states.device
+    tokens = torch.tensor([token for row in completions for token in row], device=device)
+    lengths = torch.tensor([len(completion) for completion in completions], device=device)
+    row_index = torch.tensor(list(rows), device=device).repeat_interleave(lengths)
+    positions = torch.cat([torch.arange(len(row), device=device) for row in completions])
+    step = max(1, entries_max // engine.vocabulary_size)
+    for start in range(0, len(tokens), step):
+        checkpoint()
+        here = slice(start, start + step)
+        noise = gumbel_noise(key, row_index[here], positions[here], engine.vocabulary_size)
+        judgement = judge_margins(engine.logits(states[here]), tokens[here], temperature, noise)
+        margins.append(judgement.margin)
+        gaps.append(judgement.gap)
+    return _numbers(margins), _numbers(gaps)
+
+
+def _numbers(parts: list[Tensor]) -> npt.NDArray[np.float64]:
+    numbers: npt.NDArray[np.float64] = (
+        torch.cat(parts).clamp(max=MARGIN_CAP).cpu().numpy().astype(np.float64)
+    )
+    return numbers
+
+
+def proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:
+    """The figures of all chunks of a submission."""
+    count = len(results)
+    return ProofFigures(
+        chunks=count,
+        chunks_passed=sum(result.accepted for result in results),
+        exponents_min=min(result.exponent_matches for result in results),
+        exponents_mean=sum(result.exponent_matches for result in results) / count,
+        mantissa_mean_max=max(result.mantissa_mean for result in results),
+        error_mean=sum(result.error for result in results) / count,
+    )
+
+
+def sampling_figures(margins: npt.NDArray[np.float64]) -> SamplingFigures:
+    """The figures of all tokens of a submission."""
+    return SamplingFigures(
+        tokens=len(margins),
+        mismatches=int((margins > 0).sum()),
+        margin_mean=float(np.minimum(margins, 1.0).mean()) if len(margins) else 0.0,
+        margin_max=float(margins.max(initial=0.0)),
+    )
