@@ -11,6 +11,7 @@ from swarm.app.commands import (
     id,
     ledger,
     peer,
+    proofs,
     rollouts,
     run,
     sft,
@@ -41,6 +42,7 @@ app.command("peer")(peer.peer)
 app.add_typer(run.app, name="run")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(proofs.app, name="proofs")
 app.add_typer(dataset.app, name="dataset")
 
 

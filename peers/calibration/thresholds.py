@@ -1,0 +1,164 @@
+"""Thresholds from honest samples, and what they make of a worker.
+
+Every honest mean gets a factor of safety: the samples come from the machines at hand, and other
+hardware rounds differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from peers.calibration.measure import Sample
+from peers.validator.evidence.submission import bans, evidence_of
+from peers.validator.evidence.worker import WorkerEvidence
+from swarm.messages import Evidence, Thresholds
+
+SAFETY = 2.0
+"""Factor on honest margins, mean and largest."""
+
+ERROR_SAFETY = 1.3
+"""Factor on the honest mean error of proofs, which varies less between machines."""
+
+HONEST_MARGIN_MIN = 2e-5
+"""Least bound on the mean margin: in fp32 a mean is zero until a tie of one in a million comes."""
+
+HONEST_ERROR_MIN = 0.002
+"""Least bound on the mean error of proofs: a quarter of the last bit of each bf16 value."""
+
+MARGIN_MIN = 0.05
+"""Least bound on a single margin, for the same reason."""
+
+DEVIATIONS = 8
+"""Standard deviations kept between honest chunks and the limits on a single proof."""
+
+POOLED = ("sampler", "policy", "selection")
+"""Processes whose e-value refuses a submission; a text's outliers are refused one by one."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What thresholds make of one worker's submissions, in order."""
+
+    submissions: int
+    completions: int
+    tokens: int
+    chunks: int
+    refused: int
+    refused_by: dict[str, int]
+    tokens_until_eviction: int | None
+    """None: not evicted."""
+    process: str
+    """The process with the largest capital at the eviction, or at the end."""
+    bans: list[float]
+    """[submissions] Largest log10 of an e-value of the pooled processes."""
+    log_capital: float
+    mean_margin: float
+    mean_error: float
+    exponents_min: int
+    margin_max: float
+    mismatch_share: float
+    reward: float
+
+
+def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) -> Thresholds:
+    """Thresholds that no honest sample comes near; `honest` has one list per pair of engines."""
+    chunks = [chunk for pair in honest for each in pair for chunk in each.found.chunks]
+    exponents = [chunk.exponent_matches for chunk in chunks]
+    means = [chunk.mantissa_mean for chunk in chunks]
+    margin = max(_bound([each.recomputed.margins for each in pair], cap=1.0) for pair in honest)
+    error = max(_bound([each.recomputed.errors for each in pair]) for pair in honest)
+    largest = max(float(each.found.margins.max()) for pair in honest for each in pair)
+    tokens = sum(each.tokens for pair in honest for each in pair)
+    lowest = min(min(exponents), float(np.mean(exponents) - DEVIATIONS * np.std(exponents)))
+    return replace(
+        base or Thresholds(),
+        proof_exponents_min=max(0, math.floor(lowest) - 2),
+        proof_mantissa_mean_max=_digits(
+            max(max(means), float(np.mean(means) + DEVIATIONS * np.std(means))) * ERROR_SAFETY + 1
+        ),
+        proof_mantissa_median_max=max(chunk.mantissa_median for chunk in chunks) + 2,
+        honest_margin=_digits(max(HONEST_MARGIN_MIN, SAFETY * margin)),
+        margin_max=_digits(max(MARGIN_MIN, SAFETY * largest)),
+        honest_proof_error=_digits(max(HONEST_ERROR_MIN, ERROR_SAFETY * error)),
+        honest_outliers=_digits(max(1e-6, 3 / tokens)),
+    )
+
+
+def _bound(
+    parts: Sequence[np.ndarray[tuple[int], np.dtype[np.float64]]], cap: float = 1.0
+) -> float:
+    """Mean of all scores plus three standard errors, counted between submissions."""
+    means = [float(np.minimum(part, cap).mean()) for part in parts]
+    return float(np.mean(means) + 3 * np.std(means) / math.sqrt(len(means)))
+
+
+def _digits(value: float) -> float:
+    """Two significant digits, rounded up."""
+    unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit - 1e-9) * unit:.2g}")
+
+
+def failures(sample: Sample, evidence: Evidence, thresholds: Thresholds) -> list[str]:
+    """The statistical checks that refuse a submission."""
+    limits = thresholds
+    proofs = sum(
+        chunk.exponent_matches >= limits.proof_exponents_min
+        and chunk.mantissa_mean <= limits.proof_mantissa_mean_max
+        and chunk.mantissa_median <= limits.proof_mantissa_median_max
+        and chunk.sign_mismatches <= 3
+        for chunk in sample.found.chunks
+    )
+    failed = []
+    if proofs < limits.proof_chunks_share_min * len(sample.found.chunks):
+        failed.append("proofs")
+    if sample.found.margins.max() > limits.margin_max:
+        failed.append("sampling_bound")
+    odds = -math.log10(limits.refusal_p_value)
+    failed += [name for name in POOLED if bans(getattr(evidence, name)) > odds]
+    return failed
+
+
+def assess(samples: Sequence[Sample], thresholds: Thresholds) -> Assessment:
+    """Judge a worker's submissions in order, as one validator that recomputes all of them does."""
+    worker = WorkerEvidence()
+    refused_by: dict[str, int] = {}
+    refused = tokens = 0
+    evicted: int | None = None
+    odds: list[float] = []
+    for each in samples:
+        evidence = evidence_of(each.recomputed, thresholds)
+        failed = failures(each, evidence, thresholds)
+        refused += bool(failed)
+        for name in failed:
+            refused_by[name] = refused_by.get(name, 0) + 1
+        odds.append(max(bans(getattr(evidence, name)) for name in POOLED))
+        tokens += each.tokens
+        if evicted is None:
+            worker.add("validator", evidence)
+            if worker.standing().p_value <= thresholds.eviction_p_value:
+                evicted = tokens
+    standing = worker.standing()
+    margins = np.concatenate([each.found.margins for each in samples])
+    return Assessment(
+        submissions=len(samples),
+        completions=sum(each.completions for each in samples),
+        tokens=tokens,
+        chunks=sum(len(each.found.chunks) for each in samples),
+        refused=refused,
+        refused_by=refused_by,
+        tokens_until_eviction=evicted,
+        process=standing.process,
+        bans=odds,
+        log_capital=standing.log_capital,
+        mean_margin=float(np.minimum(margins, 1.0).mean()),
+        mean_error=float(np.concatenate([each.found.errors for each in samples]).mean()),
+        exponents_min=min(c.exponent_matches for each in samples for c in each.found.chunks),
+        margin_max=float(margins.max()),
+        mismatch_share=float((margins > 0).mean()),
+        reward=float(np.mean([each.reward for each in samples])),
+    )

@@ -1,0 +1,70 @@
+"""The work of a submission: prompts, and the reward that a cheat is after."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.engines.config import read_supported_config
+from peers.environments import Environment, Renderer
+from peers.environments.episodes import grade_segments
+from swarm.messages import Sampling
+from swarm.rollouts.rollout import Finish, Segment
+from swarm.rollouts.seeds import digest, noise_key, task_seed
+
+PROMPT_TOKENS = 16
+"""Length of a random prompt, where no environment gives prompts."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One submission's work; a row is a rollout."""
+
+    seed: bytes
+    prompts: list[list[int]]
+    """[rows] The rows of a group have the same prompt."""
+    rewards: Callable[[int, Sequence[int]], float]
+    """(row, completion) → reward."""
+
+    def key(self, attempt: int = 0) -> tuple[int, int]:
+        """The key of the submission's noise; another attempt's is not the seed's."""
+        seed = self.seed if attempt == 0 else digest("swarm/1/attempt", self.seed, bytes([attempt]))
+        return noise_key(seed)
+
+
+class Workload:
+    """Makes the work of a model's submissions from numbers."""
+
+    def __init__(self, folder: Path, sampling: Sampling, environment: Environment | None) -> None:
+        """Read the model in `folder`; without an environment, prompts are random tokens."""
+        self.sampling = sampling
+        self._vocabulary: int = read_supported_config(folder)["vocab_size"]
+        self._environment = environment
+        self._renderer = Renderer(folder) if environment is not None else None
+
+    def work(self, number: int, name: str = "calibration") -> Work:
+        """The work of submission `number`."""
+        seed = digest("swarm/1/calibration", name.encode(), number.to_bytes(8, "big"))
+        groups, size = self.sampling.groups_per_submission, self.sampling.group_size
+        if self._environment is None or self._renderer is None:
+            drawn = random.Random(seed)
+            prompts = [
+                drawn.choices(range(self._vocabulary), k=PROMPT_TOKENS) for _ in range(groups)
+            ]
+            rows = [prompts[row // size] for row in range(groups * size)]
+            return Work(seed, rows, lambda _, completion: float(sum(completion) % 2))
+        environment, renderer = self._environment, self._renderer
+        tasks = [environment.task(task_seed(seed, group)) for group in range(groups)]
+        encoded = [renderer.encode_prompt(task.prompt) for task in tasks]
+        stops = self.sampling.stop_ids
+
+        def reward(row: int, completion: Sequence[int]) -> float:
+            prompt = Segment("prompt", encoded[row // size])
+            finish: Finish = "stop" if completion[-1] in stops else "length"
+            model = Segment("model", list(completion), finish)
+            task = tasks[row // size]
+            return grade_segments(environment, task, renderer, (prompt, model), stops)
+
+        return Work(seed, [encoded[row // size] for row in range(groups * size)], reward)

@@ -1,0 +1,83 @@
+"""`swarm proofs`: how much honest engines differ, and what a cheat looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import exits
+from swarm.app.extras import require_extra
+from swarm.app.options import AsJson, EnvironmentOptions, environment_options
+from swarm.app.output import check_writable, print_json
+
+app = typer.Typer(help="Proofs that a rollout is the policy's.", no_args_is_help=True)
+
+
+@app.callback()
+def _proofs() -> None:
+    pass  # keeps `calibrate` a subcommand while it is the only one
+
+
+@app.command("calibrate")
+@exits
+def calibrate_command(
+    model: Annotated[Path, typer.Option(help="Hugging Face folder of the policy.")],
+    environment: Annotated[
+        str | None,
+        typer.Option(help="Environment that gives prompts and rewards, as NAME@VERSION."),
+    ] = None,
+    option: EnvironmentOptions = None,
+    engines: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated engine classes, each DTYPE or DTYPE:DEVICE; default: float32 and "
+            "bfloat16 on every device of this machine. The first one validates the attacks."
+        ),
+    ] = None,
+    previous: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of an older policy to detect; repeatable, newest first."),
+    ] = None,
+    submissions: Annotated[
+        int, typer.Option(min=2, help="Submissions per pair of engines and per attack.")
+    ] = 8,
+    groups: Annotated[int, typer.Option(min=1, help="Groups per submission.")] = 4,
+    group_size: Annotated[int, typer.Option(min=2, help="Rollouts per group.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens per rollout.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.01, help="The run's temperature.")] = 1.0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the validator's engine.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="TOML file for the proposed thresholds.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for the ROC curves.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure honest engines and cheats on a model, and propose thresholds for its run."""
+    require_extra("infer", "swarm proofs calibrate")
+    check_writable("--out", out)
+    check_writable("--plot", plot, (".png",))
+    if plot is not None:
+        require_extra("plots", "--plot")
+    from swarm.app.calibration import CalibrationOptions, run_calibration, to_text
+
+    options = CalibrationOptions(
+        model=model,
+        environment=environment,
+        environment_options=environment_options(option),
+        engines=[name.strip() for name in engines.split(",")] if engines else [],
+        previous=previous or [],
+        submissions=submissions,
+        groups=groups,
+        group_size=group_size,
+        tokens=tokens,
+        temperature=temperature,
+        threads=threads,
+        plot=plot,
+    )
+    report = run_calibration(options)
+    if out is not None:
+        out.write_text(report.toml, encoding="utf-8")
+    if as_json:
+        print_json(report.summary())
+    else:
+        print(to_text(report))
