@@ -66,8 +66,8 @@ def test_a_reinstatement_clears_earlier_evidence(tmp_path: Path) -> None:
                 at=trio.current_time(),
             )
             bob.run_node.gossip.publish(pardon)
-            for peer in (alice, bob):
-                await peer.until(lambda peer=peer: capital(peer) == 0, "it is cleared")
+            await alice.until(lambda: capital(alice) == 0, "alice clears it")
+            await bob.until(lambda: capital(bob) == 0, "bob clears it")
             assert read.standing(WORKER.peer_id).log_capital == 0
             await alice.trusted.append_verdict(verdict_at(1, evidence=CHEATED))
             assert read.standing(WORKER.peer_id).log_capital == capital(alice) > 0
