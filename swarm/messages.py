@@ -76,6 +76,28 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     bytes_received: Count = 0
 
 
+Entry = Annotated[bytes, Meta(max_length=16)]
+"""Random bytes that a trusted peer draws for a peer when it first admits it. With the step's nonce
+they determine the peer's prompts and noise."""
+
+LOST_MAX = 200
+"""Most peers in one presence digest whose slots were taken."""
+
+
+class Slot(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A member's slot, which every trusted peer knows."""
+
+    network: Annotated[str, Meta(max_length=50)] = ""
+    """Its /24 (IPv6: /48); empty if unknown."""
+    admitted_ms: Count = 0
+    """Wall time at which a trusted peer first admitted it."""
+    entry: Entry = b""
+    idle_seconds: Seconds = 0.0
+    """Seconds of work in the run since its admission or its last accepted submission."""
+    accepted: Count = 0
+    """Number of its accepted submissions."""
+
+
 class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The last heartbeat of one peer, as a trusted peer received it."""
 
@@ -84,6 +106,8 @@ class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """`doing` is cut to `DOING_REPEATED_MAX` characters."""
     age_seconds: Seconds
     standing: Literal["live", "suspected", "gone", "evicted"]
+    slot: Slot | None = None
+    """None for a trusted peer."""
 
 
 class Presence(StateMessage, frozen=True, kw_only=True):
@@ -91,6 +115,8 @@ class Presence(StateMessage, frozen=True, kw_only=True):
     them; the next page follows a tick later."""
 
     peers: Annotated[list[Present], Meta(max_length=200)]
+    lost: Annotated[list[Key], Meta(max_length=LOST_MAX)] = []
+    """Peers whose slot was taken in the last 60 s."""
 
 
 # --- runs ------------------------------------------------------------------------------------
@@ -301,8 +327,8 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     policy: Literal["open", "allow-list"] = "open"
     allowed: Annotated[list[Key], Meta(max_length=1000)] = []
     unproven_max: Count = 100
-    """Most unproven peers with the role `inference` admitted at a time. Each trusted peer admits
-    an even share of these, and of `helpers_max`."""
+    """Most unproven peers with the role `inference` admitted at a time. A quarter of these, and of
+    `helpers_max`, is kept free for peers of networks (/24, IPv6: /48) that hold no slot."""
     further_roles: Annotated[list[Role], Meta(max_length=32)] = []
     """Roles that peers may be admitted with in addition to `swarm.run.admission.ROLES`."""
     helpers_max: Count = 250
@@ -310,6 +336,9 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     range_max: Count = 32
     """Most peers of either sort within one /24 (IPv6: /48); private and loopback ranges have no
     bound."""
+    trial_seconds: Seconds = 600.0
+    """Time without a further accepted submission after which an unproven worker loses its slot to
+    a waiting one. Only time in which a step wants work counts."""
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -382,6 +411,10 @@ class Admission(Message, frozen=True, kw_only=True):
 
     peer: Key
     roles: Roles
+    admitted_ms: Count = 0
+    """Wall time at which a trusted peer first admitted it, the same in every renewal."""
+    entry: Entry = b""
+    """The same in every renewal."""
 
 
 class AdmissionRefused(Message, frozen=True, kw_only=True):

@@ -116,6 +116,7 @@ class RunNode:
                 seal=self.seal,
                 describe=self.describe,
                 newest=self.newest,
+                has_work=self._has_work,
             )
         else:
             self.lease = Lease(
@@ -226,6 +227,10 @@ class RunNode:
         """Return the step order in force: the newest one of any trainer."""
         envelope = self.order.value
         return envelope.expect(StepOrder) if envelope is not None else None
+
+    def _has_work(self) -> bool:
+        order = self.step_order()
+        return order is not None and order.groups_wanted > 0
 
     def _on_order(self, envelope: Envelope) -> None:
         before = self.step_order()

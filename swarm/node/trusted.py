@@ -63,9 +63,10 @@ class TrustedPart:
         seal: Sealer,
         describe: Callable[[], Heartbeat],
         newest: Callable[[], list[Envelope]],
+        has_work: Callable[[], bool],
     ) -> None:
         """`describe` makes this peer's heartbeat. `newest` returns the newest known manifest,
-        checkpoint and step order."""
+        checkpoint and step order. `has_work` says whether a step wants work."""
         self._node = node
         self._run = run
         self._gossip = gossip
@@ -99,6 +100,7 @@ class TrustedPart:
             describe=describe,
             accepted=self.tables.accepted_of,
             admitted=self._admitted,
+            has_work=has_work,
             vouch=node.transport.vouch,
             network_of=node.transport.network_of,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import SwarmError
@@ -17,6 +17,11 @@ alone."""
 ROLES = ("bootstrap", "inference", "observer", "relay")
 """Roles that every run admits. Trainers and validators need no admission: the manifest names them.
 An owner can allow further roles. Others are refused, so that strangers cannot invent role names."""
+
+
+def is_worker(roles: Sequence[str]) -> bool:
+    """Whether a peer with these roles generates rollouts."""
+    return "inference" in roles
 
 
 class NotAdmitted(SwarmError):

@@ -95,7 +95,8 @@ class Lease:
                 if self.admission is None:
                     message = AdmissionRequest(roles=message.roles)
                 request = await self._seal(message, EVENT_LIFETIME_SECONDS)
-                reply = await self._messenger.request(peer, request)
+                shown = [self.admission] if self.admission is not None else []
+                reply = await self._messenger.request(peer, request, *shown)
             except PeerError as error:
                 self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))
                 continue

@@ -2,18 +2,16 @@
 
 A peer asks one trusted peer for admission and then sends it a heartbeat every 10 s. Each answer
 renews its *admission*, a signed lease of 60 s. A rendezvous hash ranks the trusted peers. If one is
-silent, the next in rank takes over without a handover, since admission depends only on the manifest
-and the evictions. A peer is suspected after three missed heartbeats and gone after six. One further
-heartbeat brings it back. Trusted peers publish the peers that they know of as `Presence`.
+silent, the next in rank takes over without a handover: it knows the lease from the silent peer's
+digests, or from the admission that the peer shows. A peer is suspected after three missed
+heartbeats and gone after six. One further heartbeat brings it back.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import trio
@@ -30,55 +28,37 @@ from swarm.messages import (
     Heartbeat,
     Presence,
     Present,
+    Slot,
 )
-from swarm.messenger import Messenger
-from swarm.run.admission import ADMISSION_LEASE_SECONDS, ROLES, Sealer
+from swarm.messenger import Messenger, first
+from swarm.rollouts.seeds import digest
+from swarm.run.admission import (
+    ADMISSION_LEASE_SECONDS,
+    ROLES,
+    Sealer,
+    check_admission,
+    is_worker,
+)
+from swarm.run.members import GONE_SECONDS, Lease, Member, Members
 from swarm.run.run import Run
 from swarm.world import World
-
-SUSPECTED_SECONDS = 30.0
-"""Silence (three missed heartbeats) after which a peer is suspected: no new work is expected from
-it."""
-
-GONE_SECONDS = 60.0
-"""Silence (six missed heartbeats) after which a peer is gone. One heartbeat brings it back."""
 
 PRESENCE_SECONDS = 5.0
 """Interval between a trusted peer's presence digests."""
 
-PRESENCE_BYTES_MAX = 32 * 1024
-"""Size of one digest, enough for some 230 peers. A trusted peer with a thousand members thus names
-each of them again before it would count as suspected. The next digest begins with the peer after
-the last one named."""
+SHARED_SECONDS = 2 * PRESENCE_SECONDS
+"""Time after which all trusted peers know of a new slot. Meanwhile each gives away no more than its
+share of the free slots, so that together they do not exceed the bound."""
 
-PLACE_IDLE_SECONDS = 600.0
-"""Time without a further accepted submission after which an unproven peer yields to a waiting
-one."""
+RESERVED_SHARE = 0.25
+"""Share of the slots that only peers of networks without a slot may take. Whoever fills the others
+from a few networks thus shuts nobody else out."""
 
-PLACE_CROWDED_SECONDS = 60.0
-"""The same time if the waiting peer comes from a network with fewer members, and the unproven peer
-has no accepted submission."""
+CROWDED_SECONDS = 60.0
+"""Replaces `admissions.trial_seconds` for a peer without an accepted submission if the waiting peer
+comes from a network with fewer members."""
 
-Standing = Literal["live", "suspected", "gone", "evicted"]
-
-PRESENT_MAX = 200
-"""Most peers in one presence digest."""
-
-
-@dataclass
-class _Member:
-    """One peer that this trusted peer admitted."""
-
-    heartbeat: Heartbeat
-    heard: float
-    useful: float
-    """Time of its admission, or when a further accepted submission was noticed."""
-    accepted: int
-    """Number of its accepted submissions."""
-    network: str
-    """Its /24 (IPv6: /48); empty if unknown."""
-    logged: bool = False
-    standing: Standing = "live"
+ENTRY_BYTES = 16
 
 
 class Registrar:
@@ -97,13 +77,14 @@ class Registrar:
         describe: Callable[[], Heartbeat],
         accepted: Callable[[str], int],
         admitted: Callable[[str, Sequence[str]], Awaitable[None]],
+        has_work: Callable[[], bool] = lambda: True,
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`accepted` counts a worker's accepted submissions. `admitted` is called once for each
-        peer that has any, and makes its admission durable. `network_of` returns the /24 or /48 of
-        a connected peer, or an empty string. `vouch` is called with each admitted peer and the
-        seconds of its lease."""
+        peer that has any, and makes its admission durable. `has_work` says whether a step wants
+        work. `network_of` returns the /24 or /48 of a connected peer, or an empty string. `vouch`
+        is called with each admitted peer and the seconds of its lease."""
         self._run = run
         self._gossip = gossip
         self._messenger = messenger
@@ -114,14 +95,13 @@ class Registrar:
         self._describe = describe
         self._accepted = accepted
         self._admitted = admitted
+        self._has_work = has_work
         self._network_of = network_of
         self._vouch = vouch
-        self._members: dict[str, _Member] = {}
-        self._others: dict[str, dict[str, tuple[Present, float]]] = {}
-        """Reports of other trusted peers, by reporter and peer, and when they arrived."""
+        self._members = Members(run, world, peer_id)
         self._refusals = Rationed(events)
-        self._named_last = ""
-        """Last peer in the newest digest; empty if the digest named all."""
+        self._secret = world.secret_bytes(32)
+        """Key of the entries, so that a peer that leaves and returns gets the same one."""
         gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:
@@ -131,78 +111,110 @@ class Registrar:
         ):
             while True:
                 await trio.sleep(PRESENCE_SECONDS)
-                self._notice_silence()
-                self._gossip.publish(
-                    await self._seal(self._next_digest(), GONE_SECONDS + PRESENCE_SECONDS)
-                )
+                if self._has_work():
+                    self._members.worked += PRESENCE_SECONDS
+                for peer, standing in self._members.forget(self._describe()):
+                    word = "returned" if standing == "live" else standing
+                    self._events.emit(f"membership.peer_{word}", remote=peer)
+                presence = self._members.next_digest(self._describe())
+                self._gossip.publish(await self._seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
 
     def present(self) -> list[Present]:
         """List the latest report on each peer that any trusted peer knows, sorted by id."""
-        freshest: dict[str, Present] = {p.peer: p for p in self._own_view()}
-        now = self._world.now()
-        for entries in self._others.values():
-            for entry, received in entries.values():
-                age = entry.age_seconds + (now - received)
-                held = freshest.get(entry.peer)
-                if held is None or age < held.age_seconds:
-                    freshest[entry.peer] = Present(
-                        peer=entry.peer,
-                        heartbeat=entry.heartbeat,
-                        age_seconds=age,
-                        standing=self._stand(entry.peer, age),
-                    )
-        return [freshest[peer] for peer in sorted(freshest)]
+        return self._members.present(self._describe())
 
     def live_workers(self) -> list[str]:
         """List the ids of live peers with the inference role, sorted."""
         return [
             entry.peer
             for entry in self.present()
-            if entry.standing == "live" and _is_worker(entry.heartbeat.roles)
+            if entry.standing == "live" and is_worker(entry.heartbeat.roles)
         ]
+
+    def _on_presence(self, envelope: Envelope) -> None:
+        if envelope.sender != self._peer_id:
+            self._members.hear(envelope.sender, envelope.expect(Presence))
 
     # --- requests ----------------------------------------------------------------------------
 
     async def _on_request(
-        self, envelope: Envelope, _supporting: Sequence[Envelope]
+        self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
         roles = envelope.expect(AdmissionRequest).roles
-        return await self._grant(envelope.sender, Heartbeat(roles=roles, doing="joining"))
+        beat = Heartbeat(roles=roles, doing="joining")
+        return await self._answer(envelope.sender, beat, first(supporting, Admission))
 
     async def _on_heartbeat(
-        self, envelope: Envelope, _supporting: Sequence[Envelope]
+        self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        return await self._grant(envelope.sender, envelope.expect(Heartbeat))
+        beat = envelope.expect(Heartbeat)
+        return await self._answer(envelope.sender, beat, first(supporting, Admission))
 
-    async def _grant(self, peer: str, heartbeat: Heartbeat) -> Sequence[Envelope]:
+    async def _answer(
+        self, peer: str, heartbeat: Heartbeat, shown: Envelope | None
+    ) -> Sequence[Envelope]:
+        """Renew a lease, give a newcomer one, or refuse; `shown` is the lease that it shows."""
         accepted = self._accepted(peer)
         network = self._network_of(PeerId(peer))
-        refusal = self._refusal(peer, heartbeat.roles, accepted, network)
+        lease = self._members.lease_of(peer) or self._lease_shown(peer, shown)
+        refusal = self._refusal(peer, heartbeat.roles, accepted, network, lease)
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
             return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
-        now = self._world.now()
-        kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
-        member = self._members.get(peer)
-        if member is None:
-            member = self._members[peer] = _Member(kept, now, now, accepted, network)
-            self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
-        elif member.standing != "live":
-            self._events.emit("membership.peer_returned", remote=peer)
-        if accepted > member.accepted:
-            member.accepted, member.useful = accepted, now
-        member.heartbeat, member.heard, member.standing = kept, now, "live"
+        member = self._renew(peer, heartbeat, lease, network, accepted)
         if accepted and not member.logged:
             member.logged = True
             await self._admitted(peer, heartbeat.roles)
-        admission = Admission(peer=peer, roles=heartbeat.roles)
+        admission = Admission(
+            peer=peer,
+            roles=heartbeat.roles,
+            admitted_ms=member.slot.admitted_ms,
+            entry=member.slot.entry,
+        )
         self._vouch(PeerId(peer), ADMISSION_LEASE_SECONDS)
         return [await self._seal(admission, ADMISSION_LEASE_SECONDS)]
 
+    def _renew(
+        self, peer: str, heartbeat: Heartbeat, lease: Lease | None, network: str, accepted: int
+    ) -> Member:
+        """Make or update the member; a peer with a lease keeps its entry and its idleness."""
+        now = self._world.now()
+        kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
+        before = self._members.own.get(peer)
+        slot = lease.slot if lease is not None else before.slot if before is not None else None
+        if slot is None:
+            entry = digest("swarm/1/entry", self._secret, peer.encode())[:ENTRY_BYTES]
+            slot = Slot(admitted_ms=int(self._world.wall_time() * 1000), entry=entry)
+        member = before
+        if member is None:
+            useful = self._members.worked - slot.idle_seconds
+            member = self._members.own[peer] = Member(kept, now, slot, useful, -math.inf)
+            self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
+        elif member.standing != "live":
+            self._events.emit("membership.peer_returned", remote=peer)
+        if lease is None:
+            member.granted = now
+        if accepted > slot.accepted:
+            member.useful = self._members.worked
+        network = network or slot.network
+        member.slot = msgspec.structs.replace(slot, network=network, accepted=accepted)
+        member.heartbeat, member.heard, member.standing = kept, now, "live"
+        return member
+
+    def _lease_shown(self, peer: str, shown: Envelope | None) -> Lease | None:
+        """Return the lease that a peer shows, which may be newer than the digests known here."""
+        if shown is None or self._members.has_lost(peer):
+            return None
+        if check_admission(shown, self._run, peer, self._world.wall_time()) is not None:
+            return None
+        admission = shown.expect(Admission)
+        slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
+        return Lease(peer, is_worker(admission.roles), slot, None)
+
     def _refusal(
-        self, peer: str, roles: Sequence[str], accepted: int, network: str
+        self, peer: str, roles: Sequence[str], accepted: int, network: str, lease: Lease | None
     ) -> AdmissionRefused | None:
-        """Return why a peer is not admitted, or None. May drop an idle member to make room."""
+        """Return why a peer is not admitted, or None. May take an idle member's slot for it."""
 
         def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
             return AdmissionRefused(peer=peer, reason=reason, later=later)
@@ -226,123 +238,66 @@ class Registrar:
             return refused(
                 "this run admits only the peers on its allow-list; ask its owner to add your id"
             )
-        if _is_worker(roles) and accepted >= manifest.thresholds.proven_after:
+        if is_worker(roles) and accepted >= manifest.thresholds.proven_after:
             return None
-        held = self._members.get(peer)
-        if held is not None and _is_worker(held.heartbeat.roles) == _is_worker(roles):
+        if lease is not None and lease.worker == is_worker(roles):
             return None
-        full = self._make_room(_is_worker(roles), network)
+        full = self._make_room(is_worker(roles), network)
         return refused(full, later=True) if full else None
+
+    # --- slots -------------------------------------------------------------------------------
 
     def _make_room(self, worker: bool, network: str) -> str:
         """Make room for one more unproven worker, or one more helper.
 
-        Drops an idle member if needed. Returns why there is no room, or an empty string.
+        Takes an idle member's slot if needed. Returns why there is no room, or an empty string.
         """
-        admissions, trusted = self._run.manifest.admissions, self._run.manifest.trusted_ids()
+        admissions = self._run.manifest.admissions
         proven_after = self._run.manifest.thresholds.proven_after
+        held = [
+            lease
+            for lease in self._members.leases()
+            if lease.worker == worker and not (worker and lease.slot.accepted >= proven_after)
+        ]
+        taken = Counter(lease.slot.network for lease in held)
         bound = admissions.unproven_max if worker else admissions.helpers_max
-        now = self._world.now()
-        held = {
-            peer: member
-            for peer, member in self._members.items()
-            if _is_worker(member.heartbeat.roles) == worker
-            and not (worker and member.accepted >= proven_after)
-            and now - member.heard < ADMISSION_LEASE_SECONDS
-        }
-        taken = Counter(member.network for member in held.values())
+        if not network or taken[network]:
+            bound -= int(bound * RESERVED_SHARE)
         what = "peers without a record" if worker else "helpers"
-        if network and taken[network] >= admissions.range_max:
-            held = {peer: member for peer, member in held.items() if member.network == network}
+        here = [lease for lease in held if lease.slot.network == network]
+        if network and not self._is_free(here, admissions.range_max):
+            held = here
             full = f"{taken[network]} {what} of your network ({network}) take part already"
-        elif len(held) >= (bound + len(trusted) - 1 - trusted.index(self._peer_id)) // len(trusted):
-            full = f"{len(held)} {what} take part here already"
+        elif not self._is_free(held, bound):
+            full = f"{len(held)} {what} take part already"
         else:
             return ""
 
-        def idle(member: _Member) -> bool:
-            crowded = taken[member.network] > taken[network] + 1 and not member.accepted
-            patience = PLACE_CROWDED_SECONDS if crowded else PLACE_IDLE_SECONDS
-            return now - member.useful >= patience
+        def idle(lease: Lease) -> bool:
+            crowded = taken[lease.slot.network] > taken[network] + 1 and not lease.slot.accepted
+            trial = admissions.trial_seconds
+            patience = min(CROWDED_SECONDS, trial) if crowded else trial
+            return lease.member is not None and lease.slot.idle_seconds >= patience
 
-        idlers = [peer for peer in sorted(held) if idle(held[peer])]
+        idlers = [lease for lease in held if idle(lease)]
         if not idlers:
             return f"{full}, the most this run allows; waiting for a free slot"
-        loser = max(idlers, key=lambda peer: (taken[held[peer].network], now - held[peer].useful))
-        del self._members[loser]
-        self._events.emit("membership.place_lost", remote=loser)
+        loser = max(idlers, key=lambda each: (taken[each.slot.network], each.slot.idle_seconds))
+        self._members.lose(loser.peer)
+        self._events.emit("membership.place_lost", remote=loser.peer)
         return ""
 
-    # --- presence ----------------------------------------------------------------------------
+    def _is_free(self, held: Sequence[Lease], bound: int) -> bool:
+        """Whether this trusted peer may give away one more of `bound` slots.
 
-    def _on_presence(self, envelope: Envelope) -> None:
-        if envelope.sender != self._peer_id:
-            now = self._world.now()
-            entries = self._others.setdefault(envelope.sender, {})
-            entries.update((entry.peer, (entry, now)) for entry in envelope.expect(Presence).peers)
-            for peer, (entry, received) in list(entries.items()):
-                if entry.age_seconds + (now - received) > 10 * GONE_SECONDS:
-                    del entries[peer]
-
-    def _stand(self, peer: str, age_seconds: float) -> Standing:
-        if self._run.evicted(peer) is not None:
-            return "evicted"
-        if age_seconds >= GONE_SECONDS:
-            return "gone"
-        return "suspected" if age_seconds >= SUSPECTED_SECONDS else "live"
-
-    def _own_view(self) -> list[Present]:
-        now = self._world.now()
-        me = Present(
-            peer=self._peer_id, heartbeat=self._describe(), age_seconds=0.0, standing="live"
-        )
-        return [me] + [
-            Present(
-                peer=peer,
-                heartbeat=member.heartbeat,
-                age_seconds=now - member.heard,
-                standing=self._stand(peer, now - member.heard),
-            )
-            for peer, member in sorted(self._members.items())
-        ]
-
-    def _next_digest(self) -> Presence:
-        """Make a digest of this peer and as many members as fit, continuing after the last one."""
-        me, *others = self._own_view()
-        start = bisect_right([entry.peer for entry in others], self._named_last)
-        page = digest([me, *others[start:], *others[:start]])
-        self._named_last = page.peers[-1].peer if len(page.peers) <= len(others) else ""
-        return page
-
-    def _notice_silence(self) -> None:
-        """Report members that fell silent or came back.
-
-        A member is silent only if no trusted peer receives its heartbeats, since it may send them
-        to another one.
+        New slots become known to the other trusted peers with the next digests. Until then each
+        gives away its share of the slots that were free before.
         """
-        freshest = {entry.peer: entry for entry in self.present()}
-        for peer, member in sorted(self._members.items()):
-            entry = freshest[peer]
-            if member.standing != entry.standing:
-                member.standing = entry.standing
-                word = "returned" if entry.standing == "live" else entry.standing
-                self._events.emit(f"membership.peer_{word}", remote=peer)
-            # Identities are free, so a member without an accepted submission is soon forgotten.
-            if entry.age_seconds > (10 if member.accepted else 2) * GONE_SECONDS:
-                del self._members[peer]
-
-
-def digest(entries: Sequence[Present]) -> Presence:
-    """Make a digest of the first of these peers, as many as fit."""
-    room = PRESENCE_BYTES_MAX
-    page: list[Present] = []
-    for entry in entries[:PRESENT_MAX]:
-        room -= len(msgspec.msgpack.encode(entry))
-        if page and room < 0:
-            break
-        page.append(entry)
-    return Presence(peers=page)
-
-
-def _is_worker(roles: Sequence[str]) -> bool:
-    return "inference" in roles
+        trusted = self._run.manifest.trusted_ids()
+        now = self._world.now()
+        new = sum(
+            lease.member is not None and now - lease.member.granted < SHARED_SECONDS
+            for lease in held
+        )
+        free = bound - (len(held) - new)
+        return new < (free + len(trusted) - 1 - trusted.index(self._peer_id)) // len(trusted)

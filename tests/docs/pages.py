@@ -77,6 +77,8 @@ def type_words(info: Any) -> str:
         return f"map{_lengths(info)} of {key} to {value}"
     if isinstance(info, inspect.TupleType):
         return f"({', '.join(map(type_words, info.item_types))})"
+    if isinstance(info, inspect.NoneType):
+        return "nil"
     assert isinstance(info, inspect.BoolType), info
     return "bool"
 
@@ -110,6 +112,8 @@ def _default(field: Any) -> str:
     if field.required:
         return ""
     value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    if value is None:
+        return "nil"
     if isinstance(value, msgspec.Struct):
         return "its defaults"
     if isinstance(value, bool):

@@ -127,6 +127,7 @@ class Member:
         self.admitted: list[str] = []
         self.accepted: Counter[str] = Counter()
         """Submissions by worker."""
+        self.has_work = True
         self.networks: dict[str, str] = {}
         """The /24 of peers, where it is bounded."""
         self._sequence = 0
@@ -190,6 +191,7 @@ class Member:
             describe=self.describe,
             accepted=self.accepted.__getitem__,
             admitted=admitted,
+            has_work=lambda: self.has_work,
             network_of=lambda peer: self.networks.get(peer, ""),
         )
 

@@ -26,13 +26,8 @@ from swarm.messenger import first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
-from swarm.run.registrar import (
-    GONE_SECONDS,
-    PRESENCE_BYTES_MAX,
-    PRESENCE_SECONDS,
-    SUSPECTED_SECONDS,
-    Registrar,
-)
+from swarm.run.members import GONE_SECONDS, PRESENCE_BYTES_MAX, SUSPECTED_SECONDS
+from swarm.run.registrar import PRESENCE_SECONDS, SHARED_SECONDS, Registrar
 from swarm.run.run import Run
 from tests.network.harness import (
     Member,
@@ -557,28 +552,105 @@ def test_a_run_admits_the_roles_it_knows(roles: list[str], reason: str | None) -
 
 @pytest.mark.parametrize("role", ["inference", "observer"])
 def test_a_crowd_of_one_network_leaves_room_for_others(role: str) -> None:
-    """Keys in numbers come first, from one /24, which may hold 8 of this peer's 10 places."""
-    admissions = Admissions(unproven_max=20, helpers_max=20, range_max=8)
+    """Keys in numbers come first, from one /24, which may hold 8 of the run's 24 slots."""
+    admissions = Admissions(unproven_max=24, helpers_max=24, range_max=8)
 
     async def main() -> None:
         async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
-            _, validator, worker = await trusted_and_worker(run, nursery)
-            admitted = [await run.add(stranger(n), speaks=False) for n in range(22)]
-            for number, member in enumerate(admitted):
-                validator.networks[member.id] = "203.0.113.0" if number < 20 else f"n{number}"
-            answers = [await ask(member, validator, [role]) for member in admitted]
-            let_in = [number for number, answer in enumerate(answers) if answer is None]
-            assert let_in == [*range(8), 20, 21]
-            assert "of your network (203.0.113.0)" in answers[8].reason  # type: ignore[union-attr]
-            assert all(answer is None or answer.later for answer in answers)
-            assert validator.admitted == [], "nothing is written for good"
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            crowd = [await run.add(stranger(n), speaks=False) for n in range(20)]
+            for member in crowd:
+                trainer.networks[member.id] = validator.networks[member.id] = "203.0.113.0"
+            admitted: set[str] = set()
+            answer = None
+            for _ in range(4):
+                for trusted in (trainer, validator):
+                    for member in crowd:
+                        answer = await ask(member, trusted, [role])
+                        admitted |= set() if answer else {member.id}
+                await trio.sleep(SHARED_SECONDS)
+            assert len(admitted) == 8, "however many trusted peers it asks"
+            assert answer is not None and answer.later
+            assert "of your network (203.0.113.0)" in answer.reason
+            assert validator.admitted == trainer.admitted == [], "nothing is written for good"
             validator.networks[worker.id] = "198.51.100.0"
-            assert await ask(worker, validator, [role]) is not None
-            for _ in range(7):
-                await trio.sleep(10)
-                for member in admitted:
-                    await ask(member, validator, [role])
-            assert await ask(worker, validator, [role]) is None, "the crowded network gives way"
+            assert await ask(worker, validator, [role]) is None
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("role", ["inference", "observer"])
+def test_idle_identities_shut_nobody_out(role: str) -> None:
+    """They come first, from many networks, without deadline: a quarter of the slots stays free."""
+    admissions = Admissions(unproven_max=16, helpers_max=16, range_max=8, trial_seconds=1e6)
+
+    async def main() -> None:
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            crowd = [await run.add(stranger(n), speaks=False) for n in range(24)]
+            held: set[str] = set()
+            for _ in range(5):
+                for number, member in enumerate(crowd):
+                    for trusted in (trainer, validator):
+                        trusted.networks[member.id] = f"203.0.{number % 4}.0"
+                        if await ask(member, trusted, [role]) is None:
+                            held.add(member.id)
+                await trio.sleep(SHARED_SECONDS)
+            assert len(held) == 12
+            for number in range(4):
+                newcomer = worker if number == 0 else await run.add(stranger(30 + number))
+                trainer.networks[newcomer.id] = f"198.51.{number}.0"
+                assert await ask(newcomer, trainer, [role]) is None
+                await trio.sleep(SHARED_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_two_trusted_peers_together_keep_to_the_bound() -> None:
+    async def main() -> None:
+        admissions = Admissions(unproven_max=11)
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            trainer, validator, _ = await trusted_and_worker(run, nursery)
+            held: set[str] = set()
+            for number in range(60):
+                member = await run.add(stranger(number), speaks=False)
+                for trusted in (trainer, validator):
+                    if await ask(member, trusted, ["inference"]) is None:
+                        held.add(member.id)
+                        break
+                await trio.sleep(0.5)
+            assert len(held) == 9, "11, less the reserved quarter"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_member_is_no_newcomer_at_another_trusted_peer(told: bool) -> None:
+    """Which knows its lease from the first one's digest or, if that came not, from the member."""
+
+    async def main() -> None:
+        admissions = Admissions(unproven_max=1)
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            other = await run.add(OTHER, speaks=False)
+            beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
+            await worker.reach(trainer.id)
+            lease = first(await worker.messenger.request(trainer.id, beat), Admission)
+            assert lease is not None
+            assert await ask(other, validator, ["inference"]) is not None, "the run is full"
+            if told:
+                await trio.sleep(2 * PRESENCE_SECONDS)
+            run.network.kill(trainer.id)
+            await worker.reach(validator.id)
+            beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
+            shown = [] if told else [lease]
+            reply = await worker.messenger.request(validator.id, beat, *shown)
+            renewed = first(reply, Admission)
+            assert renewed is not None
+            assert renewed.message == lease.message, "since the same time, with the same entry"
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
@@ -587,22 +659,35 @@ def test_a_crowd_of_one_network_leaves_room_for_others(role: str) -> None:
 def test_who_delivers_nothing_gives_its_place_to_one_that_waits() -> None:
     async def main() -> None:
         async with (
-            running(run_with(Admissions(unproven_max=4))) as run,
+            running(run_with(Admissions(unproven_max=2))) as run,
             trio.open_nursery() as nursery,
         ):
-            _, validator, worker = await trusted_and_worker(run, nursery)
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
             idle, busy = [await run.add(stranger(n), speaks=False) for n in (1, 2)]
-            for second in range(0, 590, 10):
-                validator.accepted[busy.id] = min(1 + second // 100, 7)
-                assert await ask(idle, validator, ["inference"]) is None
-                assert await ask(busy, validator, ["inference"]) is None
+            assert await ask(idle, trainer, ["inference"]) is None
+            await trio.sleep(SHARED_SECONDS)
+            for second in range(0, 580, 10):
+                trainer.accepted[busy.id] = min(1 + second // 100, 7)
+                assert await ask(idle, trainer, ["inference"]) is None
+                assert await ask(busy, trainer, ["inference"]) is None
                 await trio.sleep(10)
-            assert await ask(worker, validator, ["inference"]) is not None, "it may still deliver"
-            await trio.sleep(15)
-            assert await ask(worker, validator, ["inference"]) is None
-            assert await ask(idle, validator, ["inference"]) is not None
+            trainer.has_work = False
+            for _ in range(100):
+                await ask(idle, trainer, ["inference"])
+                await ask(busy, trainer, ["inference"])
+                await trio.sleep(10)
+            assert await ask(worker, trainer, ["inference"]) is not None, "it may still deliver"
+            trainer.has_work = True
+            for _ in range(2):
+                await ask(busy, trainer, ["inference"])
+                await ask(idle, trainer, ["inference"])
+                await trio.sleep(10)
+            assert await ask(worker, trainer, ["inference"]) is None
+            await trio.sleep(2 * PRESENCE_SECONDS)
+            for trusted in (trainer, validator):
+                assert await ask(idle, trusted, ["inference"]) is not None, "everybody knows"
             assert await ask(busy, validator, ["inference"]) is None
-            assert validator.admitted == [busy.id], "who delivered is in the log, once"
+            assert trainer.admitted == [busy.id], "who delivered is in the log, once"
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)

@@ -104,7 +104,7 @@ def seconds_to_the_end(acts: type[Crowd] | None) -> float:
             took.append(simulation.now() - began)
             for name in TRUSTED if acts is not None else ():
                 part = peers[name].node.part._trusted  # type: ignore[union-attr]
-                assert len(part.registrar._members) <= 2 * 24 + 3
+                assert len(part.registrar._members.own) <= 2 * 24 + 3
                 logged = [decode(raw) for raw in part._log.entries(0, 10_000)]
                 strangers = [entry.peer for entry in logged if isinstance(entry, Admitted)]
                 assert not acts.admitted.intersection(strangers), "they leave no trace"  # type: ignore[union-attr]

@@ -1,0 +1,230 @@
+"""The members of a run, as one trusted peer knows them.
+
+Each trusted peer publishes, as `Presence`, the peers that renew their leases with it, the slot of
+each, and the peers that lost theirs. So every trusted peer knows all leases, a member may renew its
+lease at any of them, and the run's bounds count over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from swarm.identity import PeerId
+from swarm.messages import LOST_MAX, Heartbeat, Presence, Present, Slot
+from swarm.run.admission import ADMISSION_LEASE_SECONDS, is_worker
+from swarm.run.run import Run
+from swarm.world import World
+
+SUSPECTED_SECONDS = 30.0
+"""Silence (three missed heartbeats) after which a peer is suspected: no new work is expected from
+it."""
+
+GONE_SECONDS = 60.0
+"""Silence (six missed heartbeats) after which a peer is gone. One heartbeat brings it back."""
+
+PRESENCE_BYTES_MAX = 40 * 1024
+"""Size of one digest, enough for some 200 peers. A trusted peer with a thousand members thus names
+each of them again before it would count as suspected. Newcomers are named first; then the digest
+goes on after the last peer named."""
+
+PRESENT_MAX = 200
+"""Most peers in one presence digest."""
+
+Standing = Literal["live", "suspected", "gone", "evicted"]
+
+
+@dataclass
+class Member:
+    """One peer that renews its lease with this trusted peer."""
+
+    heartbeat: Heartbeat
+    heard: float
+    slot: Slot
+    useful: float
+    """Seconds of work (`Members.worked`) at its admission, or when a further accepted submission
+    was noticed."""
+    granted: float
+    """Time at which this trusted peer gave it a slot; -inf if another one did."""
+    logged: bool = False
+    standing: Standing = "live"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A lease in force, granted by any trusted peer."""
+
+    peer: str
+    worker: bool
+    slot: Slot
+    member: Member | None
+    """Set if this trusted peer renewed it last."""
+
+
+class Members:
+    """The members that renew their leases here, and the other trusted peers' reports."""
+
+    def __init__(self, run: Run, world: World, peer_id: PeerId) -> None:
+        self._run = run
+        self._world = world
+        self._peer_id = peer_id
+        self.own: dict[str, Member] = {}
+        self.worked = 0.0
+        """Seconds during which a step wanted work, as far as this process has noticed. Idleness is
+        measured in these, so that a paused run costs no member its slot."""
+        self._reports: dict[str, dict[str, tuple[Present, float]]] = {}
+        """Reports of other trusted peers, by reporter and peer, and when they arrived."""
+        self._lost: dict[str, float] = {}
+        """Peers that lost their slot at any trusted peer, and when this peer learned it."""
+        self._named_last = ""
+        """Last peer in the newest digest; empty if the digest named all."""
+        self._digested = self._world.now()
+        """Time of the newest digest."""
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def lease_of(self, peer: str) -> Lease | None:
+        """Return a peer's lease in force, whichever trusted peer renewed it; None without one.
+
+        If two trusted peers admitted it at once, the earlier admission counts for both.
+        """
+        now = self._world.now()
+        after = max(now - ADMISSION_LEASE_SECONDS, self._lost.get(peer, -math.inf))
+        member = self.own.get(peer)
+        found: list[tuple[float, Heartbeat, Slot, Member | None]] = []
+        if member is not None and member.heard > after:
+            slot = self._slot(member)
+            found.append((member.heard, member.heartbeat, slot, member))
+        for reports in self._reports.values():
+            if peer in reports:
+                entry, received = reports[peer]
+                if entry.slot is not None and received - entry.age_seconds > after:
+                    heard = received - entry.age_seconds
+                    found.append((heard, entry.heartbeat, entry.slot, None))
+        if not found:
+            return None
+        _, heartbeat, newest, renewed_here = max(found, key=lambda each: each[0])
+        first = min((slot for _, _, slot, _ in found), key=lambda s: (s.admitted_ms, s.entry))
+        slot = msgspec.structs.replace(newest, admitted_ms=first.admitted_ms, entry=first.entry)
+        return Lease(peer, is_worker(heartbeat.roles), slot, renewed_here)
+
+    def leases(self) -> Iterator[Lease]:
+        """Yield every lease in force, sorted by peer."""
+        known = set(self.own).union(*self._reports.values())
+        for peer in sorted(known):
+            lease = self.lease_of(peer)
+            if lease is not None:
+                yield lease
+
+    def lose(self, peer: str) -> None:
+        """Take a slot from a peer that renews its lease here."""
+        del self.own[peer]
+        self._lost[peer] = self._world.now()
+
+    def has_lost(self, peer: str) -> bool:
+        """Whether a peer's slot was taken less than a lease ago."""
+        return peer in self._lost
+
+    def _slot(self, member: Member) -> Slot:
+        return msgspec.structs.replace(member.slot, idle_seconds=self.worked - member.useful)
+
+    # --- presence ----------------------------------------------------------------------------
+
+    def hear(self, reporter: str, presence: Presence) -> None:
+        """Take note of another trusted peer's digest."""
+        now = self._world.now()
+        reports = self._reports.setdefault(reporter, {})
+        reports.update((entry.peer, (entry, now)) for entry in presence.peers)
+        for peer, (entry, received) in list(reports.items()):
+            if entry.age_seconds + (now - received) > 10 * GONE_SECONDS:
+                del reports[peer]
+        for peer in presence.lost:
+            self._lost.setdefault(peer, now)
+
+    def present(self, me: Heartbeat) -> list[Present]:
+        """List the latest report on each peer that any trusted peer knows, sorted by id."""
+        freshest: dict[str, Present] = {entry.peer: entry for entry in self._own_view(me)}
+        now = self._world.now()
+        for reports in self._reports.values():
+            for entry, received in reports.values():
+                age = entry.age_seconds + (now - received)
+                held = freshest.get(entry.peer)
+                if held is None or age < held.age_seconds:
+                    freshest[entry.peer] = msgspec.structs.replace(
+                        entry, age_seconds=age, standing=self._stand(entry.peer, age)
+                    )
+        return [freshest[peer] for peer in sorted(freshest)]
+
+    def next_digest(self, me: Heartbeat) -> Presence:
+        """Make a digest of this peer and as many members as fit: newcomers, then the others in
+        the order of their ids, after the last one named before."""
+        myself, *others = self._own_view(me)
+        new = [e for e in others if self.own[e.peer].granted >= self._digested]
+        rest = [e for e in others if self.own[e.peer].granted < self._digested]
+        start = bisect_right([entry.peer for entry in rest], self._named_last)
+        page = digest([myself, *new, *rest[start:], *rest[:start]])
+        named = page[1 + len(new) :]
+        if len(named) == len(rest):
+            self._named_last = ""
+        elif named:
+            self._named_last = named[-1].peer
+        self._digested = self._world.now()
+        return Presence(peers=page, lost=sorted(self._lost)[:LOST_MAX])
+
+    def forget(self, me: Heartbeat) -> Iterator[tuple[str, Standing]]:
+        """Forget members that are long silent, and yield those whose standing changed.
+
+        A member is silent only if no trusted peer receives its heartbeats, since it may send them
+        to another one.
+        """
+        now = self._world.now()
+        self._lost = {
+            peer: lost for peer, lost in self._lost.items() if now - lost < ADMISSION_LEASE_SECONDS
+        }
+        freshest = {entry.peer: entry for entry in self.present(me)}
+        for peer, member in sorted(self.own.items()):
+            entry = freshest[peer]
+            if member.standing != entry.standing:
+                member.standing = entry.standing
+                yield peer, entry.standing
+            # Identities are free, so a member without an accepted submission is soon forgotten.
+            if entry.age_seconds > (10 if member.slot.accepted else 2) * GONE_SECONDS:
+                del self.own[peer]
+
+    def _own_view(self, me: Heartbeat) -> list[Present]:
+        now = self._world.now()
+        myself = Present(peer=self._peer_id, heartbeat=me, age_seconds=0.0, standing="live")
+        return [myself] + [
+            Present(
+                peer=peer,
+                heartbeat=member.heartbeat,
+                age_seconds=now - member.heard,
+                standing=self._stand(peer, now - member.heard),
+                slot=self._slot(member),
+            )
+            for peer, member in sorted(self.own.items())
+        ]
+
+    def _stand(self, peer: str, age_seconds: float) -> Standing:
+        if self._run.evicted(peer) is not None:
+            return "evicted"
+        if age_seconds >= GONE_SECONDS:
+            return "gone"
+        return "suspected" if age_seconds >= SUSPECTED_SECONDS else "live"
+
+
+def digest(entries: Sequence[Present]) -> list[Present]:
+    """Return the first of these peers, as many as fit into a digest."""
+    room = PRESENCE_BYTES_MAX
+    page: list[Present] = []
+    for entry in entries[:PRESENT_MAX]:
+        room -= len(msgspec.msgpack.encode(entry))
+        if page and room < 0:
+            break
+        page.append(entry)
+    return page
