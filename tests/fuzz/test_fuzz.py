@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.fuzz import files
+from tests.fuzz.__main__ import fuzz
 from tests.fuzz.target import CORPUS, Target, with_nested_field
 from tests.fuzz.targets import TARGETS
 
@@ -36,6 +37,12 @@ def _hypothesis(target: Target) -> None:
         target(raw)
 
     run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_parser_holds_for_longer(name: str) -> None:
+    assert fuzz(TARGETS[name], seconds=20)
 
 
 def test_the_kept_corpus_is_small_and_belongs_to_targets() -> None:
