@@ -9,12 +9,12 @@ import os
 import sys
 
 from swarm.errors import SwarmError, UserError
-from swarm.world.child import ONE_THREAD
+from swarm.world.child import CHILD_ENVIRONMENT
 
 
 def main() -> int:
     """Follow rank 0 until the run ends; return the exit status."""
-    for variable, value in ONE_THREAD.items():  # before torch, which reads them, is imported
+    for variable, value in CHILD_ENVIRONMENT.items():  # before torch, which reads them, is imported
         os.environ.setdefault(variable, value)
     import torch
 

@@ -51,14 +51,15 @@ _PR_SET_PDEATHSIG = 1
 MESSAGE_CHARACTERS_MAX = 10_000
 """Longest text of an exception sent to the owner."""
 
-ONE_THREAD = {
+CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow starts one as it is imported
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # its own reserves 1 GiB, which a memory limit counts
 }
-"""Environment variables of a child, unless its owner's environment sets them: peers share cores,
+"""Environment variables of a child, unless its owner's environment sets them. Peers share cores,
 and two OpenMP threads on contended cores are ten times slower than one."""
 
 
@@ -209,7 +210,7 @@ def _make(assignment: Assignment) -> Any:
     os.chdir(assignment.folder)
     os.environb.clear()
     os.environb.update(assignment.environment)
-    for variable, value in ONE_THREAD.items():
+    for variable, value in CHILD_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     module_name, _, class_name = assignment.service.partition(":")
     service_class = getattr(importlib.import_module(module_name), class_name)

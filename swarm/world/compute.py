@@ -13,7 +13,7 @@ import trio
 from swarm.errors import UserError
 from swarm.events import Events
 from swarm.world import Child, ChildDied, Setup
-from swarm.world.child import ONE_THREAD
+from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.fork_server import ENVIRONMENT
 from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
@@ -107,7 +107,7 @@ class LocalCompute:
                     [*program, str(connection.fileno()), str(os.getpid())],
                     output=stderr,
                     errors=stderr,
-                    environment=ONE_THREAD | {"PYTHONUNBUFFERED": "1"} | os.environ,
+                    environment=CHILD_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | os.environ,
                     keep_open=[connection.fileno()],
                 )
         except OSError as error:

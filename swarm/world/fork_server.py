@@ -22,7 +22,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from swarm.world.child import ONE_THREAD, die_with_parent, serve
+from swarm.world.child import CHILD_ENVIRONMENT, die_with_parent, serve
 
 ENVIRONMENT = "SWARM_FORK_SERVER"
 
@@ -141,7 +141,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for variable, value in ONE_THREAD.items():  # before the imports that read it
+    for variable, value in CHILD_ENVIRONMENT.items():  # before the imports that read it
         os.environ.setdefault(variable, value)
     arguments.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     server = ForkServer(arguments.socket)  # now, so that owners can connect during the imports

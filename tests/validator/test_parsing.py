@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +17,7 @@ from blake3 import blake3
 from peers.validator.parsing import MEMORY_BYTES_MAX, Reader
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, ReadLimits
+from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.local_child import LocalChild
 from tests.background import Ask, in_background
 from tests.rollouts.test_submission_file import HONEST, LIMITS
@@ -86,3 +90,22 @@ def test_trouble_of_this_machine_is_no_fault_of_the_file(reader: Reading, folder
         reader.read(folder / "pushed", digest, folder / "nowhere" / "canonical")
     with pytest.raises(OSError, match="its hash differs"):
         reader.read(folder / "pushed", bytes(32), folder / "canonical")
+
+
+def test_arrow_in_a_child_reserves_no_more_than_it_uses() -> None:
+    """A memory limit counts reserved memory: with Arrow's own allocator, 1 GiB at once."""
+    code = (
+        "import pyarrow\n"
+        "def pages(): return int(open('/proc/self/statm').read().split()[5])\n"
+        "before = pages()\n"
+        "buffer = pyarrow.allocate_buffer(1000)\n"
+        "print((pages() - before) * 4096)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | CHILD_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 1 << 26
