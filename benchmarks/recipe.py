@@ -33,8 +33,13 @@ from swarm.app.output import print_json
 from swarm.rollouts.seeds import digest, submission_seed
 
 
-def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
-    """Run the whole recipe; return accuracies, and seconds by part."""
+def run(
+    seed: int, steps: int, old: str = "generation", keep: Path | None = None
+) -> dict[str, float]:
+    """Run the whole recipe; return accuracies, and seconds by part.
+
+    `keep` is a folder for copies of all policies, by step.
+    """
     schedule = replace(SCHEDULE, steps=steps, old=old)
     seconds = {"prepare": 0.0, "generate": 0.0, "train": 0.0, "publish": 0.0, "evaluate": 0.0}
     clock, cpu = time.perf_counter(), time.process_time()
@@ -48,6 +53,8 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
         folder = Path(name)
         before = prepare_base(folder / "0", seed)
         spent("prepare")
+        if keep is not None:
+            shutil.copytree(folder / "0", keep / "0")
         learner = Learner(
             folder / "0", LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
         )
@@ -67,6 +74,8 @@ def run(seed: int, steps: int, old: str = "generation") -> dict[str, float]:
             zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
             spent("train")
             learner.export(folder / str(step + 1))
+            if keep is not None:
+                shutil.copytree(folder / str(step + 1), keep / str(step + 1))
             if policy > 1:  # the learner holds policy 0 as its base
                 shutil.rmtree(folder / str(policy - 1))
             spent("publish")
@@ -105,9 +114,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--old", choices=["generation", "step_start"], default="generation")
+    parser.add_argument("--keep", type=Path, help="new folder for all policies, as SEED/STEP")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = [run(seed, arguments.steps, arguments.old) for seed in range(arguments.seeds)]
+    keep: Path | None = arguments.keep
+    results = [
+        run(seed, arguments.steps, arguments.old, keep / str(seed) if keep else None)
+        for seed in range(arguments.seeds)
+    ]
     print_json({"steps": arguments.steps, "old": arguments.old, "runs": results})
 
 

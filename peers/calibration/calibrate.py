@@ -134,8 +134,8 @@ def attacks(
         changed = weights.write_changed(folder, aside / str(number), change())
         drafts[name] = engine_class.engine(changed)
         yield name, Generates(drafts[name])
-    for age, older in enumerate(previous, 1):
-        yield f"policy {age} older", Generates(engine_class.engine(older))
+    for older in previous:
+        yield f"older policy {older.name}", Generates(engine_class.engine(older))
     for factor in TEMPERATURES:
         yield f"temperature {factor}", Generates(policy, temperature_factor=factor)
     for top_p in TOP_P:
