@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
+from blake3 import blake3
 
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.identity import PeerId
 from swarm.ledger import merkle, wire
 from swarm.ledger.entries import Entry, decode
+from swarm.ledger.faults import FaultRecord, decode_record
 from swarm.messages import LogHead
 from swarm.transport import Stream, StreamError, Transport
 
@@ -78,6 +80,29 @@ class LedgerClient:
     async def expulsions(self, peer: str) -> list[bytes]:
         """Fetch a peer's signed evictions and reinstatements; the caller checks them."""
         return (await self._ask(wire.ExpulsionsRequest(peer), wire.Expulsions)).envelopes
+
+    async def fault(self, submission: bytes) -> tuple[FaultRecord, int] | None:
+        """Fetch the messages that prove a fault, and the size of its file; None if not kept."""
+        answer = await self._ask(wire.FaultRequest(submission), wire.FaultFound)
+        if not answer.record:
+            return None
+        try:
+            return decode_record(answer.record), answer.size_bytes
+        except ValueError as error:
+            raise PeerError(f"{self.peer} sent {error}") from error
+
+    async def fault_file(self, submission: bytes, size_bytes: int) -> bytes:
+        """Fetch the file of a proven fault and check that it is the one its worker announced."""
+        data = bytearray()
+        while len(data) < size_bytes:
+            request = wire.FaultFileRequest(submission, len(data))
+            part = (await self._ask(request, wire.FaultBytes)).data
+            if not part:
+                break
+            data += part
+        if blake3(data).digest() != submission:
+            raise PeerError(f"{self.peer} sent another file than the worker announced")
+        return bytes(data)
 
     async def _ask(self, request: wire.Request, expected: type[AnswerT]) -> AnswerT:
         peer = self.peer

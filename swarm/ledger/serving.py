@@ -11,6 +11,7 @@ import trio
 from swarm.envelope import Envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger import wire
+from swarm.ledger.faults import FaultStore
 from swarm.ledger.log import Log
 from swarm.lifetime import Lifetime
 from swarm.messages import Present
@@ -43,6 +44,11 @@ class Ledger(Protocol):
 
     def expulsions_of(self, peer: str) -> Sequence[bytes]:
         """The known signed evictions and reinstatements of a peer, newest last."""
+        ...
+
+    @property
+    def faults(self) -> FaultStore:
+        """The evidence of proven faults that this peer keeps."""
         ...
 
 
@@ -79,6 +85,12 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
     if isinstance(request, wire.HeadRequest):
         head = await ledger.head_of(request.owner)
         return wire.Head(head.raw if head is not None else b"")
+    if isinstance(request, wire.FaultRequest):
+        return wire.FaultFound(*ledger.faults.record(request.submission))
+    if isinstance(request, wire.FaultFileRequest):
+        return wire.FaultBytes(
+            await ledger.faults.read(request.submission, request.start, wire.FAULT_BYTES_MAX)
+        )
     log = ledger.log_of(request.owner)
     if log is None:
         raise ValueError(f"no log of {request.owner} is held here")

@@ -26,6 +26,12 @@ RECEIPTS_MAX = 64
 EXPULSIONS_MAX = 2
 """Messages about one peer in one answer: the newest eviction and the newest reinstatement."""
 
+FAULT_RECORD_BYTES_MAX = 3 * ENVELOPE_BYTES_MAX + 64
+"""The three envelopes of a `FaultRecord`."""
+
+FAULT_BYTES_MAX = 512 * 1024
+"""Bytes of a fault's file in one answer."""
+
 REQUEST_SECONDS = 10.0
 """Deadline of one request; also the time that a server waits for the next request on a stream."""
 
@@ -90,6 +96,19 @@ class ExpulsionsRequest(_Struct, frozen=True, tag="expulsions"):
     peer: _Owner
 
 
+class FaultRequest(_Struct, frozen=True, tag="fault"):
+    """The signed messages that, with the file, prove a fault of this submission."""
+
+    submission: Digest
+
+
+class FaultFileRequest(_Struct, frozen=True, tag="fault_file"):
+    """The file of a proven fault, from a byte on."""
+
+    submission: Digest
+    start: Count
+
+
 Request = (
     HeadRequest
     | EntriesRequest
@@ -98,6 +117,8 @@ Request = (
     | VerdictsRequest
     | StatusRequest
     | ExpulsionsRequest
+    | FaultRequest
+    | FaultFileRequest
 )
 
 
@@ -145,11 +166,33 @@ class Expulsions(_Struct, frozen=True, tag="expulsions"):
     """The newest envelopes."""
 
 
+class FaultFound(_Struct, frozen=True, tag="fault"):
+    record: Annotated[bytes, Meta(max_length=FAULT_RECORD_BYTES_MAX)]
+    """An encoded `FaultRecord`; empty if the server does not keep the evidence."""
+    size_bytes: Count
+    """Size of the file."""
+
+
+class FaultBytes(_Struct, frozen=True, tag="fault_file"):
+    data: Annotated[bytes, Meta(max_length=FAULT_BYTES_MAX)]
+
+
 class Refusal(_Struct, frozen=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=500)]
 
 
-Answer = Head | Entries | Proof | Proofs | Verdicts | Status | Expulsions | Refusal
+Answer = (
+    Head
+    | Entries
+    | Proof
+    | Proofs
+    | Verdicts
+    | Status
+    | Expulsions
+    | FaultFound
+    | FaultBytes
+    | Refusal
+)
 
 request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 

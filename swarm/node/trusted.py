@@ -16,6 +16,7 @@ from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envel
 from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, judged
+from swarm.ledger.faults import FaultStore
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
 from swarm.ledger.serving import serving_ledger
@@ -74,6 +75,7 @@ class TrustedPart:
         self._newest = newest
         self._database = node.disk.database("ledger.sqlite")
         self.tables = DerivedTables(self._database, node.peer_id)
+        self.faults = FaultStore(self._database, node.disk)
         self._log = Log(self._database, node.peer_id)
         self._copies = LogCopies(
             node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
@@ -110,6 +112,7 @@ class TrustedPart:
         """Create the tables and apply the stored evictions and reinstatements."""
         await LogMirror.create_tables(self._database)
         await self.tables.create()
+        await self.faults.create()
         for raw in self.tables.expulsions():
             self._apply(raw)
 
