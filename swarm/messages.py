@@ -511,6 +511,8 @@ class Submission(Message, frozen=True, kw_only=True):
     groups: Annotated[int, Meta(ge=1, le=4096)]
     run_digest: RunDigest = b""
     """`StepOrder.run_digest` of the order that the worker followed."""
+    entry: Entry = b""
+    """Entry of the worker's admission; empty for a trusted peer."""
 
 
 class Acknowledgement(Message, frozen=True, kw_only=True):

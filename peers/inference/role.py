@@ -22,6 +22,7 @@ from swarm.jobs.inference import Generate, InferenceService, InferenceSetup, Pro
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
+from swarm.rollouts.seeds import nonce_of
 from swarm.settings import ComputeSettings
 from swarm.world import client
 from swarm.world.restarts import Restarts
@@ -232,7 +233,7 @@ class InferenceRole:
         if manifest is None:
             return  # forgotten meanwhile
         ordered = self._peer.order.value  # the envelope of `order`; a newer one may replace it
-        number = self._number
+        number, entry = self._number, self._peer.entry
         self._peer.status.doing = f"generating {number} of step {order.step}"
         path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"
         started = self._node.world.now()
@@ -242,7 +243,7 @@ class InferenceRole:
                     run=self._run.id,
                     policy=order.checkpoint,
                     step=order.step,
-                    nonce=order.nonce,
+                    nonce=nonce_of(order.nonce, entry),
                     worker=self._peer.peer_id,
                     number=number,
                     groups=manifest.sampling.groups_per_submission,
@@ -273,6 +274,7 @@ class InferenceRole:
             size_bytes=made.size_bytes,
             groups=made.groups,
             run_digest=order.run_digest,
+            entry=entry,
         )
         self._peer.status.doing = f"delivering {number} of step {order.step}"
         await nursery.start(self._deliveries.see_through, submission, order.nonce, path, ordered)

@@ -20,6 +20,7 @@ from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
 from swarm.messages import CheckpointReference, RunManifest, Thresholds
 from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import nonce_of
 from swarm.world.restarts import Restarts
 
 
@@ -134,7 +135,7 @@ class Examiner:
             run=self._run.id,
             policy=case.order.checkpoint,
             step=case.submission.step,
-            nonce=case.order.nonce,
+            nonce=nonce_of(case.order.nonce, case.submission.entry),
             worker=case.worker,
             number=case.submission.number,
             groups=case.submission.groups,

@@ -34,7 +34,7 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     policy: CheckpointReference
     step: int
     nonce: bytes
-    """The step order's nonce."""
+    """The worker's nonce for this step (`swarm.rollouts.seeds.nonce_of`)."""
     worker: str
     """Peer id."""
     number: int

@@ -185,6 +185,11 @@ class RunNode:
             bytes_received=moved.received,
         )
 
+    @property
+    def entry(self) -> bytes:
+        """The entry of this peer's admission, with which its work is drawn; empty if trusted."""
+        return self.lease.entry if self.lease is not None else b""
+
     def admits(self, peer: PeerId | None, credential: bytes) -> bool:
         """Whether a client of the bulk plane may use it."""
         if not self.serves and peer not in self.run.manifest.trusted_ids():

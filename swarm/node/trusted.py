@@ -102,6 +102,7 @@ class TrustedPart:
             describe=describe,
             accepted=self.tables.accepted_of,
             admitted=self._admitted,
+            secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),
             has_work=has_work,
             vouch=node.transport.vouch,
             network_of=node.transport.network_of,

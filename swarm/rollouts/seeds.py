@@ -20,6 +20,15 @@ def digest(domain: str, *fields: bytes) -> bytes:
     return hasher.digest()
 
 
+def nonce_of(nonce: bytes, entry: bytes) -> bytes:
+    """The nonce of one worker's step: the order's nonce and the entry of the worker's admission.
+
+    An identity that is made to suit a known nonce thus draws from random bytes that it learns only
+    with its admission. A trusted peer has no entry.
+    """
+    return digest("swarm/1/entered", nonce, entry) if entry else nonce
+
+
 def submission_seed(run: str, nonce: bytes, worker: str, number: int) -> bytes:
     """The 32-byte seed of a worker's submission `number` under a step order's nonce."""
     return digest(

@@ -55,6 +55,8 @@ class Lease:
         self._full = ""
         """Reason why the run had no room at the last attempt; empty if it had."""
         self.admission: Envelope | None = None
+        self.entry = b""
+        """The entry of the newest admission."""
 
     async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Obtain an admission, report the task as started, and renew it until cancelled.
@@ -76,6 +78,7 @@ class Lease:
             if self.admission is None:
                 self._events.emit("membership.admitted", by=admission.sender)
             self.admission = admission
+            self.entry = admission.expect(Admission).entry
             self._granted(admission)
             if not started:
                 started = True

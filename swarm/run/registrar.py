@@ -77,12 +77,14 @@ class Registrar:
         describe: Callable[[], Heartbeat],
         accepted: Callable[[str], int],
         admitted: Callable[[str, Sequence[str]], Awaitable[None]],
+        secret: bytes,
         has_work: Callable[[], bool] = lambda: True,
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`accepted` counts a worker's accepted submissions. `admitted` is called once for each
-        peer that has any, and makes its admission durable. `has_work` says whether a step wants
+        peer that has any, and makes its admission durable. `secret` is the key of the entries, so
+        that a peer that leaves and returns gets the same one. `has_work` says whether a step wants
         work. `network_of` returns the /24 or /48 of a connected peer, or an empty string. `vouch`
         is called with each admitted peer and the seconds of its lease."""
         self._run = run
@@ -100,8 +102,7 @@ class Registrar:
         self._vouch = vouch
         self._members = Members(run, world, peer_id)
         self._refusals = Rationed(events)
-        self._secret = world.secret_bytes(32)
-        """Key of the entries, so that a peer that leaves and returns gets the same one."""
+        self._secret = secret
         gossip.listen(Presence, self._on_presence)
 
     async def run(self) -> None:

@@ -191,6 +191,7 @@ class Member:
             describe=self.describe,
             accepted=self.accepted.__getitem__,
             admitted=admitted,
+            secret=self.key.sign(b"entry"),
             has_work=lambda: self.has_work,
             network_of=lambda peer: self.networks.get(peer, ""),
         )

@@ -656,6 +656,32 @@ def test_a_member_is_no_newcomer_at_another_trusted_peer(told: bool) -> None:
     in_virtual_time(main)
 
 
+def test_the_entry_is_drawn_at_the_admission_and_kept() -> None:
+    """Not by the peer, which could make its key to suit, nor anew when it leaves and returns."""
+
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            other = await run.add(OTHER, speaks=False)
+
+            async def entry(member: Member, trusted: Member) -> bytes:
+                await member.reach(trusted.id)
+                beat = await member.seal(Heartbeat(roles=["inference"]), 120.0)
+                admission = first(await member.messenger.request(trusted.id, beat), Admission)
+                assert admission is not None
+                return admission.message.entry  # type: ignore[attr-defined, no-any-return]
+
+            drawn = await entry(worker, trainer)
+            assert len(drawn) == 16 and drawn != await entry(other, trainer)
+            await trio.sleep(2 * PRESENCE_SECONDS)
+            assert await entry(worker, validator) == drawn, "everybody knows it"
+            await trio.sleep(15 * GONE_SECONDS)
+            assert await entry(worker, trainer) == drawn, "even if nobody remembers it"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
 def test_who_delivers_nothing_gives_its_place_to_one_that_waits() -> None:
     async def main() -> None:
         async with (

@@ -248,8 +248,9 @@ def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -
         await trio.sleep(10)
         part, validator = _part(peers["inference-worker"]), peers["validator"].id
         unknown = Submission(
-            lineage=0, step=99, policy=0, number=0, digest=REFERENCE.digest, size_bytes=1, groups=1
-        )
+            lineage=0, step=99, policy=0, number=0, digest=REFERENCE.digest, size_bytes=1, groups=1,
+            entry=part.entry,
+        )  # fmt: skip
         announced = await part.seal(unknown, 600.0)
         assert part.lease is not None and part.lease.admission is not None
         shown = (announced, part.lease.admission)
@@ -286,14 +287,14 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
             file = Submission(
                 lineage=0, step=(order.step, 999)[number > 90], policy=order.policy, number=number,
                 digest=blake3(b"%d" % number).digest(), size_bytes=1, groups=1,
-                run_digest=order.run_digest,
+                run_digest=order.run_digest, entry=b"" if number == 50 else liar.entry,
             )  # fmt: skip
             announced = await liar.seal(file, 600.0)
             (no,) = await liar.messenger.request(validator.id, announced, lease.admission)
             assert isinstance(no.message, Verdict) and no.message.outcome == "refused"
             assert no.message.log_index == -1
             failed.add(no.message.failed)
-        assert failed == {"file", "number", "step"}
+        assert failed == {"file", "number", "step", "entry"}
         for number in range(50):
             digest = blake3(b"unadmitted %d" % number).digest()
             file = replace(file, step=order.step, digest=digest)
@@ -340,7 +341,7 @@ def test_the_number_before_was_judged_by_a_validator_that_is_never_heard(
             Submission(
                 lineage=0, step=order.step, policy=order.policy, number=1,
                 digest=REFERENCE.digest, size_bytes=len(GOOD), groups=1,
-                run_digest=order.run_digest,
+                run_digest=order.run_digest, entry=worker.entry,
             ),
             600.0,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from peers.validator.checks.base import Check, Finding, at_most
 from swarm.envelope import Envelope
-from swarm.messages import RunManifest, StepOrder, Submission
+from swarm.messages import Admission, RunManifest, StepOrder, Submission
 from swarm.run.admission import check_admission
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
@@ -64,6 +64,29 @@ class Admitted(Check[Announcement]):
         if problem is None:
             return Finding(1, 1, passed=True)
         return Finding(0, 1, passed=False, detail=f"no valid admission: {problem}")
+
+
+class Entry(Check[Announcement]):
+    """The submission was drawn with the entry of the worker's admission.
+
+    So an identity that is made after the nonce is known cannot be chosen by its prompts and noise.
+    Figure: 1 for that entry, else 0.
+    """
+
+    name = "entry"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        drawn = b""
+        if evidence.worker not in evidence.run.manifest.trusted_ids():
+            assert evidence.admission is not None
+            drawn = evidence.admission.expect(Admission).entry
+        return Finding(
+            figure=int(evidence.submission.entry == drawn),
+            threshold=1,
+            passed=evidence.submission.entry == drawn,
+            detail="it was drawn with another entry than that of its worker's admission; the next "
+            "submission must use the one of the admission that is shown with it",
+        )
 
 
 class Step(Check[Announcement]):
@@ -188,6 +211,7 @@ class Size(Check[Announcement]):
 
 CHECKS: tuple[Check[Announcement], ...] = (
     Admitted(),
+    Entry(),
     Step(),
     Version(),
     Policy(),
