@@ -25,6 +25,7 @@ from swarm.ledger.entries import Consumed
 from swarm.messages import (
     Checkpoint,
     CheckpointReference,
+    Evidence,
     Heartbeat,
     Present,
     Reinstatement,
@@ -121,7 +122,13 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
             for number in range(100):
                 await alice.trusted.append_verdict(verdict_at(number))
             await bob.trusted.append_verdict(
-                verdict_at(200, outcome="refused", failed="proofs", rewards=[])
+                verdict_at(
+                    200,
+                    outcome="refused",
+                    failed="proofs",
+                    rewards=[],
+                    evidence=Evidence(tokens=9, policy=[30_000], sampler=[0]),
+                )
             )
             await bob.trusted.evict(WORKER.peer_id, "[/x]\x1b[2J cheated", bytes(32), 3.0, 0.0)
             run = Run(onlooker.run_node.run.manifest_envelope)
@@ -132,6 +139,8 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
             assert told["outcomes"] == {"accepted": 100, "refused": 1}
             assert (told["groups"], told["credit"]) == (200, 400)
             page = "\n".join(record_lines(told, 20))
+            assert told["evidence"]["p_value"] < 1e-9
+            assert "evidence of policy: an honest peer ever looks like this with p <= " in page
             assert "evicted [/x]\\x1b[2J cheated" in page
             assert f"peer    {WORKER.peer_id}" in page and "101 receipts" in page
             bob.run_node.gossip.publish(

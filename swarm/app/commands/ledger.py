@@ -19,6 +19,9 @@ from swarm.untrusted import printable
 if TYPE_CHECKING:
     from swarm.app.onlooker import Record
 
+EVIDENCE_SHOWN_BELOW = 0.01
+"""A weaker suspicion is only in the JSON: it befalls honest peers."""
+
 
 @exits
 def ledger(
@@ -29,7 +32,10 @@ def ledger(
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
 ) -> int:
-    """Show one peer's credits and receipts, each proven to be in its validator's signed log."""
+    """Show one peer's credits and receipts, each proven to be in its validator's signed log.
+
+    The evidence against the peer is computed again from the receipts.
+    """
     from swarm.app.local_node import last_bootstrap, visit
     from swarm.app.onlooker import record_of
     from swarm.identity import InvalidPeerId, public_key_of
@@ -68,12 +74,16 @@ def _own_id(home: Path) -> str:
 
 def record_object(peer: str, record: Record) -> dict[str, Any]:
     """Convert a record to plain data, with the credits that follow from the logs."""
+    from peers.validator.evidence.worker import WorkerEvidence
     from swarm.ledger.state import Totals
 
     total = record.state.totals.get(peer) or Totals()
     rows = []
+    evidence = WorkerEvidence()
     for receipt in record.receipts:
         verdict = receipt.verdict
+        if verdict.evidence.tokens:
+            evidence.add(receipt.envelope.sender, verdict.evidence)
         credit = record.state.credits.get(verdict.submission)
         counts = record.state.judges.get(verdict.submission) == receipt.envelope.sender
         failed = next((check for check in verdict.checks if not check.passed), None)
@@ -93,8 +103,14 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
                 "proven_under_size": receipt.log_size,
             }
         )
+    standing = evidence.standing()
     return {
         "peer": peer,
+        "evidence": {
+            "p_value": standing.p_value,
+            "process": standing.process,
+            "log_capital": standing.log_capital,
+        },
         "groups": total.groups,
         "credit": total.samples,
         "outcomes": {
@@ -115,6 +131,12 @@ def record_lines(told: dict[str, Any], last: int) -> list[str]:
         f"credit  {told['credit']:,} completions in {told['groups']:,} groups "
         f"({outcomes or 'nothing judged yet'})",
     ]
+    evidence = told["evidence"]
+    if evidence["p_value"] < EVIDENCE_SHOWN_BELOW:
+        lines.append(
+            f"evidence of {evidence['process']}: an honest peer ever looks like this with "
+            f"p <= {evidence['p_value']:.1e}"
+        )
     if told["evicted"] is not None:
         lines.append(f"evicted {printable(told['evicted'])}")
     rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
