@@ -92,6 +92,8 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
     """Completion lengths in tokens, [groups][G]."""
     invented: bool = False
     """Whether the policy did not generate it; only a prefill notices that."""
+    variant: int = 0
+    """Which of several correct files: another machine's rounding gives other bytes."""
 
 
 @dataclass
@@ -226,6 +228,7 @@ class InspectorModel:
             return _fault("schema", str(error))
         right = rollouts(self._setting, job.order)
         right.invented = found.invented  # an inspector cannot see it in the file
+        right.variant = found.variant
         if found != right:
             return _fault("header", "another submission", _exact("schema"))
         grades, order = self._setting.hardware.grades, job.order

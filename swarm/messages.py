@@ -518,6 +518,7 @@ class Submission(Message, frozen=True, kw_only=True):
 class Acknowledgement(Message, frozen=True, kw_only=True):
     """Says that a validator holds the file durably and owes a verdict within the run's limit.
 
+    It settles which file the worker's number stands for, so the worker's next number may follow.
     The trainer includes its groups in the batch forecast. The worker's own announcement is not
     forwarded.
     """
@@ -526,6 +527,8 @@ class Acknowledgement(Message, frozen=True, kw_only=True):
     worker: Key
     lineage: Count = 0
     groups: Annotated[int, Meta(ge=0, le=4096)] = 0
+    step: Count = 0
+    number: Count = 0
 
 
 class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ COMPLAINT_SECONDS = 30.0
 """Seconds before the same event about a validator is emitted again."""
 
 RECEIPTS_KEPT = 64
-"""Verdicts kept to be presented with the worker's next submission; enough for a few steps."""
+"""Receipts kept to be presented with the worker's next submission; enough for a few steps."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Deliveries:
         self._verdicts: dict[bytes, trio.Event] = {}
         """Events by digest of the submission, set once it is judged."""
         self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
-        """The last verdicts, by lineage, step and number; presented with the next submission."""
+        """The last acknowledgements and logged verdicts, by lineage, step and number. A validator
+        acknowledges a number only if it knows that the one before was acknowledged or judged."""
         self.under_way = 0
         """Number of submissions made and not yet judged. It stays within one validator's quota per
         worker, so that any validator can take over all of them."""
@@ -88,17 +89,16 @@ class Deliveries:
             self._peer.peer_id.encode(),
             submission.number.to_bytes(8, "big"),
         )
-        parcel = Parcel(
-            announced=await self._peer.seal(submission, STATE_LIFETIME_SECONDS),
-            reference=BlobReference(submission.digest, submission.size_bytes),
-            path=path,
-            order=ordered,
-        )
-        deadline = self._node.world.now() + STATE_LIFETIME_SECONDS
         shortest = pause = limits.acknowledgement_seconds / 5
         self.under_way += 1
         try:
-            while not judged.is_set() and self._node.world.now() < deadline:
+            while not judged.is_set() and self._is_wanted(submission):
+                parcel = Parcel(
+                    announced=await self._peer.seal(submission, STATE_LIFETIME_SECONDS),
+                    reference=BlobReference(submission.digest, submission.size_bytes),
+                    path=path,
+                    order=ordered,
+                )
                 for validator in ranked:
                     if not await self.deliver(PeerId(validator), parcel):
                         continue
@@ -119,6 +119,18 @@ class Deliveries:
             task_status.started()
             self._verdicts.pop(submission.digest, None)
             await self._node.disk.remove(path)
+
+    def _is_wanted(self, submission: Submission) -> bool:
+        """Whether a submission may still be trained on.
+
+        Until then it must be delivered: no later number of its step is acknowledged without it.
+        """
+        newest = self._peer.step_order()
+        return (
+            newest is not None
+            and newest.lineage == submission.lineage
+            and newest.step - submission.step <= self._run.max_staleness
+        )
 
     async def _rest(self, validators: Sequence[str], judged: trio.Event, seconds: float) -> bool:
         """Wait until the verdict comes or a validator connects, at most `seconds`.
@@ -165,6 +177,8 @@ class Deliveries:
         except PeerError as error:
             self._complain("inference.delivery_failed", validator, reason=str(error))
             return False
+        for receipt in reply:
+            self._keep(receipt)
         verdict = first(reply, Verdict)
         if verdict is not None and self._is_receipt(verdict, parcel.reference.digest):
             await self.on_verdict(verdict, ())
@@ -211,6 +225,24 @@ class Deliveries:
             and self._run.permits(envelope.sender, verdict) is None
         )
 
+    def _keep(self, receipt: Envelope) -> None:
+        """Keep a receipt of this worker's, to show that its number is taken.
+
+        A verdict in no log shows nothing. It may follow a file with other bytes that this worker
+        delivered before it restarted, and then comes with that file's receipt.
+        """
+        named = receipt.message
+        if (
+            isinstance(named, Acknowledgement | Verdict)
+            and named.worker == self._peer.peer_id
+            and not (isinstance(named, Verdict) and named.log_index < 0)
+            and receipt.body.run == self._run.id
+            and self._run.permits(receipt.sender, named) is None
+        ):
+            self._receipts[named.lineage, named.step, named.number] = receipt
+            if len(self._receipts) > RECEIPTS_KEPT:
+                self._receipts.popitem(last=False)
+
     async def on_verdict(
         self, envelope: Envelope, _supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
@@ -222,9 +254,7 @@ class Deliveries:
         event = self._verdicts[verdict.submission]
         if not event.is_set():
             event.set()
-            self._receipts[verdict.lineage, verdict.step, verdict.number] = envelope
-            if len(self._receipts) > RECEIPTS_KEPT:
-                self._receipts.popitem(last=False)
+            self._keep(envelope)
             failed = next((check for check in verdict.checks if not check.passed), None)
             credited = verdict.rewards if verdict.outcome != "refused" else []
             self._events.emit(

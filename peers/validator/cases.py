@@ -10,7 +10,7 @@ import msgspec
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.jobs.validation import Inspected, Report
-from swarm.messages import Evidence, StepOrder, Submission, Verdict
+from swarm.messages import Acknowledgement, Evidence, StepOrder, Submission, Verdict
 
 
 class Slot(NamedTuple):
@@ -23,22 +23,24 @@ class Slot(NamedTuple):
 
     @property
     def before(self) -> Slot:
-        """The preceding slot, whose submission is judged before this one's."""
+        """The preceding slot, which must be taken before this one."""
         return self._replace(number=self.number - 1)
 
 
-def slot_of(worker: str, named: Submission | Verdict) -> Slot:
-    """The slot of a worker's submission, or of the submission that a verdict judges."""
+def slot_of(worker: str, named: Submission | Acknowledgement | Verdict) -> Slot:
+    """The slot of a worker's submission, or of the one that a validator's message names."""
     return Slot(worker, named.lineage, named.step, named.number)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Case:
     """An acknowledged submission that waits for its verdict."""
 
     announced: Envelope
     submission: Submission
     order: StepOrder
+    acknowledgement: Envelope | None = None
+    """Signed once, and repeated while the worker asks again; None after a restart."""
 
     @property
     def worker(self) -> str:

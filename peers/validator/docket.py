@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from peers.validator.cases import Slot, slot_of
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.identity import PeerId
-from swarm.messages import Checkpoint, StepOrder, Verdict
+from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
 from swarm.observable import Observable
 
 TURNED_DOWN_KEPT = 1024
@@ -24,6 +25,14 @@ def verdict_in(envelope: Envelope) -> Verdict:
     return envelope.message
 
 
+class Taken(NamedTuple):
+    """The submission that fills a slot."""
+
+    digest: bytes
+    receipt: Envelope | None
+    """The acknowledgement or verdict that says so; None for a case restored after a restart."""
+
+
 class Docket:
     """Step orders, slots and verdicts of the steps that can still be trained on."""
 
@@ -31,10 +40,8 @@ class Docket:
         self._validator = validator
         self._orders: dict[tuple[int, int], StepOrder] = {}
         """By lineage and step."""
-        self._filled: dict[Slot, bytes] = {}
-        """The digest of the submission in each slot."""
-        self._settled: set[Slot] = set()
-        """Slots whose submission has a verdict of any validator."""
+        self._taken: dict[Slot, Taken] = {}
+        """Slots whose submission was acknowledged or judged by any validator."""
         self._judged: dict[Key, Envelope] = {}
         """This validator's verdicts."""
         self._accepted_elsewhere: dict[Key, Envelope] = {}
@@ -44,7 +51,7 @@ class Docket:
         self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
         """Answers to the last refused announcements; a repeated one gets the same answer."""
         self.changed = Observable(None)
-        """Changes with step orders, settled slots and other validators' verdicts."""
+        """Changes with step orders."""
 
     # --- step orders -------------------------------------------------------------------------
 
@@ -81,8 +88,9 @@ class Docket:
         return self._accepted_elsewhere.get(key)
 
     def give(self, key: Key, envelope: Envelope) -> None:
-        """Remember this validator's verdict. `settle` follows once the verdict is published."""
+        """Remember this validator's verdict."""
         self._judged[key] = envelope
+        self._take(envelope)
 
     def turn_down(self, key: Key, envelope: Envelope) -> None:
         """Remember the refusal of an announcement."""
@@ -91,33 +99,32 @@ class Docket:
             self._turned_down.popitem(last=False)
 
     def hear(self, envelope: Envelope) -> None:
-        """Take note of any validator's verdict, this one's included."""
-        verdict = verdict_in(envelope)
-        slot = slot_of(verdict.worker, verdict)
-        self._settled.add(slot)
-        self._filled.setdefault(slot, verdict.submission)
-        if envelope.sender != self._validator and verdict.outcome == "accepted":
+        """Take note of any validator's verdict or acknowledgement, this one's included."""
+        self._take(envelope)
+        verdict = envelope.message
+        if (
+            isinstance(verdict, Verdict)
+            and envelope.sender != self._validator
+            and verdict.outcome == "accepted"
+        ):
             self._accepted_elsewhere[verdict.worker, verdict.submission] = envelope
-        self.changed.touch()
 
     # --- slots -------------------------------------------------------------------------------
 
-    def submission_in(self, slot: Slot) -> bytes | None:
-        """The digest of the submission that fills a slot."""
-        return self._filled.get(slot)
+    def taken(self, slot: Slot) -> Taken | None:
+        """The submission that fills a slot; None if none was acknowledged or judged."""
+        return self._taken.get(slot)
 
-    def fill(self, slot: Slot, digest: bytes) -> None:
-        self._filled[slot] = digest
+    def fill(self, slot: Slot, digest: bytes, receipt: Envelope | None = None) -> None:
+        """Fill a free slot, or add the receipt of the submission that fills it."""
+        held = self._taken.setdefault(slot, Taken(digest, receipt))
+        if held.digest == digest and receipt is not None:
+            self._taken[slot] = Taken(digest, receipt)
 
-    def is_settled(self, slot: Slot) -> bool:
-        return slot in self._settled
-
-    def settle(self, slot: Slot, digest: bytes | None = None) -> None:
-        """Mark a slot's submission as judged. `digest`, if given, fills a free slot."""
-        if digest is not None:
-            self._filled.setdefault(slot, digest)
-        self._settled.add(slot)
-        self.changed.touch()
+    def _take(self, receipt: Envelope) -> None:
+        named = receipt.message
+        assert isinstance(named, Acknowledgement | Verdict)
+        self.fill(slot_of(named.worker, named), named.submission, receipt)
 
     # --- forgetting --------------------------------------------------------------------------
 
@@ -135,9 +142,8 @@ class Docket:
             if _is_old(heard, newest, oldest_step):
                 del self._accepted_elsewhere[key]
         lineage = newest.lineage
-        for slot in [s for s in self._filled if s.lineage < lineage or s.step < oldest_step]:
-            del self._filled[slot]
-        self._settled = {s for s in self._settled if s.lineage == lineage and s.step >= oldest_step}
+        for slot in [s for s in self._taken if s.lineage < lineage or s.step < oldest_step]:
+            del self._taken[slot]
 
 
 def _is_old(envelope: Envelope, newest: Checkpoint, oldest_step: int) -> bool:

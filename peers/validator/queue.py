@@ -1,44 +1,33 @@
-"""The durable queue of cases: acknowledged submissions, judged in each worker's order."""
+"""The durable queue of cases: acknowledged submissions, judged in the order of acknowledgement."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 import trio
 
 from peers.validator.cases import Case
-from peers.validator.checks.base import first_failure
-from peers.validator.checks.standing import TURN, Turn
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
 from swarm.envelope import Dropped, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
-from swarm.jobs.validation import Report
 from swarm.messages import StepOrder, Submission
-from swarm.run.run import Run
 from swarm.world import Database
-
-TURN_VALIDATORS_MAX = 3
-"""Number of validators in a row that may be silent about submission n - 1 while submission n
-waits for it; each costs the time until the worker asks the next."""
-
-CASES_MAX = 10_000
-"""Most cases in the queue; the workers' quotas keep it far shorter."""
 
 
 class CaseQueue:
     """Cases that were acknowledged and have no verdict."""
 
-    def __init__(
-        self, run: Run, database: Database, docket: Docket, inbox: Inbox, events: Events
-    ) -> None:
-        self._run = run
+    def __init__(self, database: Database, docket: Docket, inbox: Inbox, events: Events) -> None:
         self._database = database
         self._docket = docket
         self._inbox = inbox
         self._events = events
         self._waiting: dict[Key, Case] = {}
-        self._queue, self._cases = trio.open_memory_channel[Case](CASES_MAX)
+        self._queue, self._cases = trio.open_memory_channel[Case](math.inf)
+        """Bounded by the workers' quotas of unjudged submissions."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,6 +52,7 @@ class CaseQueue:
             )
         )
         dropped: list[str] = []
+        restored: list[Case] = []
         for worker, digest, announced, arranged in self._database.read(
             "SELECT worker, digest, announced, arranged FROM unjudged ORDER BY worker, digest"
         ):
@@ -76,8 +66,11 @@ class CaseQueue:
             if self._docket.is_judged_here(key) or not self._inbox.exists(key):
                 await self.remove(key)
             else:
-                self._admit(case)
+                restored.append(case)
                 self._docket.take_order(case.order)
+        for case in sorted(restored, key=lambda case: case.slot):
+            self._admit(case)
+            self._queue.send_nowait(case)
         if dropped:
             self._events.emit("validator.cases_dropped", cases=len(dropped), reason=dropped[0])
 
@@ -91,6 +84,7 @@ class CaseQueue:
                 (*case.key, case.announced.raw, msgspec.msgpack.encode(case.order)),
             )
         )
+        self._queue.send_nowait(case)
 
     def _admit(self, case: Case) -> None:
         self._waiting[case.key] = case
@@ -106,41 +100,8 @@ class CaseQueue:
             )
         )
 
-    async def line_up(self, case: Case) -> Report | None:
-        """Queue a case once the preceding submission is settled.
-
-        Returns a report if the preceding submission is not settled before the deadline.
-        """
-        before = case.slot.before
-
-        def may_proceed() -> bool:
-            return (
-                self._docket.is_settled(before)
-                or self._docket.accepted_elsewhere(case.key) is not None
-            )
-
-        number = case.submission.number
-        if number > 0:
-            limits = self._run.manifest.limits
-            patience = (limits.acknowledgement_seconds + limits.verdict_seconds) * min(
-                TURN_VALIDATORS_MAX, len(self._run.manifest.validator_ids())
-            )
-            arrived = True
-            while not may_proceed() and arrived:
-                # A preceding submission that waits for its verdict here is late, not missing.
-                digest = self._docket.submission_in(before)
-                arrived = digest is not None and (case.worker, digest) in self._waiting
-                with trio.move_on_after(patience) as waited:
-                    await self._docket.changed.wait_until(lambda _: may_proceed())
-                arrived = arrived or not waited.cancelled_caught
-            never_came = first_failure(TURN, Turn(number, may_proceed()))
-            if never_came is not None:
-                return never_came
-        await self._queue.send(case)
-        return None
-
     async def next(self) -> Case:
-        """Wait for the next case whose turn has come."""
+        """Wait for the next case."""
         return await self._cases.receive()
 
 

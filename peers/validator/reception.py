@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import trio
 
 from peers.validator.cases import Case, Outcome, slot_of, verdict_on
-from peers.validator.checks.announcement import CHECKS, Announcement
+from peers.validator.checks.announcement import CHECKS, PENDING, Announcement, Pushed
 from peers.validator.checks.base import first_failure
-from peers.validator.docket import Docket, verdict_in
+from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
 from peers.validator.queue import CaseQueue
 from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
@@ -32,7 +32,7 @@ ORDER_WAIT_SECONDS = 3.0
 
 
 class Reception:
-    """Answers announcements: an acknowledgement, a verdict, or a refusal."""
+    """Answers announcements: an acknowledgement, a verdict, a refusal, or nothing: not yet."""
 
     def __init__(
         self,
@@ -40,15 +40,12 @@ class Reception:
         docket: Docket,
         inbox: Inbox,
         queue: CaseQueue,
-        line_up: Callable[[Case], None],
     ) -> None:
-        """`line_up` starts the task that waits for a new case's turn."""
         self._peer = peer
         self._run = peer.run
         self._docket = docket
         self._inbox = inbox
         self._queue = queue
-        self._line_up = line_up
         self._answering: dict[Key, trio.Event] = {}
         """Announcements under examination; the event is set when the examination ends."""
         self._denials = Rationed(peer.node.events)
@@ -60,7 +57,8 @@ class Reception:
         """Answer an announcement; a repeated announcement gets the same answer."""
         assert isinstance(envelope.message, Submission)
         key = (envelope.sender, envelope.message.digest)
-        self._take_receipt(envelope.sender, first(supporting, Verdict))
+        for shown in supporting:
+            self._take_receipt(envelope.sender, shown)
         while key in self._answering:  # repeated before it was answered: give one verdict only
             await self._answering[key].wait()
         known = self._docket.answer_to(key)
@@ -68,7 +66,7 @@ class Reception:
         if known is not None:
             if not self._docket.is_judged_here(key) and case is None:
                 await self._inbox.remove(key)
-            return [known]
+            return [known, *self._rival(envelope.sender, envelope.message)]
         if case is not None:
             return [await self._acknowledge(case)]
         self._answering[key] = trio.Event()
@@ -86,6 +84,8 @@ class Reception:
         manifest = self._run.manifest if order is None else self._run.manifest_of(order)
         if manifest is None:
             return []  # the step's version of the manifest is unknown here: the worker asks again
+        slot = slot_of(worker, submission)
+        taken = self._docket.taken(slot)
         announcement = Announcement(
             worker=worker,
             submission=submission,
@@ -94,29 +94,31 @@ class Reception:
             manifest=manifest,
             order=order,
             newest_order=self._peer.step_order(),
-            slot_taken_by=self._docket.submission_in(slot_of(worker, submission)),
+            slot_taken_by=taken.digest if taken else None,
+            is_next=submission.number == 0 or self._docket.taken(slot.before) is not None,
             pushed_bytes=self._inbox.size_bytes(key),
             wall_time=self._peer.node.world.wall_time(),
         )
         refusal = first_failure(CHECKS, announcement)
         if refusal is not None:
-            return [await self._refuse(worker, submission, order, refusal)]
+            answer = await self._refuse(worker, submission, refusal)
+            return [answer, *self._rival(worker, submission)]
+        pending = first_failure(PENDING, announcement)
+        if pending is not None:
+            if pending.failed == Pushed.name:
+                self._tell(worker, submission, pending)
+            return []
         case = Case(envelope, submission, announcement.step_order)
         await self._queue.add(case)
-        self._line_up(case)
         return [await self._acknowledge(case)]
 
-    async def _refuse(
-        self, worker: str, submission: Submission, order: StepOrder | None, refusal: Report
-    ) -> Envelope:
+    async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
         if refusal.failed == "admission":  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])
             return await self._peer.seal(word, EVENT_LIFETIME_SECONDS)
         await self._inbox.remove((worker, submission.digest))
-        if order is not None and submission.number < order.submissions_max:
-            self._docket.settle(slot_of(worker, submission), submission.digest)
         return await self._turn_down(worker, submission, refusal)
 
     async def _turn_down(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
@@ -128,6 +130,10 @@ class Reception:
         verdict = verdict_on(worker, submission, outcome, log_index=-1)
         envelope = await self._peer.seal(verdict, VERDICT_LIFETIME_SECONDS)
         self._docket.turn_down((worker, submission.digest), envelope)
+        self._tell(worker, submission, refusal)
+        return envelope
+
+    def _tell(self, worker: str, submission: Submission, refusal: Report) -> None:
         self._denials.emit(
             "validator.turned_down",
             submission=submission.digest,
@@ -137,18 +143,38 @@ class Reception:
             failed=refusal.failed,
             reason=refusal.detail,
         )
-        return envelope
 
     async def _acknowledge(self, case: Case) -> Envelope:
-        return await self._peer.announce(
-            Acknowledgement(
-                submission=case.submission.digest,
-                worker=case.worker,
-                lineage=case.submission.lineage,
-                groups=case.submission.groups,
-            ),
-            EVENT_LIFETIME_SECONDS,
+        """The case's acknowledgement: signed once, and anew only when it has expired."""
+        held = case.acknowledgement
+        now_ms = self._peer.node.world.wall_time() * 1000
+        if held is not None and held.body.expires_ms > now_ms:
+            return held
+        said = Acknowledgement(
+            submission=case.submission.digest,
+            worker=case.worker,
+            lineage=case.submission.lineage,
+            step=case.submission.step,
+            number=case.submission.number,
+            groups=case.submission.groups,
         )
+        signed = await self._peer.seal(said, EVENT_LIFETIME_SECONDS)
+        if held is None:
+            self._peer.gossip.publish(signed)
+        case.acknowledgement = signed
+        self._docket.hear(signed)
+        return signed
+
+    def _rival(self, worker: str, submission: Submission) -> Sequence[Envelope]:
+        """The receipt of another file that fills a submission's slot.
+
+        A worker that restarted may have made other bytes than before. It shows this receipt with
+        its next number.
+        """
+        taken = self._docket.taken(slot_of(worker, submission))
+        if taken is None or taken.digest == submission.digest or taken.receipt is None:
+            return []
+        return [taken.receipt]
 
     # --- messages of others that a worker presents -------------------------------------------
 
@@ -171,16 +197,21 @@ class Reception:
             await self._peer.versions.manifest_of(order)
         return self._docket.order_of(lineage, step)
 
-    def _take_receipt(self, worker: str, shown: Envelope | None) -> None:
-        """Take note of the verdict on the preceding number that a worker presents.
+    def _take_receipt(self, worker: str, shown: Envelope) -> None:
+        """Take note of the acknowledgement of the preceding number, or the verdict on it, that a
+        worker presents.
 
-        Its validator may be unreachable from here. A verdict in no log is ignored, because it was
-        meant only for its worker.
+        Its validator may be unreachable from here. A verdict in no log is ignored, because it
+        settles nothing.
         """
-        if shown is not None and self._may_be_shown(shown):
-            verdict = verdict_in(shown)
-            if verdict.worker == worker and verdict.log_index >= 0:
-                self._docket.hear(shown)
+        named = shown.message
+        if (
+            isinstance(named, Acknowledgement | Verdict)
+            and named.worker == worker
+            and not (isinstance(named, Verdict) and named.log_index < 0)
+            and self._may_be_shown(shown)
+        ):
+            self._docket.hear(shown)
 
     def _may_be_shown(self, shown: Envelope) -> bool:
         """Whether a message that another peer presents belongs to this run, and its sender is

@@ -1,10 +1,10 @@
 """The validator role: receive submissions, check them, sign verdicts.
 
 A worker pushes a submission (`inbox`), then announces it (`reception`). The acknowledgement says
-that the file is stored durably. The submission waits for its turn (`queue`); then two child
-processes check it (`examiner`). The one without torch parses the hostile file and rebuilds prompts
-and rewards, the other recomputes activations and sampling with torch. The verdict is durable in
-the log before it is published (`verdicts`).
+that the file is stored durably. Only a worker's next number is acknowledged, and cases are judged
+in that order (`queue`). Two child processes check them (`examiner`). The one without torch parses
+the hostile file and rebuilds prompts and rewards, the other recomputes activations and sampling
+with torch. The verdict is durable in the log before it is published (`verdicts`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swarm.errors import PeerError
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
 from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService, PrefillSetup
-from swarm.messages import StepOrder, Submission, Verdict
+from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.settings import ComputeSettings
@@ -81,7 +81,6 @@ class ValidatorRole:
         )
         self._intake = Intake(peer, self._inbox)
         self._queue = CaseQueue(
-            peer.run,
             self._node.disk.database("validator.sqlite"),
             self._docket,
             self._inbox,
@@ -102,6 +101,7 @@ class ValidatorRole:
         """Set once the children have found engine and environment, so that policies are needed."""
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._docket.hear)
+        peer.gossip.listen(Acknowledgement, self._docket.hear)
 
     def _on_order(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, StepOrder)
@@ -118,15 +118,7 @@ class ValidatorRole:
             nursery.start_soon(self._follow_checkpoints)
             nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
-            for case in self._queue.cases():
-                nursery.start_soon(self._line_up, case, nursery)
-            reception = Reception(
-                self._peer,
-                self._docket,
-                self._inbox,
-                self._queue,
-                line_up=lambda case: nursery.start_soon(self._line_up, case, nursery),
-            )
+            reception = Reception(self._peer, self._docket, self._inbox, self._queue)
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: reception.answer}):
                 # Not earlier: a push that cannot be announced yet would use up its worker's quota.
@@ -144,12 +136,6 @@ class ValidatorRole:
         while True:
             await trio.sleep(TIDY_SECONDS)
             await self._verdicts.forget_older(self._run.max_staleness + OLDER_STEPS_KEPT)
-
-    async def _line_up(self, case: Case, nursery: trio.Nursery) -> None:
-        """Queue a case when its turn comes; refuse it if the preceding one never arrives."""
-        refusal = await self._queue.line_up(case)
-        if refusal is not None:
-            await self._verdicts.give(case, Outcome.of(refusal), nursery)
 
     # --- judging -----------------------------------------------------------------------------
 

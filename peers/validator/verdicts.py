@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from peers.validator.cases import Case, Outcome, slot_of, verdict_on
+from peers.validator.cases import Case, Outcome, verdict_on
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
 from peers.validator.docket import Docket, verdict_in
@@ -50,8 +50,6 @@ class Verdicts:
             verdict = verdict_in(envelope)
             key = (verdict.worker, verdict.submission)
             self._docket.give(key, envelope)
-            self._docket.hear(envelope)
-            self._docket.fill(slot_of(verdict.worker, verdict), verdict.submission)
             if verdict.outcome == "accepted":
                 self._records.accept(verdict.worker)
                 if not self._inbox.exists(key):
@@ -100,7 +98,6 @@ class Verdicts:
             self._records.refuse(worker)
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
-        self._docket.settle(case.slot)
         self._report(case, outcome, seconds, decided)
         nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
         await self._evict_if_due(worker, submission.digest, outcome)

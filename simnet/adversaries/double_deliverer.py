@@ -17,7 +17,7 @@ from swarm.transport import BlobReference
 
 
 class DoubleDeliverer(InferenceRole):
-    """Sends the last validator in rank a second file under every number. It differs in one group,
+    """Sends the last validator in rank a second file under every number. It differs in rounding,
     so that it hashes differently and passes every check. *Harmless*: a trainer takes one file per
     number, and only that file is credited."""
 
@@ -40,14 +40,10 @@ class DoubleDeliveries(Deliveries):
     ) -> None:
         disk, manifest = self._node.disk, self._run.manifest
         rollouts = msgspec.msgpack.decode(await disk.read(path), type=SimulatedRollouts)
-        raw = msgspec.msgpack.encode(
-            msgspec.structs.replace(rollouts, lengths=rollouts.lengths[:-1])
-        )
+        raw = msgspec.msgpack.encode(msgspec.structs.replace(rollouts, variant=1))
         await disk.write(f"{path}.second", raw)
         digest = blake3(raw).digest()
-        second = msgspec.structs.replace(
-            submission, digest=digest, size_bytes=len(raw), groups=submission.groups - 1
-        )
+        second = msgspec.structs.replace(submission, digest=digest, size_bytes=len(raw))
         worker, number = self._peer.peer_id.encode(), submission.number.to_bytes(8, "big")
         last = rendezvous(manifest.validator_ids(), nonce, worker, number)[-1]
         announced = await self._peer.seal(second, STATE_LIFETIME_SECONDS)

@@ -6,7 +6,8 @@ from swarm.node.run_node import RunNode
 
 
 class Withholder(InferenceRole):
-    """Announces submissions and never delivers their files. *Caught*: refused by check `file`."""
+    """Announces submissions and never delivers their files. *Caught* by check `file`: answered
+    nothing, and none of its numbers counts."""
 
     def __init__(self, peer: RunNode) -> None:
         super().__init__(peer)

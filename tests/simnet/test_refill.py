@@ -106,7 +106,7 @@ def test_a_batch_that_cannot_be_filled_is_trained_on_after_its_deadline() -> Non
     assert all(count > 0 for count in counts)
     assert min(counts) < BATCH
     idle = [fields["idle_seconds"] for _, fields in named(heard, "trainer.step_trained")]
-    assert max(idle) >= 40
+    assert max(idle) > 39.99
 
 
 def test_every_accepted_group_ends_in_the_log() -> None:

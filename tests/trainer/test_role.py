@@ -46,6 +46,7 @@ async def start_run(
     steps: int = 3,
     step_seconds: float = 60.0,
     validators: Sequence[str] = ("validator",),
+    prefill_tokens_per_second: float = 40_000.0,
     **run: Any,
 ) -> dict[str, Peer]:
     await start_bootstrap(
@@ -65,7 +66,9 @@ async def start_run(
             name,
             [name.partition("-")[0]],
             tables=tables,
-            hardware=Hardware(step_seconds=step_seconds),
+            hardware=Hardware(
+                step_seconds=step_seconds, prefill_tokens_per_second=prefill_tokens_per_second
+            ),
         )
         peers[name] = simulation.add(plan)
         await peers[name].start()

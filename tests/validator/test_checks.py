@@ -71,7 +71,7 @@ def test_checks_that_pass_in_silence_leave_only_the_failure() -> None:
 
 def test_every_check_is_in_the_protocols_table() -> None:
     lists: list[tuple[Check[Any], ...]] = [
-        announcement.CHECKS, standing.WORKER, standing.POLICY, standing.TURN,
+        announcement.CHECKS, standing.WORKER, standing.POLICY, announcement.PENDING,
         file.CHECKS, history.CHECKS, policy.CHECKS,
     ]  # fmt: skip
     page = Path("docs/protocol.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peers.validator.cases import Slot, slot_of
 from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket, verdict_in
 from swarm.envelope import Envelope, seal
-from swarm.messages import Checkpoint, CheckpointReference, StepOrder, Verdict
+from swarm.messages import Acknowledgement, Checkpoint, CheckpointReference, StepOrder, Verdict
 from tests.network.harness import identity
 
 HERE, WORKER = identity(1), identity(3)
@@ -65,7 +65,7 @@ def test_only_an_acceptance_by_another_validator_is_as_good_as_ones_own(
     heard = verdict(0, outcome=outcome, by=2)
     docket.hear(heard)
     assert (docket.verdict_on(key_of(heard)) is not None) == counts
-    assert docket.is_settled(slot(0)) and not docket.is_judged_here(key_of(heard))
+    assert docket.taken(slot(0)) is not None and not docket.is_judged_here(key_of(heard))
 
 
 def test_ones_own_verdict_counts_before_anothers() -> None:
@@ -79,10 +79,24 @@ def test_ones_own_verdict_counts_before_anothers() -> None:
 
 def test_the_first_file_fills_a_slot() -> None:
     docket = Docket(HERE.peer_id)
-    docket.settle(slot(0), b"first")
-    docket.settle(slot(0), b"second")
-    assert docket.submission_in(slot(0)) == b"first"
+    docket.fill(slot(0), b"first")
+    docket.fill(slot(0), b"second")
+    docket.hear(verdict(0))
+    assert docket.taken(slot(0)) == (b"first", None)
     assert slot(1).before == slot(0) == slot_of(WORKER.peer_id, verdict_in(verdict(0)))
+
+
+def test_a_slot_keeps_the_newest_receipt_of_its_file() -> None:
+    docket, judged = Docket(HERE.peer_id), verdict(0)
+    digest = verdict_in(judged).submission
+    acknowledged = seal(
+        identity(2),
+        Acknowledgement(submission=digest, worker=WORKER.peer_id, step=5),
+        run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0,
+    )  # fmt: skip
+    for receipt in (acknowledged, judged):
+        docket.hear(receipt)
+        assert docket.taken(slot(0)) == (digest, receipt)
 
 
 def test_the_newest_order_of_a_step_counts() -> None:
@@ -120,7 +134,6 @@ def test_what_can_no_longer_be_trained_on_is_forgotten() -> None:
     docket.forget_older(newest, oldest_step=5)
     assert docket.judged_here() == [key_of(given_here[5])]
     for number in (0, 1):
-        assert not docket.is_settled(slot(number, 3)) and docket.is_settled(slot(number))
-        assert docket.submission_in(slot(number, 3)) is None
+        assert docket.taken(slot(number, 3)) is None and docket.taken(slot(number)) is not None
     assert docket.accepted_elsewhere(key_of(verdict(1, step=3, by=2))) is None
     assert docket.too_old(checkpoint(1, lineage=1), oldest_step=0) == [key_of(given_here[5])]

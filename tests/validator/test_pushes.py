@@ -15,10 +15,10 @@ from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, canonical_path_of,
 from simnet.clock import run_virtual
 from simnet.compute import Hardware
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.envelope import Envelope, seal
+from swarm.envelope import Envelope
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event
 from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, AdmissionRefused, Submission, Verdict
+from swarm.messages import AdmissionRefused, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
@@ -286,15 +286,16 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
         for number in range(100):
             file = Submission(
                 lineage=0, step=(order.step, 999)[number > 90], policy=order.policy, number=number,
-                digest=blake3(b"%d" % number).digest(), size_bytes=1, groups=1,
+                digest=blake3(b"%d" % number).digest(), size_bytes=1, groups=4,
                 run_digest=order.run_digest, entry=b"" if number == 50 else liar.entry,
             )  # fmt: skip
             announced = await liar.seal(file, 600.0)
-            (no,) = await liar.messenger.request(validator.id, announced, lease.admission)
-            assert isinstance(no.message, Verdict) and no.message.outcome == "refused"
-            assert no.message.log_index == -1
-            failed.add(no.message.failed)
-        assert failed == {"file", "number", "step", "entry"}
+            answer = await liar.messenger.request(validator.id, announced, lease.admission)
+            for no in answer:
+                assert isinstance(no.message, Verdict) and no.message.outcome == "refused"
+                assert no.message.log_index == -1
+                failed.add(no.message.failed)
+        assert failed == {"number", "step", "entry"}
         for number in range(50):
             digest = blake3(b"unadmitted %d" % number).digest()
             file = replace(file, step=order.step, digest=digest)
@@ -308,50 +309,6 @@ def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() ->
     names = Counter(event.name for event in said)
     for name in ("validator.turned_down", "validator.not_admitted"):
         assert 0 < names[name] <= 2 * STRANGERS_EVENTS_PER_MINUTE
-
-
-@pytest.mark.parametrize(
-    ("by", "log_index", "believed"),
-    [("silent", 7, True), ("silent", -1, False), ("relay-worker", 7, False)],
-)
-def test_the_number_before_was_judged_by_a_validator_that_is_never_heard(
-    by: str, log_index: int, believed: bool
-) -> None:
-    async def main(simulation: Simulation) -> None:
-        peers = await start_run(
-            simulation, "validator", "trainer", "relay-worker", validators=["validator", "silent"]
-        )
-        await trio.sleep(20)
-        worker, validator = _part(peers["relay-worker"]), peers["validator"]
-        order, lease = worker.step_order(), worker.lease
-        assert order is not None and lease is not None and lease.admission is not None
-        receipt = seal(
-            simulation.identity(by),
-            Verdict(
-                lineage=0, step=order.step, policy=order.policy, number=0,
-                submission=bytes(32), size_bytes=1, worker=worker.peer_id,
-                outcome="refused", log_index=log_index,
-            ),
-            run=worker.run.id, sequence=1, wall_time=worker.node.world.wall_time(),
-            lifetime_seconds=600.0,
-        )  # fmt: skip
-        pusher = Pusher(_part(validator), worker.peer_id)
-        await pusher.end(pusher.open(), GOOD)
-        announced = await worker.seal(
-            Submission(
-                lineage=0, step=order.step, policy=order.policy, number=1,
-                digest=REFERENCE.digest, size_bytes=len(GOOD), groups=1,
-                run_digest=order.run_digest, entry=worker.entry,
-            ),
-            600.0,
-        )  # fmt: skip
-        (yes,) = await worker.messenger.request(validator.id, announced, lease.admission, receipt)
-        assert isinstance(yes.message, Acknowledgement)
-        await trio.sleep(100)
-
-    said = _simulate(main)
-    (verdict,) = [event.fields for event in said if event.name == "validator.verdict"]
-    assert (verdict["failed"] != "number") == believed, verdict
 
 
 def test_validators_that_never_hear_each_other_take_a_workers_work_in_turn() -> None:

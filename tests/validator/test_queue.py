@@ -37,7 +37,7 @@ class Life:
         self.docket = Docket(HERE.peer_id)
         self.inbox = Inbox(run, disk, VirtualWorld(1), judged=lambda _: False)
         self.database: Database = disk.database("validator.sqlite")
-        self.queue = CaseQueue(run, self.database, self.docket, self.inbox, events)
+        self.queue = CaseQueue(self.database, self.docket, self.inbox, events)
 
     def stored(self) -> int:
         return len(self.database.read("SELECT digest FROM unjudged ORDER BY digest"))
@@ -72,6 +72,18 @@ def test_a_case_that_was_judged_before_the_crash_is_not_judged_again(tmp_path: P
         await life.queue.open()
         assert [each.submission.number for each in life.queue.cases()] == [1]
         assert life.stored() == 1 and life.said == []
+
+    trio.run(main)
+
+
+def test_restored_cases_are_judged_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+        await acknowledge(disk, *map(case, range(8)))
+        life = Life(disk)
+        await life.queue.open()
+        judged = [await life.queue.next() for _ in range(8)]
+        assert [each.submission.number for each in judged] == list(range(8))
 
     trio.run(main)
 

@@ -32,6 +32,8 @@ class Announcement:
     newest_order: StepOrder | None
     slot_taken_by: bytes | None
     """Digest of the file that was delivered first under the worker's submission number."""
+    is_next: bool
+    """Whether the worker's preceding number of this step was acknowledged or judged."""
     pushed_bytes: int | None
     """Size of the file that the worker pushed; None if it pushed none."""
     wall_time: float
@@ -155,7 +157,7 @@ class Number(Check[Announcement]):
 
 
 class Groups(Check[Announcement]):
-    """The submission has no more groups than the manifest allows.
+    """The submission has as many groups as the manifest says, so that none can be left out.
 
     Figure: the number of groups announced.
     """
@@ -163,11 +165,10 @@ class Groups(Check[Announcement]):
     name = "groups"
 
     def examine(self, evidence: Announcement) -> Finding:
-        return at_most(
-            evidence.submission.groups,
-            evidence.manifest.sampling.groups_per_submission,
-            "more groups than the manifest allows in a submission",
-        )
+        groups = evidence.submission.groups
+        wanted = evidence.manifest.sampling.groups_per_submission
+        detail = "another number of groups than the manifest says"
+        return Finding(groups, wanted, groups == wanted, detail)
 
 
 class FreeSlot(Check[Announcement]):
@@ -183,6 +184,20 @@ class FreeSlot(Check[Announcement]):
         free = evidence.slot_taken_by in (None, submission.digest)
         detail = "another file was delivered under this number"
         return Finding(submission.number, 1, free, detail)
+
+
+class InTurn(Check[Announcement]):
+    """The preceding number is taken, so that a worker cannot skip a number it dislikes.
+
+    Figure: the submission number; threshold: the number before it.
+    """
+
+    name = "number"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        number = evidence.submission.number
+        detail = f"submission {number - 1} of this step was not delivered yet"
+        return Finding(number, number - 1, evidence.is_next, detail)
 
 
 class Pushed(Check[Announcement]):
@@ -204,7 +219,9 @@ class Size(Check[Announcement]):
     name = "size"
 
     def examine(self, evidence: Announcement) -> Finding:
-        announced, pushed = evidence.submission.size_bytes, evidence.pushed_bytes or 0
+        announced, pushed = evidence.submission.size_bytes, evidence.pushed_bytes
+        if pushed is None:
+            return Finding(announced, announced, passed=True)
         detail = "the announced size is not the file's"
         return Finding(announced, pushed, announced == pushed, detail)
 
@@ -218,6 +235,8 @@ CHECKS: tuple[Check[Announcement], ...] = (
     Number(),
     Groups(),
     FreeSlot(),
-    Pushed(),
     Size(),
 )
+PENDING: tuple[Check[Announcement], ...] = (InTurn(), Pushed())
+"""Conditions that the worker may still fulfil: a failure is answered with "not yet", which settles
+nothing."""

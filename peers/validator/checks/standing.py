@@ -1,6 +1,6 @@
 """The checks of conditions that may change after a submission's acknowledgement.
 
-They run before the submission is judged, when its turn comes, and when its verdict enters the log.
+They run before the submission is judged and when its verdict enters the log.
 They cost nothing, and a verdict lists one only if it fails.
 """
 
@@ -43,27 +43,5 @@ class Staleness(Check[Age]):
         return at_most(evidence.policies, evidence.policies_max, detail)
 
 
-class Turn(NamedTuple):
-    """Whether a submission's turn came before the deadline."""
-
-    number: int
-    came: bool
-
-
-class InTurn(Check[Turn]):
-    """Submission n is judged after n - 1, so that a worker cannot skip a number it dislikes.
-
-    Figure: the submission number; threshold: the number before it.
-    """
-
-    name = "number"
-
-    def examine(self, evidence: Turn) -> Finding:
-        before = evidence.number - 1
-        detail = f"submission {before} of this step was never delivered"
-        return Finding(evidence.number, before, evidence.came, detail)
-
-
 WORKER = (NotEvicted(),)
 POLICY = (Staleness(),)
-TURN = (InTurn(),)
