@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import random
 import signal
@@ -192,7 +193,9 @@ def test_pieces_that_do_not_come_are_held_against_their_sources(tmp_path: Path) 
             (error,) = leaf_errors(raised.value)
             assert isinstance(error, DeadlineError)
             trainer_id = Identity(bytes([SEED] * 32)).peer_id
-            assert f"checkpoint 0/4 was not fetched within 10 s ({trainer_id}: " in str(error)
+            # The fetch has the time that joining left.
+            late = rf"checkpoint 0/4 was not fetched within (9|10) s \({trainer_id}: "
+            assert re.search(late, str(error))
 
     trio.run(main, clock=clock)
 
