@@ -285,9 +285,14 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not checked: "
         f"{f['reason']}{_untold(f)}"
     ),
-    "validator.accepted_elsewhere": lambda f: (
+    "validator.settled_elsewhere": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
-        f"validator {_short(f['by'])} has accepted it already"
+        f"validator {_short(f['by'])} has judged it already"
+    ),
+    "verdicts.contradict": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: validator "
+        f"{_short(f['refuses'])} refuses it, validator {_short(f['accepts'])} accepts it after "
+        "recomputing it; one of them judges wrongly, and the refusal binds"
     ),
     "validator.cases_dropped": lambda f: (
         f"{f['cases']} acknowledged submissions were stored by another version of Swarm and are "

@@ -604,6 +604,13 @@ class Verdict(Message, frozen=True, kw_only=True):
     trains on; empty unless accepted."""
     rollouts_bytes: Count = 0
     evidence: Evidence = Evidence()
+    tokens: Count = 0
+    """Completion tokens, if the file could be read."""
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens recomputed with the policy; 0 if the content was not checked."""
+        return self.evidence.tokens
 
 
 class Eviction(Message, frozen=True, kw_only=True):

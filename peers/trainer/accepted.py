@@ -10,6 +10,7 @@ from peers.trainer.forecast import Forecast
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted, Pool, SubmissionKey
 from peers.trainer.progress import Progress
+from peers.trainer.refusals import Refusals
 from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.messages import Verdict
@@ -33,6 +34,7 @@ class AcceptedSubmissions:
     progress: Progress
     forecast: Forecast
     outcomes: Outcomes
+    refusals: Refusals
     pool: Pool = field(default_factory=Pool)
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
@@ -66,9 +68,19 @@ class AcceptedSubmissions:
         """Whether another file was already taken under this verdict's key."""
         return self._taken.get(SubmissionKey.of(verdict), verdict.submission) != verdict.submission
 
+    def is_unfit(self, verdict: Verdict) -> bool:
+        """Whether an accepted submission may not be trained on (any more)."""
+        return self.progress.too_old(verdict) or self.refusals.bind(verdict)
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take note of any verdict: a refusal by one validator may bind all of them."""
+        if self.refusals.hear(envelope):
+            self._swept = None
+            self.progress.changed.touch()
+
     async def take_in(self, envelope: Envelope, verdict: Verdict) -> None:
         """Add a submission whose file is on this disk; durable on return."""
-        if self.is_second(verdict):  # the other file came first
+        if self.is_second(verdict) or self.refusals.bind(verdict):
             await self._disk.remove(path_of(verdict.submission))
             await self.outcomes.stale([verdict])
             return
@@ -85,7 +97,7 @@ class AcceptedSubmissions:
         digest = verdict.submission
         self.pool.add(Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill))
         self.grew = self.peer.node.world.now()
-        if self.progress.too_old(verdict):  # became too old since the last check
+        if self.is_unfit(verdict):  # became unfit since the last check
             self._swept = None
 
     # --- after a restart ---------------------------------------------------------------------
@@ -170,12 +182,12 @@ class AcceptedSubmissions:
     # --- giving up ---------------------------------------------------------------------------
 
     async def drop_stale(self) -> None:
-        """Log and delete the pool's submissions that are too old."""
+        """Log and delete the pool's submissions that may no longer be trained on."""
         now = (self.progress.policy, self.progress.lineage, self.peer.run.revision)
         if now == self._swept:
             return
         self._swept = now
-        stale = self.pool.matching(self.progress.too_old)
+        stale = self.pool.matching(self.is_unfit)
         for accepted in stale:  # before the first await, so that no other task logs it too
             self.pool.remove(accepted.digest)
         if stale:
@@ -199,3 +211,4 @@ class AcceptedSubmissions:
         self._taken = {key: taken for key, taken in self._taken.items() if key[:2] >= youngest}
         self._known = {known: at for known, at in self._known.items() if at >= youngest}
         await self.store.drop_keys_before(*youngest)
+        self.refusals.forget_before(*youngest)

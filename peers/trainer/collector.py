@@ -72,6 +72,7 @@ class Collector:
     def _on_verdict(self, envelope: Envelope) -> None:
         verdict = envelope.message
         assert isinstance(verdict, Verdict)
+        self.accepted.hear(envelope)
         try:
             self._send.send_nowait(envelope)
         except trio.WouldBlock:
@@ -126,10 +127,10 @@ class Collector:
             self._fetching.discard(verdict.submission)
 
     async def _fetch(self, validator: PeerId, verdict: Verdict) -> bool:
-        """Copy an accepted submission here, durably; False if it became too old before it arrived,
+        """Copy an accepted submission here, durably; False if it became unfit before it arrived,
         or if another file was taken under its key."""
         attempt = 0
-        while not (self.progress.too_old(verdict) or self.accepted.is_second(verdict)):
+        while not (self.accepted.is_unfit(verdict) or self.accepted.is_second(verdict)):
             try:
                 await self._fetch_once(validator, verdict)
                 return True

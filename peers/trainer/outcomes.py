@@ -58,7 +58,7 @@ class Outcomes:
         await self._log([accepted.verdict for accepted in submissions], "carried")
 
     async def stale(self, verdicts: Sequence[Verdict]) -> None:
-        """Log submissions that were too old to be trained on."""
+        """Log submissions that may no longer be trained on, mostly because they are too old."""
         await self.lost(verdicts, "stale")
         self.events.emit("trainer.stale_dropped", submissions=len(verdicts))
 

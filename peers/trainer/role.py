@@ -27,6 +27,7 @@ from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
+from peers.trainer.refusals import Refusals
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.store import TrainerStore
@@ -104,7 +105,9 @@ class TrainerRole:
         self._states = SavedStates(peer.node.disk, settings, progress)
         self._forecast = forecast = Forecast()
         self._outcomes = outcomes = Outcomes(trusted, self._events, progress, forecast)
-        self._accepted = accepted = AcceptedSubmissions(peer, store, progress, forecast, outcomes)
+        self._accepted = accepted = AcceptedSubmissions(
+            peer, store, progress, forecast, outcomes, Refusals(peer, trusted, progress)
+        )
         self._pause = pause = Pause(peer, progress)
         self._collector = Collector(peer, progress, forecast, outcomes, accepted, pause)
         self._publisher = publisher = Publisher(peer, trusted, progress, settings.mirrors)

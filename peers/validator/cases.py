@@ -102,4 +102,5 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         rollouts_digest=b"" if outcome.failed else outcome.canonical_digest,
         rollouts_bytes=0 if outcome.failed else outcome.canonical_bytes,
         evidence=outcome.evidence,
+        tokens=outcome.tokens,
     )

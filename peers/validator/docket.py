@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from peers.validator.cases import Slot, slot_of
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.identity import PeerId
+from swarm.ledger.ruling import settles
 from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
 from swarm.observable import Observable
+from swarm.run.heard_verdicts import HeardVerdicts, verdict_in
 
 TURNED_DOWN_KEPT = 1024
 """Refused announcements whose answer is remembered; an older one is examined again if repeated."""
 
 ORDERS_KEPT = 64
 """Step orders remembered; a few steps are open at a time."""
-
-
-def verdict_in(envelope: Envelope) -> Verdict:
-    """The verdict that an envelope holds."""
-    assert isinstance(envelope.message, Verdict)
-    return envelope.message
 
 
 class Taken(NamedTuple):
@@ -42,12 +39,8 @@ class Docket:
         """By lineage and step."""
         self._taken: dict[Slot, Taken] = {}
         """Slots whose submission was acknowledged or judged by any validator."""
-        self._judged: dict[Key, Envelope] = {}
-        """This validator's verdicts."""
-        self._accepted_elsewhere: dict[Key, Envelope] = {}
-        """Other validators' verdicts that accept a submission. Each counts like a verdict of this
-        validator, because the trainer uses the first. (Refusals and quarantines do not count,
-        because their reason may not hold here.)"""
+        self._verdicts = HeardVerdicts(ranked=[validator])
+        """The verdicts of all validators."""
         self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
         """Answers to the last refused announcements; a repeated one gets the same answer."""
         self.changed = Observable(None)
@@ -71,26 +64,41 @@ class Docket:
     # --- verdicts ----------------------------------------------------------------------------
 
     def verdict_on(self, key: Key) -> Envelope | None:
-        """This validator's verdict on a submission, or else another validator's acceptance."""
-        return self._judged.get(key) or self._accepted_elsewhere.get(key)
+        """The final verdict on a submission, if it was judged here or settled elsewhere."""
+        verdict = self._verdicts.final(key)
+        if verdict is None or self.is_judged_here(key) or settles(verdict_in(verdict)):
+            return verdict
+        return None  # another validator's reason, which may not hold here
 
     def answer_to(self, key: Key) -> Envelope | None:
         """The answer to a repeated announcement; None while the submission has no verdict."""
         return self.verdict_on(key) or self._turned_down.get(key)
 
     def is_judged_here(self, key: Key) -> bool:
-        return key in self._judged
+        return self._verdicts.by(self._validator, key) is not None
 
     def judged_here(self) -> list[Key]:
-        return list(self._judged)
+        return self._verdicts.judged_by(self._validator)
 
-    def accepted_elsewhere(self, key: Key) -> Envelope | None:
-        return self._accepted_elsewhere.get(key)
+    def settled_elsewhere(self, key: Key) -> Envelope | None:
+        """Another validator's verdict that makes a verdict of this one superfluous.
 
-    def give(self, key: Key, envelope: Envelope) -> None:
-        """Remember this validator's verdict."""
-        self._judged[key] = envelope
+        It is the final verdict, if it is an acceptance or a refusal that binds all validators.
+        """
+        verdict = self.verdict_on(key)
+        return verdict if verdict is not None and verdict.sender != self._validator else None
+
+    def opinions_on(self, key: Key) -> Mapping[str, Verdict]:
+        """The known verdicts on a submission, by validator."""
+        return self._verdicts.opinions(key)
+
+    def give(self, envelope: Envelope) -> list[tuple[str, str]]:
+        """Remember this validator's verdict.
+
+        Returns the pairs (refuses, accepts) of validators that it lets contradict each other.
+        """
         self._take(envelope)
+        return self._verdicts.hear(envelope)
 
     def turn_down(self, key: Key, envelope: Envelope) -> None:
         """Remember the refusal of an announcement."""
@@ -98,16 +106,13 @@ class Docket:
         if len(self._turned_down) > TURNED_DOWN_KEPT:
             self._turned_down.popitem(last=False)
 
-    def hear(self, envelope: Envelope) -> None:
-        """Take note of any validator's verdict or acknowledgement, this one's included."""
+    def hear(self, envelope: Envelope) -> list[tuple[str, str]]:
+        """Take note of any validator's verdict or acknowledgement, this one's included.
+
+        Returns the pairs (refuses, accepts) of validators that it lets contradict each other.
+        """
         self._take(envelope)
-        verdict = envelope.message
-        if (
-            isinstance(verdict, Verdict)
-            and envelope.sender != self._validator
-            and verdict.outcome == "accepted"
-        ):
-            self._accepted_elsewhere[verdict.worker, verdict.submission] = envelope
+        return self._verdicts.hear(envelope) if isinstance(envelope.message, Verdict) else []
 
     # --- slots -------------------------------------------------------------------------------
 
@@ -130,22 +135,18 @@ class Docket:
 
     def too_old(self, newest: Checkpoint, oldest_step: int) -> list[Key]:
         """The submissions judged here that can no longer be trained on."""
-        return [key for key, given in self._judged.items() if _is_old(given, newest, oldest_step)]
+        return self._verdicts.older(newest.lineage, oldest_step, by=self._validator)
 
-    def forget(self, key: Key) -> None:
-        """Forget this validator's verdict."""
-        del self._judged[key]
+    def verdict_here(self, key: Key) -> Verdict:
+        """This validator's verdict on a submission that it judged."""
+        envelope = self._verdicts.by(self._validator, key)
+        assert envelope is not None
+        return verdict_in(envelope)
 
     def forget_older(self, newest: Checkpoint, oldest_step: int) -> None:
-        """Forget other validators' verdicts and slots of steps that can no longer be trained on."""
-        for key, heard in list(self._accepted_elsewhere.items()):
-            if _is_old(heard, newest, oldest_step):
-                del self._accepted_elsewhere[key]
+        """Forget verdicts and slots of steps that can no longer be trained on."""
+        for key in self._verdicts.older(newest.lineage, oldest_step):
+            self._verdicts.forget(key)
         lineage = newest.lineage
         for slot in [s for s in self._taken if s.lineage < lineage or s.step < oldest_step]:
             del self._taken[slot]
-
-
-def _is_old(envelope: Envelope, newest: Checkpoint, oldest_step: int) -> bool:
-    verdict = verdict_in(envelope)
-    return verdict.lineage < newest.lineage or verdict.step < oldest_step

@@ -30,6 +30,7 @@ from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillSer
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
+from swarm.run.heard_verdicts import report_contradictions
 from swarm.settings import ComputeSettings
 from swarm.world import ChildDied, ChildError, client
 from swarm.world.restarts import Restarts
@@ -100,12 +101,15 @@ class ValidatorRole:
         self._equipped = trio.Event()
         """Set once the children have found engine and environment, so that policies are needed."""
         peer.gossip.listen(StepOrder, self._on_order)
-        peer.gossip.listen(Verdict, self._docket.hear)
-        peer.gossip.listen(Acknowledgement, self._docket.hear)
+        peer.gossip.listen(Verdict, self._hear)
+        peer.gossip.listen(Acknowledgement, self._hear)
 
     def _on_order(self, envelope: Envelope) -> None:
         assert isinstance(envelope.message, StepOrder)
         self._docket.take_order(envelope.message)
+
+    def _hear(self, envelope: Envelope) -> None:
+        report_contradictions(self._docket.hear(envelope), envelope, self._node.events)
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -176,7 +180,7 @@ class ValidatorRole:
 
     async def _judge_next(self, children: Children, nursery: trio.Nursery) -> None:
         case = self._in_hand = self._in_hand or await self._next_case()
-        elsewhere = self._docket.accepted_elsewhere(case.key)
+        elsewhere = self._docket.settled_elsewhere(case.key)
         if elsewhere is not None:
             await self._verdicts.leave_to(PeerId(elsewhere.sender), case)
         else:

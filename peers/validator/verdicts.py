@@ -7,7 +7,7 @@ import trio
 from peers.validator.cases import Case, Outcome, verdict_on
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
-from peers.validator.docket import Docket, verdict_in
+from peers.validator.docket import Docket
 from peers.validator.evidence.worker import WORDS
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
@@ -18,6 +18,7 @@ from swarm.identity import PeerId
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
+from swarm.run.heard_verdicts import report_contradictions, verdict_in
 
 VERDICTS_RECOVERED_MAX = 8192
 """Own verdicts read again at a start. Verdicts on open steps are among the newest, and the bound
@@ -49,7 +50,7 @@ class Verdicts:
         for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
             verdict = verdict_in(envelope)
             key = (verdict.worker, verdict.submission)
-            self._docket.give(key, envelope)
+            self._docket.give(envelope)
             if verdict.outcome == "accepted":
                 self._records.accept(verdict.worker)
                 if not self._inbox.exists(key):
@@ -88,7 +89,7 @@ class Verdicts:
             return verdict_on(worker, submission, outcome, log_index)
 
         envelope = await self._trusted.append_verdict(verdict_at)
-        self._docket.give(key, envelope)
+        contradicting = self._docket.give(envelope)
         self._inbox.let_go(key)
         await self._queue.remove(key)
         if outcome.word == "accepted":
@@ -99,6 +100,7 @@ class Verdicts:
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
         self._report(case, outcome, seconds, decided)
+        report_contradictions(contradicting, envelope, self._peer.node.events)
         nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
         await self._evict_if_due(worker, submission.digest, outcome)
 
@@ -108,7 +110,7 @@ class Verdicts:
         return None if refusal is None else Outcome.of(refusal)
 
     async def leave_to(self, quicker: PeerId, case: Case) -> None:
-        """Drop a case that another validator has accepted.
+        """Drop a case that another validator has settled.
 
         A worker asks the next validator in rank when a verdict is late. If both judged the case,
         the overload of one validator would spread to all.
@@ -116,7 +118,7 @@ class Verdicts:
         await self._queue.remove(case.key)
         await self._inbox.remove(case.key)
         self._peer.node.events.emit(
-            "validator.accepted_elsewhere",
+            "validator.settled_elsewhere",
             submission=case.submission.digest,
             worker=case.worker,
             step=case.submission.step,
@@ -134,14 +136,11 @@ class Verdicts:
             return
         oldest = newest.step - oldest_age
         for key in self._docket.too_old(newest, oldest):
-            envelope = self._docket.verdict_on(key)
-            assert envelope is not None
-            verdict = verdict_in(envelope)
+            verdict = self._docket.verdict_here(key)
             if verdict.outcome == "accepted":
                 self._peer.blobs.unregister(verdict.submission)
                 self._peer.blobs.unregister(verdict.rollouts_digest)
             await self._inbox.remove(key)
-            self._docket.forget(key)
         self._docket.forget_older(newest, oldest)
 
     def _serve(self, key: Key, verdict: Verdict) -> None:

@@ -1,8 +1,8 @@
 """Tables derived from the entries of all logs in a trusted peer's database.
 
 The transaction that appends an entry also updates them: signed verdicts, accepted submissions (for
-a worker's record), the evidence against each worker, used submissions, admitted peers, and signed
-evictions and reinstatements.
+a worker's record), submissions refused for all, the evidence against each worker, used
+submissions, admitted peers, and signed evictions and reinstatements.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import msgspec
 from swarm.envelope import Envelope, open_envelope
 from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated
 from swarm.ledger.log import Also
+from swarm.ledger.ruling import binds
 from swarm.messages import Evidence, Verdict
 from swarm.world import Database
 
 _TABLES = (
     "verdicts (position INTEGER PRIMARY KEY, worker TEXT NOT NULL, envelope BLOB NOT NULL)",
     "accepted (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
+    "refused (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
     "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
     "admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID",
     "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
@@ -93,6 +95,14 @@ class DerivedTables:
         """Whether a log records the final outcome of a submission; "carried" is not final."""
         return self._has("used WHERE submission = ?", submission)
 
+    def is_refused(self, worker: str, submission: bytes) -> bool:
+        """Whether a log holds a refusal of a submission that binds all validators."""
+        rows = self._database.read(
+            "SELECT 1 FROM refused WHERE worker = ? AND submission = ? ORDER BY 1",
+            (worker, submission),
+        )
+        return bool(rows)
+
     def is_admitted(self, peer: str) -> bool:
         """Whether a log records a peer's admission."""
         return self._has("admitted WHERE peer = ?", peer)
@@ -126,6 +136,11 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
             if isinstance(entry, Judged) and entry.outcome == "accepted":
                 connection.execute(
                     "INSERT OR IGNORE INTO accepted (worker, submission) VALUES (?, ?)",
+                    (entry.worker, entry.submission),
+                )
+            elif isinstance(entry, Judged) and binds(entry):
+                connection.execute(
+                    "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",
                     (entry.worker, entry.submission),
                 )
             elif isinstance(entry, Admitted):

@@ -14,8 +14,9 @@ from swarm.messages import Count, Digest, Evidence, Key, Line, Rewards, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """The outcome of an accepted group; all five are credited. Stale: its policy was too old, its
-worker was evicted, or another file was taken (and credited) under its number. Unreadable: the
-trainer could not read its file again, for any reason."""
+worker was evicted, another validator's refusal overruled its acceptance, or another file was taken
+(and credited) under its number. Unreadable: the trainer could not read its file again, for any
+reason."""
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
@@ -58,6 +59,13 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     """`Verdict.rollouts_digest`: names the rollouts that the trainer may train on."""
     evidence: Evidence = Evidence()
     """`Verdict.evidence`."""
+    tokens: Count = 0
+    """`Verdict.tokens`."""
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens recomputed with the policy; 0 if the content was not checked."""
+        return self.evidence.tokens
 
 
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
@@ -143,4 +151,5 @@ def judged(verdict: Verdict) -> Judged:
         size_bytes=verdict.size_bytes,
         rollouts_digest=verdict.rollouts_digest,
         evidence=verdict.evidence,
+        tokens=verdict.tokens,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm.ledger import ruling
 from swarm.ledger.entries import Consumed, Entry, Judged, Outcome
 
 
@@ -69,12 +70,8 @@ def ledger_state(
     """Compute the state from `records`; `validators` are in order of rank.
 
     Only entries that a peer may write are used: verdicts of `validators`, outcomes of `trusted`
-    peers. Each validator's first verdict on a submission is used. These rules, in this order,
-    decide which one is final:
-
-    - an acceptance is final if a step took a group of the submission, since that cannot be undone;
-    - a proven fault beats every other verdict;
-    - among equals, the verdict of the validator first in rank is final.
+    peers. Of each validator, the first verdict on a submission is used, or the first that
+    rests on a recomputation; `swarm.ledger.ruling` decides which validator's is final.
 
     Of several submissions with one number, only one is credited: a submission of which a step took
     a group, else the submission whose validator is first in rank.
@@ -88,7 +85,7 @@ def ledger_state(
     """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
     for (submission, worker), by_validator in sorted(cases.items()):
         trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
-        judge = _judge(by_validator, rank, trained=trained)
+        judge = ruling.final(by_validator, validators, taken=trained)
         final = by_validator[judge]
         held = verdicts.get(submission)
         if held is None or (held.outcome == "refused" and final.outcome != "refused"):
@@ -125,22 +122,13 @@ def _cases_and_outcomes(
         if record.owner not in trusted:
             continue
         if isinstance(entry, Judged) and record.owner in validators:
-            cases.setdefault((entry.submission, entry.worker), {}).setdefault(record.owner, entry)
+            by_validator = cases.setdefault((entry.submission, entry.worker), {})
+            held = by_validator.setdefault(record.owner, entry)
+            if ruling.supersedes(entry, held):
+                by_validator[record.owner] = entry
         elif isinstance(entry, Consumed):
             _merge(consumed, entry)
     return cases, consumed
-
-
-def _judge(by_validator: Mapping[str, Judged], rank: Mapping[str, int], *, trained: bool) -> str:
-    """The validator whose verdict on a submission is final."""
-    return min(
-        by_validator,
-        key=lambda owner: (
-            not (trained and by_validator[owner].outcome == "accepted"),
-            not by_validator[owner].proven_fault,
-            rank[owner],
-        ),
-    )
 
 
 _TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from swarm.ledger.entries import Consumed, Entry, Judged
 from swarm.ledger.state import LedgerState, Record, is_disputed, ledger_state
+from swarm.messages import Evidence
 from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER
 
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]
@@ -54,11 +55,20 @@ FAULT = judged(1, "refused", failed="tokens", proven_fault=True)
 
 
 def test_the_first_in_rank_decides() -> None:
-    found = state({BOB.peer_id: [judged(1)], ALICE.peer_id: [judged(1, "refused")]})
+    found = state({BOB.peer_id: [judged(1)], ALICE.peer_id: [judged(1, size_bytes=99)]})
     assert found.judges[FIRST] == ALICE.peer_id
-    assert found.verdicts[FIRST].outcome == "refused"
-    assert not found.credits
-    assert found.totals[WORKER.peer_id].refused == 1
+    assert found.verdicts[FIRST].size_bytes == 99
+    refused: list[Entry] = [judged(1, "refused", evidence=Evidence(tokens=9))]
+    for accepted in (judged(1), judged(1, evidence=Evidence(tokens=9))):
+        found = state({ALICE.peer_id: [accepted], BOB.peer_id: refused})
+        assert found.judges[FIRST] == BOB.peer_id
+        assert not found.credits
+        assert found.totals[WORKER.peer_id].refused == 1
+
+
+def test_a_refusal_without_recomputation_binds_only_its_validator() -> None:
+    found = state({ALICE.peer_id: [judged(1, "refused", failed="stale")], BOB.peer_id: [judged(1)]})
+    assert found.judges[FIRST] == BOB.peer_id and found.credits[FIRST].groups == 2
 
 
 def test_a_proven_fault_beats_an_acceptance() -> None:

@@ -37,7 +37,7 @@ def test_what_another_validator_accepted_is_not_judged_again() -> None:
         if event.name == "validator.verdict" and fields["outcome"] == "accepted":
             begun.append((peer.name, fields["submission"], now - fields["seconds"]))
             accepted[fields["submission"]][peer.name] = now
-        elif event.name == "validator.accepted_elsewhere":
+        elif event.name == "validator.settled_elsewhere":
             left.append(fields["submission"])
             kept.extend(
                 name

@@ -10,21 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.validator.cases import Slot, slot_of
-from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket, verdict_in
+from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket
 from swarm.envelope import Envelope, seal
-from swarm.messages import Acknowledgement, Checkpoint, CheckpointReference, StepOrder, Verdict
+from swarm.messages import (
+    Acknowledgement,
+    Checkpoint,
+    CheckpointReference,
+    Evidence,
+    StepOrder,
+    Verdict,
+)
+from swarm.run.heard_verdicts import verdict_in
 from tests.network.harness import identity
 
 HERE, WORKER = identity(1), identity(3)
 Word = Literal["accepted", "refused", "quarantined"]
 
 
-def verdict(number: int, *, step: int = 5, outcome: Word = "accepted", by: int = 1) -> Envelope:
+def verdict(
+    number: int, *, step: int = 5, outcome: Word = "accepted", by: int = 1, recomputed: int = 0
+) -> Envelope:
     """On submission `number`, by the validator with identity `by`."""
     said = Verdict(
         submission=blake3(b"%d %d" % (step, number)).digest(), size_bytes=1,
         worker=WORKER.peer_id, lineage=0, step=step, policy=step, number=number,
-        outcome=outcome, log_index=0,
+        outcome=outcome, log_index=0, evidence=Evidence(tokens=recomputed),
     )  # fmt: skip
     return seal(
         identity(by), said, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
@@ -56,25 +66,36 @@ def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "counts"), [("accepted", True), ("refused", False), ("quarantined", False)]
+    ("outcome", "recomputed", "counts"),
+    [
+        ("accepted", 0, True),
+        ("refused", 0, False),
+        ("refused", 9, True),
+        ("quarantined", 0, False),
+        ("quarantined", 9, False),
+    ],
 )
-def test_only_an_acceptance_by_another_validator_is_as_good_as_ones_own(
-    outcome: Word, counts: bool
+def test_acceptances_and_recomputed_refusals_elsewhere_are_as_good_as_ones_own(
+    outcome: Word, recomputed: int, counts: bool
 ) -> None:
     docket = Docket(HERE.peer_id)
-    heard = verdict(0, outcome=outcome, by=2)
+    heard = verdict(0, outcome=outcome, by=2, recomputed=recomputed)
     docket.hear(heard)
     assert (docket.verdict_on(key_of(heard)) is not None) == counts
+    assert (docket.settled_elsewhere(key_of(heard)) is not None) == counts
     assert docket.taken(slot(0)) is not None and not docket.is_judged_here(key_of(heard))
 
 
-def test_ones_own_verdict_counts_before_anothers() -> None:
+def test_a_recomputed_refusal_elsewhere_overrules_ones_own_acceptance() -> None:
     docket = Docket(HERE.peer_id)
-    own, other = verdict(0, outcome="quarantined"), verdict(0, by=2)
-    docket.hear(other)
-    docket.give(key_of(own), own)
-    assert docket.verdict_on(key_of(own)) is own
-    assert docket.accepted_elsewhere(key_of(own)) is other
+    own, other = verdict(0), verdict(0, outcome="refused", by=2, recomputed=9)
+    assert docket.give(own) == []
+    assert docket.verdict_on(key_of(own)) is own and docket.settled_elsewhere(key_of(own)) is None
+    assert docket.hear(other) == [], "the acceptance rests on no recomputation"
+    assert docket.verdict_on(key_of(own)) is other
+    checked = verdict(0, by=3, recomputed=9)
+    assert docket.hear(checked) == [(identity(2).peer_id, identity(3).peer_id)]
+    assert docket.hear(checked) == [], "the alarm is raised once"
 
 
 def test_the_first_file_fills_a_slot() -> None:
@@ -125,15 +146,13 @@ def test_what_can_no_longer_be_trained_on_is_forgotten() -> None:
     docket = Docket(HERE.peer_id)
     given_here = {step: verdict(0, step=step) for step in (3, 5)}
     for step, own in given_here.items():
-        docket.give(key_of(own), own)
         docket.hear(own)
         docket.hear(verdict(1, step=step, by=2))
     newest = checkpoint(7)
     assert docket.too_old(newest, oldest_step=5) == [key_of(given_here[3])]
-    docket.forget(key_of(given_here[3]))
     docket.forget_older(newest, oldest_step=5)
     assert docket.judged_here() == [key_of(given_here[5])]
     for number in (0, 1):
         assert docket.taken(slot(number, 3)) is None and docket.taken(slot(number)) is not None
-    assert docket.accepted_elsewhere(key_of(verdict(1, step=3, by=2))) is None
+    assert docket.settled_elsewhere(key_of(verdict(1, step=3, by=2))) is None
     assert docket.too_old(checkpoint(1, lineage=1), oldest_step=0) == [key_of(given_here[5])]
