@@ -18,6 +18,7 @@ from swarm.identity import PeerId
 from swarm.ledger import state
 from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
 from swarm.ledger.entries import Consumed, judged
+from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.ledger.state import LedgerState
 from swarm.ledger.wire import Status
@@ -44,6 +45,8 @@ class RunStatus:
     order: StepOrder | None = None
     present: dict[str, Present] = field(default_factory=dict)
     """Latest report on each peer, by peer id."""
+    forks: dict[str, str] = field(default_factory=dict)
+    """How each trusted peer's log contradicts itself, by peer id."""
 
     def learn(self, status: Status) -> None:
         """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
@@ -56,6 +59,13 @@ class RunStatus:
             held = self.present.get(entry.peer)
             if held is None or entry.age_seconds < held.age_seconds:
                 self.present[entry.peer] = entry
+        for evidence in status.forks:
+            try:
+                first, second = evidence.opened()
+            except ValueError:
+                continue
+            if first.body.run == self.run.id and first.sender in self.run.manifest.trusted_ids():
+                self.forks[first.sender] = explained(first, second)
 
     def _take(self, envelope: Envelope) -> None:
         message = envelope.message
@@ -85,7 +95,7 @@ async def status_of(node: Node, run: Run) -> RunStatus:
                 patience.deadline, trio.current_time() + STATUS_PATIENCE_SECONDS
             )
 
-        await _ask_all(node, run.manifest.trusted_ids(), ask, problems)
+        await ask_all(node, run.manifest.trusted_ids(), ask, problems)
     if not status.present:
         reasons = f" ({'; '.join(problems)})" if problems else ""
         raise PeerError(
@@ -115,22 +125,11 @@ async def record_of(node: Node, run: Run, worker: str) -> Record:
     problems: list[str] = []
 
     async def ask(client: LedgerClient) -> None:
-        for raw in await client.expulsions(worker):
-            try:
-                envelope = open_envelope(raw)
-            except Dropped as dropped:
-                raise PeerError(f"{client.peer} sent an invalid eviction ({dropped})") from dropped
-            message = envelope.message
-            if envelope.body.run != run.id or run.permits(envelope.sender, message) is not None:
-                continue
-            if isinstance(message, Eviction):
-                run.evict(envelope)
-            elif isinstance(message, Reinstatement):
-                run.reinstate(envelope)
+        await _learn_expulsions(client, run, worker)
         if client.peer in run.manifest.validator_ids():
             receipts[client.peer] = await receipts_of(client, worker)
 
-    await _ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
     found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
     entries = [
         state.Record(each.envelope.sender, each.index, judged(each.verdict)) for each in found
@@ -157,16 +156,46 @@ async def _consumed(node: Node, run: Run, problems: list[str]) -> list[state.Rec
                 found.append(state.Record(client.peer, index, entry))
 
     trainers = [peer for peer in run.manifest.trusted_ids() if run.manifest.is_trainer(peer)]
-    await _ask_all(node, trainers, ask, problems)
+    await ask_all(node, trainers, ask, problems)
     return found
 
 
-async def _ask_all(
+async def learn_expulsions(node: Node, run: Run, peer: str, problems: list[str]) -> None:
+    """Apply a peer's evictions and reinstatements, from all trusted peers, to `run`."""
+
+    async def ask(client: LedgerClient) -> None:
+        await _learn_expulsions(client, run, peer)
+
+    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+
+
+async def _learn_expulsions(client: LedgerClient, run: Run, peer: str) -> None:
+    for raw in await client.expulsions(peer):
+        try:
+            envelope = open_envelope(raw)
+        except Dropped as dropped:
+            raise PeerError(f"{client.peer} sent an invalid eviction ({dropped})") from dropped
+        message = envelope.message
+        if envelope.body.run != run.id or run.permits(envelope.sender, message) is not None:
+            continue
+        if isinstance(message, Eviction):
+            run.evict(envelope)
+        elif isinstance(message, Reinstatement):
+            run.reinstate(envelope)
+
+
+async def ask_all(
     node: Node,
     peers: list[str],
     ask: Callable[[LedgerClient], Awaitable[None]],
     problems: list[str],
 ) -> None:
+    """Ask several trusted peers at once.
+
+    Adds one sentence to `problems` for each that does not answer, or whose answer `ask` refuses
+    with a `PeerError`.
+    """
+
     async def reach_and_ask(peer: PeerId) -> None:
         try:
             await node.reach(peer)

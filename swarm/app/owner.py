@@ -8,13 +8,18 @@ from pathlib import Path
 
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import visit
+from swarm.app.onlooker import ask_all, learn_expulsions
 from swarm.app.run_probe import described
-from swarm.envelope import Envelope
-from swarm.errors import UserError
-from swarm.identity import load_or_create
-from swarm.messages import RunManifest
+from swarm.envelope import Envelope, seal
+from swarm.errors import PeerError, UserError
+from swarm.identity import Identity, load_or_create
+from swarm.ledger.client import LedgerClient
+from swarm.messages import Eviction, Reinstatement, RunManifest
+from swarm.node.node import Node
+from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import load_manifest, manifest_in, run_id
+from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
 from swarm.settings import PeerSettings
 
@@ -94,21 +99,78 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
     if new.version == before.version:
         print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
         return held
-    key = files.key or _default_key()
-    if not key.exists():
-        raise UserError(f"there is no key {key}; give the key that signed the run with --owner-key")
-    owner = load_or_create(key)
-    if owner.peer_id != held.sender:
-        raise UserError(
-            f"--owner-key {key} is the key of {owner.peer_id}, but the run was signed by "
-            f"{held.sender}; only that key can change it"
-        )
+    owner = _owner_of(held.sender, files.key)
     envelope = sign_manifest(owner, new, time.time())
     _write_manifest(files.manifest, envelope)
     print(f"run {held.body.run}: version {before.version} → {new.version}")
     print("\n".join(listed(found)))
     print(f"signed manifest in {files.manifest}")
     return envelope
+
+
+def _owner_of(signer: str, chosen: Path | None) -> Identity:
+    """Load the key that signed a run; raises `UserError` for another key."""
+    key = chosen or _default_key()
+    if not key.exists():
+        raise UserError(f"there is no key {key}; give the key that signed the run with --owner-key")
+    owner = load_or_create(key)
+    if owner.peer_id != signer:
+        raise UserError(
+            f"--owner-key {key} is the key of {owner.peer_id}, but the run was signed by "
+            f"{signer}; only that key can change it"
+        )
+    return owner
+
+
+@dataclass(frozen=True)
+class Reinstated:
+    """The outcome of a reinstatement."""
+
+    eviction: Eviction
+    """The eviction that it overrules."""
+    logged: list[str]
+    """Trusted peers that have it in their logs."""
+    problems: list[str]
+    """One sentence per trusted peer that did not answer."""
+
+
+async def reinstate(
+    node: Node, run: Run, peer: str, reason: str, owner_key: Path | None
+) -> Reinstated:
+    """Sign the reinstatement of an evicted peer and hand it to the run's trusted peers.
+
+    Raises `UserError` if the peer is not evicted or the key is not the owner's, and `PeerError` if
+    no trusted peer takes the message.
+    """
+    owner = _owner_of(run.owner, owner_key)
+    problems: list[str] = []
+    await learn_expulsions(node, run, peer, problems)
+    eviction = run.evicted(peer)
+    if eviction is None:
+        reasons = f" ({'; '.join(problems)})" if problems else ""
+        raise UserError(f"{peer} is not evicted from {run.id}; nothing to reinstate{reasons}")
+    # A reinstatement overrules evictions issued before it, also by a peer whose clock is ahead.
+    evicted = max(each.body.issued_ms for each in run.expulsions_of(peer))
+    wall_time = max(node.world.wall_time(), (evicted + 1) / 1000)
+    envelope = seal(
+        owner,
+        Reinstatement(peer=peer, reason=reason),
+        run=run.id,
+        sequence=int(wall_time * 1000),
+        wall_time=wall_time,
+        lifetime_seconds=EVICTION_LIFETIME_SECONDS,
+    )
+    logged: list[str] = []
+
+    async def hand_over_to(client: LedgerClient) -> None:
+        await client.reinstate(envelope)
+        logged.append(client.peer)
+
+    problems.clear()
+    await ask_all(node, run.manifest.trusted_ids(), hand_over_to, problems)
+    if not logged:
+        raise PeerError(f"no trusted peer took the reinstatement: {'; '.join(problems)}")
+    return Reinstated(eviction, sorted(logged), problems)
 
 
 def _write_manifest(target: Path, envelope: Envelope) -> None:

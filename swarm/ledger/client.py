@@ -81,6 +81,10 @@ class LedgerClient:
         """Fetch a peer's signed evictions and reinstatements; the caller checks them."""
         return (await self._ask(wire.ExpulsionsRequest(peer), wire.Expulsions)).envelopes
 
+    async def reinstate(self, envelope: Envelope) -> None:
+        """Hand over the owner's signed reinstatement; the peer has logged it on return."""
+        await self._ask(wire.ReinstateRequest(envelope.raw), wire.Expulsions)
+
     async def fault(self, submission: bytes) -> tuple[FaultRecord, int] | None:
         """Fetch the messages that prove a fault, and the size of its file; None if not kept."""
         answer = await self._ask(wire.FaultRequest(submission), wire.FaultFound)

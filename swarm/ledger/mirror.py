@@ -8,13 +8,24 @@ from collections.abc import Sequence
 from swarm.envelope import Envelope, open_envelope
 from swarm.errors import SwarmError
 from swarm.ledger import merkle
+from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Also, Log
 from swarm.messages import LogHead
 from swarm.world import Database
 
+FORKS_MAX = 4
+"""Contradictions kept of each log. One is enough as evidence; a peer may sign thousands."""
+
 
 class Fork(SwarmError):
-    """A trusted peer signed a head that contradicts what it signed before."""
+    """A trusted peer signed a head that contradicts an earlier one.
+
+    `evidence` holds the two heads, if this peer has both.
+    """
+
+    def __init__(self, reason: str, evidence: ForkEvidence | None = None) -> None:
+        super().__init__(reason)
+        self.evidence = evidence
 
 
 class LogMirror:
@@ -31,11 +42,17 @@ class LogMirror:
     @staticmethod
     async def create_tables(database: Database) -> None:
         await Log.create_tables(database)
-        await database.transact(
-            lambda connection: connection.execute(
+
+        def create(connection: sqlite3.Connection) -> None:
+            connection.execute(
                 "CREATE TABLE IF NOT EXISTS heads (owner TEXT PRIMARY KEY, envelope BLOB NOT NULL)"
             )
-        )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS forks (owner TEXT, first BLOB, second BLOB, "
+                "PRIMARY KEY (owner, first, second)) WITHOUT ROWID"
+            )
+
+        await database.transact(create)
 
     def head(self) -> Envelope | None:
         """The stored head if the mirror holds all its entries, else None."""
@@ -69,9 +86,11 @@ class LogMirror:
                 if known.body.sequence > head.body.sequence:
                     return
                 held = max(held, known.expect(LogHead).size)
+            evidence = ForkEvidence(known.raw, head.raw) if known is not None else None
             if target.size < held:
                 raise Fork(
-                    f"the log of {self.log.owner} shrank from {held} to {target.size} entries"
+                    f"the log of {self.log.owner} shrank from {held} to {target.size} entries",
+                    evidence,
                 )
             self.log.append_within(connection, entries, also)
             size = self.log.size_within(connection)
@@ -79,7 +98,8 @@ class LogMirror:
             if not merkle.verify_consistency(size, target.size, own, target.root, proof):
                 raise Fork(
                     f"the log of {self.log.owner} forked: its head of {target.size} entries "
-                    f"does not follow from the {size} held here"
+                    f"does not follow from the {size} held here",
+                    evidence,
                 )
             if known is not None:
                 before = known.expect(LogHead)
@@ -88,7 +108,8 @@ class LogMirror:
                 if self.log.root_within(connection, before.size) != before.root:
                     raise Fork(
                         f"the log of {self.log.owner} forked: it signed another head of "
-                        f"{before.size} entries before"
+                        f"{before.size} entries before",
+                        evidence,
                     )
             connection.execute(
                 "INSERT INTO heads (owner, envelope) VALUES (?, ?) "
@@ -97,6 +118,27 @@ class LogMirror:
             )
 
         await self._database.transact(run)
+
+    async def keep(self, evidence: ForkEvidence) -> None:
+        """Keep the evidence of a fork durably, unless `FORKS_MAX` of this log are kept already."""
+
+        def insert(connection: sqlite3.Connection) -> None:
+            row = connection.execute(
+                "SELECT COUNT(*) FROM forks WHERE owner = ?", (self.log.owner,)
+            ).fetchone()
+            if row[0] < FORKS_MAX:
+                connection.execute(
+                    "INSERT OR IGNORE INTO forks (owner, first, second) VALUES (?, ?, ?)",
+                    (self.log.owner, evidence.first, evidence.second),
+                )
+
+        await self._database.transact(insert)
+
+
+def forks_in(database: Database) -> list[ForkEvidence]:
+    """The kept evidence of forks of all logs."""
+    rows = database.read("SELECT first, second FROM forks ORDER BY owner, first, second")
+    return [ForkEvidence(bytes(first), bytes(second)) for first, second in rows]
 
 
 _HEAD = "SELECT envelope FROM heads WHERE owner = ? ORDER BY owner"

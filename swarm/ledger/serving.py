@@ -12,6 +12,7 @@ from swarm.envelope import Envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger import wire
 from swarm.ledger.faults import FaultStore
+from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.lifetime import Lifetime
 from swarm.messages import Present
@@ -42,6 +43,14 @@ class Ledger(Protocol):
         """The newest manifest, checkpoint and step order, and the peers that are present."""
         ...
 
+    def forks(self) -> Sequence[ForkEvidence]:
+        """Contradictory heads of other trusted peers' logs."""
+        ...
+
+    async def reinstate(self, raw: bytes) -> None:
+        """Log and spread the owner's signed `Reinstatement`; raises `ValueError`."""
+        ...
+
     def expulsions_of(self, peer: str) -> Sequence[bytes]:
         """The known signed evictions and reinstatements of a peer, newest last."""
         ...
@@ -70,7 +79,9 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
 
     async with Lifetime() as lifetime:
         transport.serve(
-            wire.PROTOCOL, lambda stream: lifetime.run(converse, stream), frame_bytes_max=1024
+            wire.PROTOCOL,
+            lambda stream: lifetime.run(converse, stream),
+            frame_bytes_max=wire.REQUEST_BYTES_MAX,
         )
         yield
 
@@ -82,6 +93,9 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         return _status(ledger)
     if isinstance(request, wire.ExpulsionsRequest):
         return wire.Expulsions(list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :])
+    if isinstance(request, wire.ReinstateRequest):
+        await ledger.reinstate(request.envelope)
+        return wire.Expulsions([request.envelope])
     if isinstance(request, wire.HeadRequest):
         head = await ledger.head_of(request.owner)
         return wire.Head(head.raw if head is not None else b"")
@@ -112,7 +126,8 @@ def _status(ledger: Ledger) -> wire.Status:
     envelopes, present = ledger.status()
     freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
     fitting = _fitting([len(wire.encoder.encode(entry)) for entry in freshest])
-    return wire.Status(list(envelopes), freshest[: min(fitting, 8192)])
+    forks = list(ledger.forks())[: wire.FORKS_MAX]
+    return wire.Status(list(envelopes), freshest[: min(fitting, 8192)], forks)
 
 
 def _fitting(sizes: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from msgspec import Meta
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.ledger import merkle
 from swarm.ledger.entries import ENTRY_BYTES_MAX
+from swarm.ledger.forks import ForkEvidence
 from swarm.messages import Count, Digest, Present
 
 ENTRIES_MAX = 512
@@ -26,8 +27,17 @@ RECEIPTS_MAX = 64
 EXPULSIONS_MAX = 2
 """Messages about one peer in one answer: the newest eviction and the newest reinstatement."""
 
+FORKS_MAX = 64
+"""Most contradictions between heads in one answer; an honest run has none."""
+
 FAULT_RECORD_BYTES_MAX = 3 * ENVELOPE_BYTES_MAX + 64
 """The three envelopes of a `FaultRecord`."""
+
+REINSTATEMENT_BYTES_MAX = 4096
+"""Largest signed reinstatement; its reason has at most 500 characters."""
+
+REQUEST_BYTES_MAX = REINSTATEMENT_BYTES_MAX + 64
+"""Largest request."""
 
 FAULT_BYTES_MAX = 512 * 1024
 """Bytes of a fault's file in one answer."""
@@ -86,6 +96,12 @@ class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
     limit: _Receipts
 
 
+class ReinstateRequest(_Struct, frozen=True, tag="reinstate"):
+    """Asks a trusted peer to log and spread the owner's signed `Reinstatement`."""
+
+    envelope: Annotated[bytes, Meta(max_length=REINSTATEMENT_BYTES_MAX)]
+
+
 class StatusRequest(_Struct, frozen=True, tag="status"):
     """The progress of the run, and the peers that take part."""
 
@@ -117,6 +133,7 @@ Request = (
     | VerdictsRequest
     | StatusRequest
     | ExpulsionsRequest
+    | ReinstateRequest
     | FaultRequest
     | FaultFileRequest
 )
@@ -159,6 +176,8 @@ class Status(_Struct, frozen=True, tag="status"):
     """The newest manifest, checkpoint and step order, as far as they exist."""
     present: Annotated[list[Present], Meta(max_length=8192)]
     """The peers that trusted peers have heard from, most recent first, as many as fit."""
+    forks: Annotated[list[ForkEvidence], Meta(max_length=FORKS_MAX)] = []
+    """Contradictory heads of trusted peers' logs that the server received."""
 
 
 class Expulsions(_Struct, frozen=True, tag="expulsions"):

@@ -132,6 +132,8 @@ class LogCopies:
                 async with open_ledger(self._node.transport, PeerId(owner)) as client:
                     await self._pull(client, head)
             except Fork as fork:
+                if fork.evidence is not None:
+                    await LogMirror(self._database, owner).keep(fork.evidence)
                 self._node.events.emit("ledger.forked", owner=owner, reason=str(fork))
             except (PeerError, Dropped) as error:
                 self._node.events.emit("ledger.mirror_failed", owner=owner, reason=str(error))

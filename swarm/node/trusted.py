@@ -17,8 +17,9 @@ from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, judged
 from swarm.ledger.faults import FaultStore
+from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
-from swarm.ledger.mirror import LogMirror
+from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
 from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, Verdict
 from swarm.messenger import Messenger
@@ -81,6 +82,7 @@ class TrustedPart:
             node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
         )
         self._appending = trio.Lock()
+        self._reinstating = trio.Lock()
         self._restored = trio.Event()
         """Set once this disk has all entries of this log that other trusted peers hold."""
         self._grown = Observable(0)
@@ -204,6 +206,10 @@ class TrustedPart:
         """Return one peer's newest signed eviction and reinstatement, in force or overruled."""
         return [envelope.raw for envelope in self._run.expulsions_of(peer)]
 
+    def forks(self) -> list[ForkEvidence]:
+        """Return the contradictory heads of other trusted peers' logs that this peer received."""
+        return forks_in(self._database)
+
     async def _head(self) -> Envelope:
         """Return the signed head of the own log.
 
@@ -248,6 +254,25 @@ class TrustedPart:
 
     # --- evictions and reinstatements --------------------------------------------------------
 
+    async def reinstate(self, raw: bytes) -> None:
+        """Log and spread a reinstatement that anyone brings; it is durable on return.
+
+        Raises `ValueError` unless the owner of this run signed it.
+        """
+        try:
+            envelope = open_envelope(raw)
+            if (
+                not isinstance(envelope.message, Reinstatement)
+                or envelope.sender != self._run.owner
+                or envelope.body.run != self._run.id
+            ):
+                raise ValueError("this is no reinstatement signed by the owner of this run")
+            if not self.tables.has_expulsion(raw):
+                self._gossip.publish(envelope)  # `_on_reinstatement` hears it too
+        except Dropped as dropped:
+            raise ValueError(f"the reinstatement is not valid ({dropped})") from dropped
+        await self._log_reinstatement(envelope)
+
     def _on_reinstatement(self, envelope: Envelope) -> None:
         try:
             self._heard_reinstatement.send_nowait(envelope)
@@ -257,11 +282,12 @@ class TrustedPart:
             )
 
     async def _log_reinstatement(self, envelope: Envelope) -> None:
-        if not self.tables.has_expulsion(envelope.raw):
-            message = envelope.expect(Reinstatement)
-            await self.append(
-                [Reinstated(peer=message.peer, reason=message.reason, envelope=envelope.raw)]
-            )
+        message = envelope.expect(Reinstatement)
+        async with self._reinstating:
+            if not self.tables.has_expulsion(envelope.raw):
+                await self.append(
+                    [Reinstated(peer=message.peer, reason=message.reason, envelope=envelope.raw)]
+                )
 
     def _on_expulsion(self, raw: bytes) -> None:
         self._apply(raw)

@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 import trio
 
+from swarm.app.owner import reinstate
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
-from swarm.ledger.client import LedgerClient
-from swarm.ledger.entries import Admitted, CheckpointPublished, Evicted, Judged, decode
+from swarm.ledger.client import LedgerClient, open_ledger
+from swarm.ledger.entries import (
+    Admitted,
+    CheckpointPublished,
+    Evicted,
+    Judged,
+    Reinstated,
+    decode,
+)
+from swarm.ledger.forks import ForkEvidence, contradiction, explained
 from swarm.ledger.log import Log
-from swarm.ledger.mirror import Fork, LogMirror
+from swarm.ledger.mirror import FORKS_MAX, Fork, LogMirror, forks_in
 from swarm.ledger.wire import PROTOCOL
-from swarm.messages import AdmissionRequest, Reinstatement
+from swarm.messages import AdmissionRequest, LogHead, Reinstatement
+from swarm.run.run import Run
 from tests.ledger.harness import (
     ALICE,
     BOB,
@@ -208,6 +218,41 @@ def test_a_rewritten_log_is_noticed_by_its_mirrors(tmp_path: Path) -> None:
             assert fork["owner"] == ALICE.peer_id
             assert "forked" in fork["reason"]
             assert entries_of(bob, ALICE.peer_id) == before
+            (evidence,) = bob.trusted.forks()
+            first, second = evidence.opened()
+            assert first.sender == second.sender == ALICE.peer_id
+            assert explained(first, second) == (
+                "its head of 5 entries does not follow from its head of 3"
+            )
+            async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
+                assert (await client.status()).forks == [], "nobody accuses itself"
+
+    in_virtual_time(main)
+
+
+def test_signed_contradictions_are_kept_and_bounded(tmp_path: Path) -> None:
+    def head(size: int, root: int, sequence: int) -> Envelope:
+        return sealed(ALICE, LogHead(size=size, root=bytes([root] * 32)), "o/r", sequence=sequence)
+
+    assert (
+        contradiction(head(3, 1, 7), head(3, 2, 8)) == "it signed two different heads of 3 entries"
+    )
+    assert contradiction(head(2, 1, 8), head(3, 1, 7)) == (
+        "it signed a head of 2 entries after one of 3"
+    )
+    assert contradiction(head(3, 1, 7), head(5, 2, 8)) is None, "this needs the entries"
+    with pytest.raises(ValueError, match="different logs"):
+        other = sealed(BOB, LogHead(size=3, root=bytes(32)), "o/r")
+        ForkEvidence(head(3, 1, 7).raw, other.raw).opened()
+
+    async def main() -> None:
+        database = InlineDisk(tmp_path).database("ledger.sqlite")
+        await LogMirror.create_tables(database)
+        mirror = LogMirror(database, ALICE.peer_id)
+        for size in range(10):
+            await mirror.keep(ForkEvidence(head(size, 1, 10).raw, head(size, 2, 11).raw))
+        assert len(forks_in(database)) == FORKS_MAX
+        database.close()
 
     in_virtual_time(main)
 
@@ -256,6 +301,48 @@ def test_evictions_spread_and_only_the_owner_takes_them_back(tmp_path: Path) -> 
             )
         async with swarm.peer(ALICE) as alice:
             assert alice.run_node.run.evicted(evil.peer_id) is None
+
+    in_virtual_time(main)
+
+
+def test_the_owner_reinstates_a_peer_through_any_trusted_peer(tmp_path: Path) -> None:
+    evil = identity(77)
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with (
+            swarm.peer(ALICE) as alice,
+            swarm.peer(BOB) as bob,
+            swarm.apart(identity(50)) as owner,
+        ):
+            run = Run(swarm.manifest)
+            key = tmp_path / "owner.key"
+            key.write_text(OWNER.seed.hex())
+            key.chmod(0o600)
+            with pytest.raises(UserError, match="not evicted"):
+                await reinstate(owner.node, run, evil.peer_id, "why not", key)
+            await alice.trusted.evict(evil.peer_id, "copied rollouts", b"\x01" * 32, 3.0, 0.0)
+            other = tmp_path / "other.key"
+            other.write_text(BOB.seed.hex())
+            other.chmod(0o600)
+            with pytest.raises(UserError, match="only that key can change it"):
+                await reinstate(owner.node, run, evil.peer_id, "a mistake", other)
+            done = await reinstate(owner.node, run, evil.peer_id, "a mistake", key)
+            assert done.eviction.reason == "copied rollouts"
+            assert done.logged == sorted([ALICE.peer_id, BOB.peer_id])
+            await trio.sleep(1)
+            for peer in (alice, bob):
+                assert peer.run_node.run.evicted(evil.peer_id) is None
+                entries = [
+                    entry
+                    for entry in entries_of(peer, peer.node.peer_id)
+                    if isinstance(entry, Reinstated)
+                ]
+                assert [entry.reason for entry in entries] == ["a mistake"], "logged once"
+            async with open_ledger(owner.node.transport, ALICE.peer_id) as client:
+                forged = sealed(BOB, Reinstatement(peer=evil.peer_id), swarm.run)
+                with pytest.raises(PeerError, match="no reinstatement signed by the owner"):
+                    await client.reinstate(forged)
 
     in_virtual_time(main)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,13 @@ from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.app.output import plain, print_json
 from swarm.errors import UserError
+from swarm.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.envelope import Envelope
+
+REASON_CHARACTERS_MAX = 500
+"""Longest reason of a reinstatement (`swarm.messages.Line`)."""
 
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
@@ -78,6 +83,52 @@ def run_update(
 
     files = OwnersFiles(file, manifest or file.with_suffix(".manifest"), owner_key, tokenizer)
     update_run(files, bootstrap or [])
+
+
+@app.command("reinstate")
+@exits
+def run_reinstate(
+    peer: Annotated[str, typer.Argument(help="Id of the evicted peer.")],
+    reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
+    ] = None,
+) -> int:
+    """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
+    from swarm.app.local_node import visit
+    from swarm.app.owner import Reinstated, reinstate
+
+    check_reinstatement(peer, reason)
+
+    async def sign_and_send() -> tuple[str, int, Reinstated]:
+        async with visit(bootstrap, run, looks_on=True) as (node, found):
+            done = await reinstate(node, found, peer, reason, owner_key)
+            return found.id, len(found.manifest.trusted_ids()), done
+
+    run_id, trusted, done = run_until_interrupted(sign_and_send)
+    print(f"run {run_id}: {peer} is reinstated")
+    print(f"it was evicted for: {printable(done.eviction.reason)}")
+    print(
+        f"{len(done.logged)} of {trusted} trusted peers have logged it, and forward it to all "
+        "peers; its operator can start it again"
+    )
+    for problem in done.problems:
+        print(f"not reached: {printable(problem)}", file=sys.stderr)
+    return 0
+
+
+def check_reinstatement(peer: str, reason: str) -> None:
+    """Raise `UserError` for arguments that no reinstatement can have."""
+    from swarm.identity import InvalidPeerId, public_key_of
+
+    try:
+        public_key_of(peer)
+    except InvalidPeerId as error:
+        raise UserError(f"PEER: {error}") from error
+    if not reason.strip() or len(reason) > REASON_CHARACTERS_MAX:
+        raise UserError(f"--reason has {len(reason)} characters; give 1 to {REASON_CHARACTERS_MAX}")
 
 
 @app.command("show")

@@ -52,6 +52,7 @@ def status_object(status: RunStatus) -> dict[str, Any]:
         "policy": checkpoint.step if checkpoint else None,
         "reward": checkpoint.reward if checkpoint else None,
         "state": _state(order),
+        "forks": dict(sorted(status.forks.items())),
         "peers": {
             peer: {"standing": entry.standing, "age_seconds": round(entry.age_seconds, 1)}
             | plain(entry.heartbeat)
@@ -80,7 +81,12 @@ def status_lines(status: RunStatus) -> list[Text]:
     progress = f"step {step} · {told['state']}"
     if told["policy"] is not None:
         progress += f" · newest policy {told['policy']} · reward {told['reward']:.3f}"
-    lines = [Text(f"run {status.run.id}", style="bold"), Text(progress), Text()]
+    lines = [Text(f"run {status.run.id}", style="bold"), Text(progress)]
+    lines += [
+        Text(f"the log of {printable(peer)} is forked: {reason}", style="red")
+        for peer, reason in told["forks"].items()
+    ]
+    lines.append(Text())
     trusted = status.run.manifest.trusted_ids()
     for peer, entry in sorted(
         status.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
