@@ -14,15 +14,16 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import blake3
 import msgspec
+from msgspec import Meta
 
 from swarm import PROTOCOL_VERSION
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.messages import KINDS, Message, PeerRecord, StateMessage, kind_of
+from swarm.messages import KINDS, Count, Message, PeerRecord, StateMessage, kind_of
 from swarm.rates import TokenBuckets
 from swarm.world import World
 
@@ -77,6 +78,10 @@ ENVELOPES_REMEMBERED = 1024
 MessageT = TypeVar("MessageT", bound=Message)
 
 
+Moment = Annotated[int, Meta(ge=0, le=253_402_300_799_000)]
+"""Milliseconds since 1970, up to the end of the year 9999, the last that a calendar can print."""
+
+
 class Body(msgspec.Struct, array_like=True, frozen=True):
     """The signed part of an envelope, in wire order."""
 
@@ -85,9 +90,9 @@ class Body(msgspec.Struct, array_like=True, frozen=True):
     run: str
     """Run id; empty for a peer record, which belongs to no run."""
     sender: str
-    sequence: int
-    issued_ms: int
-    expires_ms: int
+    sequence: Count
+    issued_ms: Moment
+    expires_ms: Moment
     payload: bytes
 
 

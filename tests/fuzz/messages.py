@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -84,6 +85,8 @@ def _open(raw: bytes) -> Envelope | None:
         return None
     body, message = envelope.body, envelope.message
     assert KINDS[body.kind] is type(message)
+    for moment_ms in (body.issued_ms, body.expires_ms):
+        assert datetime.fromtimestamp(moment_ms / 1000, UTC)  # commands print it
     if isinstance(message, STRANGERS):
         assert _finite(msgspec.to_builtins(message)), "a number that is none passed the bounds"
     encoded = msgspec.msgpack.encode(message)

@@ -292,6 +292,17 @@ def test_unknown_elements_are_ignored_unless_they_are_a_load(message: Message) -
         open_envelope(padded(OWNER, message, most + 1))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"sequence": -1}, {"sequence": 2**63}, {"issued_ms": -1}, {"expires_ms": 2**62}],
+)
+def test_numbers_that_no_calendar_or_database_holds_are_malformed(change: dict[str, int]) -> None:
+    made = sealed(OWNER, Heartbeat(roles=["relay"]), RUN_ID)
+    body = msgspec.msgpack.encode(msgspec.structs.replace(made.body, **change))
+    with pytest.raises(Dropped, match="malformed"):
+        open_envelope(OWNER.sign(f"swarm/1/{made.body.kind}\0".encode() + body) + body)
+
+
 def test_large_envelopes_of_strangers_are_not_remembered() -> None:
     """A thousand verdicts with thousands of rewards, which a stranger may well sign, would be."""
     rewards = [[0.0] * 64] * 64
