@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from peers.validator.checks.history import Speed
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.jobs.validation import Inspected, Report
@@ -37,10 +38,18 @@ class Case:
     """An acknowledged submission that waits for its verdict."""
 
     announced: Envelope
-    submission: Submission
-    order: StepOrder
+    ordered: Envelope
+    """The step order that the worker followed."""
     acknowledgement: Envelope | None = None
     """Signed once, and repeated while the worker asks again; None after a restart."""
+
+    @property
+    def submission(self) -> Submission:
+        return self.announced.expect(Submission)
+
+    @property
+    def order(self) -> StepOrder:
+        return self.ordered.expect(StepOrder)
 
     @property
     def worker(self) -> str:
@@ -73,6 +82,10 @@ class Outcome(Inspected, kw_only=True):
         return "quarantined" if self.quarantined else "refused"
 
 
+UNCREDITED = frozenset({Speed.name})
+"""Checks that withhold a submission for a reason of the worker's own. It earns no credit."""
+
+
 def quarantine(reason: str) -> Outcome:
     """The outcome when this validator, not the worker, is at fault."""
     return Outcome(failed="internal", detail=reason, quarantined=True)
@@ -80,7 +93,7 @@ def quarantine(reason: str) -> Outcome:
 
 def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index: int) -> Verdict:
     """The verdict that states an outcome; `log_index` is -1 for a verdict in no log."""
-    refused = outcome.word == "refused"
+    uncredited = outcome.word == "refused" or outcome.failed in UNCREDITED
     return Verdict(
         submission=submission.digest,
         size_bytes=submission.size_bytes,
@@ -94,11 +107,11 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         detail=outcome.detail[:500],
         proven_fault=outcome.proven_fault,
         checks=outcome.checks,
-        rewards=[] if refused else outcome.rewards,
+        rewards=[] if uncredited else outcome.rewards,
         log_index=log_index,
-        task_means=[] if refused else outcome.task_means,
-        task_spreads=[] if refused else outcome.task_spreads,
-        environments=[] if refused else outcome.environments,
+        task_means=[] if uncredited else outcome.task_means,
+        task_spreads=[] if uncredited else outcome.task_spreads,
+        environments=[] if uncredited else outcome.environments,
         rollouts_digest=b"" if outcome.failed else outcome.canonical_digest,
         rollouts_bytes=0 if outcome.failed else outcome.canonical_bytes,
         evidence=outcome.evidence,

@@ -35,8 +35,8 @@ class Docket:
 
     def __init__(self, validator: PeerId) -> None:
         self._validator = validator
-        self._orders: dict[tuple[int, int], StepOrder] = {}
-        """By lineage and step."""
+        self._orders: dict[tuple[int, int], Envelope] = {}
+        """Signed orders by lineage and step."""
         self._taken: dict[Slot, Taken] = {}
         """Slots whose submission was acknowledged or judged by any validator."""
         self._verdicts = HeardVerdicts(ranked=[validator])
@@ -48,17 +48,22 @@ class Docket:
 
     # --- step orders -------------------------------------------------------------------------
 
-    def take_order(self, order: StepOrder) -> None:
+    def take_order(self, ordered: Envelope) -> None:
         """Remember a trainer's order; the newest order of a step is valid."""
+        order = ordered.expect(StepOrder)
         key = (order.lineage, order.step)
-        held = self._orders.get(key)
+        held = self.order_of(*key)
         if held is None or held.order() < order.order():
-            self._orders[key] = order
+            self._orders[key] = ordered
             while len(self._orders) > ORDERS_KEPT:
                 del self._orders[min(self._orders)]
             self.changed.touch()
 
     def order_of(self, lineage: int, step: int) -> StepOrder | None:
+        signed = self.signed_order_of(lineage, step)
+        return signed.expect(StepOrder) if signed is not None else None
+
+    def signed_order_of(self, lineage: int, step: int) -> Envelope | None:
         return self._orders.get((lineage, step))
 
     # --- verdicts ----------------------------------------------------------------------------

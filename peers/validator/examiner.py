@@ -106,11 +106,10 @@ class Examiner:
             pace=self._paces[case.worker],
             now=self._peer.node.world.now(),
         )
-        run(HISTORY, history, outcome)
         if outcome.failed:
             return outcome
-        ungraded = inspected.ungraded
-        if ungraded or self._is_drawn(case, thresholds):
+        ungraded, striking = inspected.ungraded, history.is_striking
+        if ungraded or striking or self._is_drawn(case, thresholds):
             job = Judge(
                 order=inspect.order,
                 path=inspect.canonical_path,
@@ -122,6 +121,7 @@ class Examiner:
         if ungraded and not outcome.failed:
             # The seed determined these tokens, so the worker did not choose ungradable text.
             outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
+        run(HISTORY, history, outcome)
         return outcome
 
     async def _manifest(self, case: Case) -> RunManifest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import trio
 
 from peers.validator.cases import Case
@@ -67,7 +66,7 @@ class CaseQueue:
                 await self.remove(key)
             else:
                 restored.append(case)
-                self._docket.take_order(case.order)
+                self._docket.take_order(case.ordered)
         for case in sorted(restored, key=lambda case: case.slot):
             self._admit(case)
             self._queue.send_nowait(case)
@@ -81,7 +80,7 @@ class CaseQueue:
             lambda connection: connection.execute(
                 "INSERT OR REPLACE INTO unjudged (worker, digest, announced, arranged) "
                 "VALUES (?, ?, ?, ?)",
-                (*case.key, case.announced.raw, msgspec.msgpack.encode(case.order)),
+                (*case.key, case.announced.raw, case.ordered.raw),
             )
         )
         self._queue.send_nowait(case)
@@ -110,8 +109,8 @@ def _restored(announced: bytes, arranged: bytes) -> Case:
 
     Raises `Dropped`, `ValueError` or `DECODE_ERRORS` for a row of an incompatible version of Swarm.
     """
-    envelope = open_envelope(announced)
-    if not isinstance(envelope.message, Submission):
-        raise ValueError(f"a {type(envelope.message).__name__} instead of an announcement")
-    order = msgspec.msgpack.decode(arranged, type=StepOrder)
-    return Case(envelope, envelope.message, order)
+    case = Case(open_envelope(announced), open_envelope(arranged))
+    found = (case.announced.message, case.ordered.message)
+    if not (isinstance(found[0], Submission) and isinstance(found[1], StepOrder)):
+        raise ValueError(f"a {type(found[0]).__name__} and a {type(found[1]).__name__}")
+    return case

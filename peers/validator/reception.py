@@ -108,7 +108,9 @@ class Reception:
             if pending.failed == Pushed.name:
                 self._tell(worker, submission, pending)
             return []
-        case = Case(envelope, submission, announcement.step_order)
+        ordered = self._docket.signed_order_of(submission.lineage, submission.step)
+        assert ordered is not None, "the check of the step has passed"
+        case = Case(envelope, ordered)
         await self._queue.add(case)
         return [await self._acknowledge(case)]
 
@@ -186,8 +188,7 @@ class Reception:
         """
         lineage, step = submission.lineage, submission.step
         if shown is not None and self._may_be_shown(shown):
-            assert isinstance(shown.message, StepOrder)
-            self._docket.take_order(shown.message)
+            self._docket.take_order(shown)
         with trio.move_on_after(ORDER_WAIT_SECONDS):
             await self._docket.changed.wait_until(
                 lambda _: self._docket.order_of(lineage, step) is not None

@@ -105,8 +105,7 @@ class ValidatorRole:
         peer.gossip.listen(Acknowledgement, self._hear)
 
     def _on_order(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.message, StepOrder)
-        self._docket.take_order(envelope.message)
+        self._docket.take_order(envelope)
 
     def _hear(self, envelope: Envelope) -> None:
         report_contradictions(self._docket.hear(envelope), envelope, self._node.events)

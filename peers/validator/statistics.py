@@ -42,8 +42,8 @@ class Duplicates:
         Returns 0 unless more than half are copies. Prompts and noise follow from a submission's own
         seed, so two honest submissions share a group only if both drew the same task (in the demo,
         one in a million) and sampled the same short answers. That is not a copy, and a group copied
-        under another seed fails the sampling check anyway. A submission that is judged again is not
-        a copy of itself.
+        under another seed fails the sampling check anyway. So copies are a reason to recompute.
+        A submission that is judged again is not a copy of itself.
         """
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
         copies = sum(self._first.setdefault(group, own) != own for group in group_digests)

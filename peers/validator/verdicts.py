@@ -15,6 +15,7 @@ from peers.validator.records import Records
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
+from swarm.ledger.faults import FaultRecord
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
@@ -97,12 +98,24 @@ class Verdicts:
             self._records.accept(worker)
         else:
             self._records.refuse(worker)
+            if outcome.proven_fault and self._peer.run.evicted(worker) is None:
+                await self._keep_evidence(case)
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
         self._report(case, outcome, seconds, decided)
         report_contradictions(contradicting, envelope, self._peer.node.events)
         nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
         await self._evict_if_due(worker, submission.digest, outcome)
+
+    async def _keep_evidence(self, case: Case) -> None:
+        """Keep the messages and the file that prove a fault, so that anyone can check it again."""
+        signed = self._peer.run.version(case.order.run_digest)
+        if signed is None or not self._inbox.exists(case.key):
+            return
+        record = FaultRecord(
+            announcement=case.announced.raw, order=case.ordered.raw, manifest=signed.raw
+        )
+        await self._trusted.faults.keep(record, path_of(case.key))
 
     def if_evicted(self, worker: str) -> Outcome | None:
         """The outcome for a submission of an evicted worker; None for any other worker."""

@@ -58,6 +58,12 @@ def order(step: int, revision: int = 0) -> StepOrder:
     )  # fmt: skip
 
 
+def signed(message: StepOrder) -> Envelope:
+    return seal(
+        identity(9), message, run="owner/run", sequence=1, wall_time=1e9, lifetime_seconds=60.0
+    )
+
+
 def checkpoint(step: int, lineage: int = 0) -> Checkpoint:
     return Checkpoint(
         reference=CheckpointReference(lineage=lineage, step=step, digest=bytes(32), size_bytes=1),
@@ -123,7 +129,7 @@ def test_a_slot_keeps_the_newest_receipt_of_its_file() -> None:
 def test_the_newest_order_of_a_step_counts() -> None:
     docket = Docket(HERE.peer_id)
     for revision in (1, 2, 0):
-        docket.take_order(order(7, revision))
+        docket.take_order(signed(order(7, revision)))
     assert docket.order_of(0, 7) == order(7, 2)
 
 
@@ -131,7 +137,7 @@ def test_the_newest_order_of_a_step_counts() -> None:
 def test_orders_and_refusals_are_bounded(steps: list[int]) -> None:
     docket = Docket(HERE.peer_id)
     for step in steps:
-        docket.take_order(order(step))
+        docket.take_order(signed(order(step)))
     newest = sorted(set(steps))[-ORDERS_KEPT:]
     held = {step for step in steps if docket.order_of(0, step) is not None}
     assert len(held) <= ORDERS_KEPT and held >= set(newest[-1:])
