@@ -18,7 +18,7 @@ must give the same bytes.
 `verification`: a random Qwen2 model generates completions with proofs. Then they are verified as a
 validator does: one prefill, the proofs, and the seeded noise of every token. `share` is that work's
 part of the generation's at share 1, where every submission is verified, and at
-`thresholds.prefill_share_proven`, the default for proven workers.
+the share for a worker that hands in one submission a step, sqrt(safety / steps of its stake).
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def measure_verification(
         / (seconds["generate_seconds"][run] + seconds["build_seconds"][run])
         for run in range(repeats)
     ]
-    default = Thresholds().prefill_share_proven
+    thresholds = Thresholds()
+    default = (thresholds.recompute_safety / thresholds.stake_steps) ** 0.5
     told |= spread("share_at_1", share) | {"default_share": default}
     return told | spread("share_at_default", [default * each for each in share], 4)
 

@@ -93,9 +93,9 @@ class Slot(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Wall time at which a trusted peer first admitted it."""
     entry: Entry = b""
     idle_seconds: Seconds = 0.0
-    """Seconds of work in the run since its admission or its last accepted submission."""
-    accepted: Count = 0
-    """Number of its accepted submissions."""
+    """Seconds of work in the run since its admission or since its stake last grew."""
+    stake: Count = 0
+    """Its stake in tokens (`swarm.ledger.record`)."""
 
 
 class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -309,12 +309,14 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     or sign differs, else the distance of the mantissas over 128."""
     eviction_p_value: float = 1e-9
     """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
-    prefill_share_new: float = 1.0
-    """Share of a new worker's submissions that are prefilled."""
-    prefill_share_proven: float = 0.25
-    """Share of a proven worker's submissions that are prefilled."""
-    proven_after: Count = 8
-    """Accepted submissions after which a worker is proven."""
+    recompute_safety: float = 3.0
+    """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
+    recompute_share_min: float = 0.05
+    """Smallest share of a worker's submissions that are recomputed."""
+    stake_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    """Steps whose recomputed work is a worker's stake."""
+    proven_tokens: Count = 4096
+    """Stake from which a worker is proven: it needs no slot."""
     honest_outliers: float = 1e-5
     """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
     refusal_p_value: float = 1e-6
@@ -545,6 +547,8 @@ Reward = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Rewards = Annotated[list[Annotated[list[Reward], Meta(max_length=4096)]], Meta(max_length=4096)]
 
 
+Share = Annotated[float, Meta(gt=0, le=1)]
+
 Bets = Annotated[list[Annotated[int, Meta(ge=-(10**12), le=10**12)]], Meta(max_length=32)]
 
 
@@ -605,11 +609,13 @@ class Verdict(Message, frozen=True, kw_only=True):
     rollouts_bytes: Count = 0
     evidence: Evidence = Evidence()
     tokens: Count = 0
-    """Completion tokens, if the file could be read."""
+    """Sampled tokens of the submission; 0 if its file could not be read."""
+    share: Share = 1.0
+    """The probability with which the submission was drawn for recomputation."""
 
     @property
     def recomputed(self) -> int:
-        """Tokens recomputed with the policy; 0 if the content was not checked."""
+        """Tokens that were recomputed with the policy; 0 if the content was not checked."""
         return self.evidence.tokens
 
 

@@ -68,6 +68,8 @@ class Outcome(Inspected, kw_only=True):
     """The results of all checks of a submission, and those for training."""
 
     evidence: Evidence = Evidence()
+    share: float = 1.0
+    """The probability with which it was drawn for recomputation."""
 
     @classmethod
     def of(cls, report: Report) -> Outcome:
@@ -115,5 +117,6 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         rollouts_digest=b"" if outcome.failed else outcome.canonical_digest,
         rollouts_bytes=0 if outcome.failed else outcome.canonical_bytes,
         evidence=outcome.evidence,
-        tokens=outcome.tokens,
+        tokens=0 if outcome.failed in UNCREDITED else outcome.tokens,
+        share=outcome.share,
     )

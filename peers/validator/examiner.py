@@ -18,6 +18,7 @@ from peers.validator.statistics import Duplicates, Pace, prefill_wanted
 from swarm.errors import PeerError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
+from swarm.ledger.record import share_to_recompute
 from swarm.messages import CheckpointReference, RunManifest, Thresholds
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
@@ -109,7 +110,10 @@ class Examiner:
         if outcome.failed:
             return outcome
         ungraded, striking = inspected.ungraded, history.is_striking
-        if ungraded or striking or self._is_drawn(case, thresholds):
+        stake = self._records.stake(case.worker, case.submission.step)
+        outcome.share = share_to_recompute(inspected.tokens, stake, thresholds)
+        drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
+        if ungraded or striking or drawn:
             job = Judge(
                 order=inspect.order,
                 path=inspect.canonical_path,
@@ -142,12 +146,6 @@ class Examiner:
             environments=manifest.environments,
             sampling=manifest.sampling,
         )
-
-    def _is_drawn(self, case: Case, thresholds: Thresholds) -> bool:
-        """Whether a case is drawn for recomputation, at the share for new or proven workers."""
-        proven = self._records.accepted(case.worker) >= thresholds.proven_after
-        share = thresholds.prefill_share_proven if proven else thresholds.prefill_share_new
-        return prefill_wanted(self._secret, case.submission.digest, share)
 
     async def _recompute(
         self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome

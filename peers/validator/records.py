@@ -1,8 +1,7 @@
-"""Workers' records: accepted submissions, and the evidence in the validators' logs."""
+"""Workers' records: stake, and evidence in the validators' logs."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from peers.validator.evidence.worker import Standing, WorkerEvidence
@@ -25,27 +24,18 @@ class _Read:
 class Records:
     """The records of all workers.
 
-    The evidence is a function of the trusted peers' logs, so a restart does not change it, and
-    every validator that mirrors them finds the same.
+    They are functions of the trusted peers' logs, so a restart does not change them, and every
+    validator that mirrors the logs finds the same.
     """
 
     def __init__(self, run: Run, trusted: TrustedPart) -> None:
         self._run = run
         self._trusted = trusted
-        self._accepted: defaultdict[str, int] = defaultdict(int)
         self._read: dict[str, _Read] = {}
 
-    def accepted(self, worker: str) -> int:
-        """The worker's accepted submissions since this validator last refused one."""
-        return self._accepted[worker]
-
-    def accept(self, worker: str) -> None:
-        """Count an accepted submission."""
-        self._accepted[worker] += 1
-
-    def refuse(self, worker: str) -> None:
-        """Note a refusal: the worker is unproven again."""
-        self._accepted[worker] = 0
+    def stake(self, worker: str, step: int) -> int:
+        """The worker's stake before a submission for `step`, according to all logs held here."""
+        return self._trusted.stake(worker, step)
 
     def standing(self, worker: str) -> Standing:
         """The evidence against a worker in all logs that this peer holds."""

@@ -53,7 +53,6 @@ class Verdicts:
             key = (verdict.worker, verdict.submission)
             self._docket.give(envelope)
             if verdict.outcome == "accepted":
-                self._records.accept(verdict.worker)
                 if not self._inbox.exists(key):
                     continue  # removed, because its step has closed
                 if not self._peer.node.disk.exists(canonical_path_of(key)):
@@ -95,9 +94,7 @@ class Verdicts:
         await self._queue.remove(key)
         if outcome.word == "accepted":
             self._serve(key, verdict_in(envelope))
-            self._records.accept(worker)
         else:
-            self._records.refuse(worker)
             if outcome.proven_fault and self._peer.run.evicted(worker) is None:
                 await self._keep_evidence(case)
             await self._inbox.remove(key)

@@ -17,7 +17,7 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger import state
 from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
-from swarm.ledger.entries import Consumed, judged
+from swarm.ledger.entries import Consumed, Evicted, Reinstated, judged
 from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.ledger.state import LedgerState
@@ -66,6 +66,11 @@ class RunStatus:
                 continue
             if first.body.run == self.run.id and first.sender in self.run.manifest.trusted_ids():
                 self.forks[first.sender] = explained(first, second)
+
+    def newest(self) -> tuple[int, int]:
+        """Return (lineage, step) of the newest checkpoint."""
+        newest = self.checkpoint
+        return (0, 0) if newest is None else (newest.reference.lineage, newest.reference.step)
 
     def _take(self, envelope: Envelope) -> None:
         message = envelope.message
@@ -123,27 +128,39 @@ async def record_of(node: Node, run: Run, worker: str) -> Record:
     """Collect one worker's eviction and receipts, each proven to be in its validator's log."""
     receipts: dict[str, list[Receipt]] = {}
     problems: list[str] = []
+    status = RunStatus(run)
 
     async def ask(client: LedgerClient) -> None:
+        status.learn(await client.status())
         await _learn_expulsions(client, run, worker)
         if client.peer in run.manifest.validator_ids():
             receipts[client.peer] = await receipts_of(client, worker)
 
     await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    entries = [_logged(envelope, run) for envelope in run.expulsions_of(worker)]
     found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
-    entries = [
+    entries += [
         state.Record(each.envelope.sender, each.index, judged(each.verdict)) for each in found
     ]
     if state.is_disputed(entries):
         entries += await _consumed(node, run, problems)
     return Record(
         state.ledger_state(
-            entries, validators=run.manifest.validator_ids(), trusted=run.manifest.trusted_ids()
+            entries, state.Authority.of(run.owner, run.manifest), newest=status.newest()
         ),
         found,
         run.evicted(worker),
         problems,
     )
+
+
+def _logged(envelope: Envelope, run: Run) -> state.Record:
+    """The entry of a signed eviction or reinstatement, as in the log of any trusted peer."""
+    message = envelope.message
+    assert isinstance(message, (Eviction, Reinstatement))
+    kind = Evicted if isinstance(message, Eviction) else Reinstated
+    entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
+    return state.Record(run.manifest.trusted_ids()[0], 0, entry)
 
 
 async def _consumed(node: Node, run: Run, problems: list[str]) -> list[state.Record]:

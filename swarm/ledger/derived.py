@@ -1,8 +1,8 @@
 """Tables derived from the entries of all logs in a trusted peer's database.
 
-The transaction that appends an entry also updates them: signed verdicts, accepted submissions (for
-a worker's record), submissions refused for all, the evidence against each worker, used
-submissions, admitted peers, and signed evictions and reinstatements.
+The transaction that appends an entry also updates them: signed verdicts, the positions of verdicts
+by worker and step (for a worker's record), submissions refused for all, the evidence against each
+worker, used submissions, admitted peers, and signed evictions and reinstatements.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Sequence
 import msgspec
 
 from swarm.envelope import Envelope, open_envelope
-from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated
+from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated, decode
 from swarm.ledger.log import Also
 from swarm.ledger.ruling import binds
+from swarm.ledger.state import Record
 from swarm.messages import Evidence, Verdict
 from swarm.world import Database
 
 _TABLES = (
     "verdicts (position INTEGER PRIMARY KEY, worker TEXT NOT NULL, envelope BLOB NOT NULL)",
-    "accepted (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
+    "judged (worker TEXT, step INTEGER, owner TEXT, position INTEGER, "
+    "PRIMARY KEY (worker, step, owner, position)) WITHOUT ROWID",
     "refused (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
     "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
     "admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID",
@@ -72,12 +74,22 @@ class DerivedTables:
         )
         return [(position, entry, envelope) for position, entry, envelope in rows]
 
-    def accepted_of(self, worker: str) -> int:
-        """Count a worker's submissions that trusted peers have accepted."""
+    def judged_count(self, worker: str) -> int:
+        """Count the verdicts on a worker's submissions in all logs."""
         rows = self._database.read(
-            "SELECT COUNT(*) FROM accepted WHERE worker = ? ORDER BY 1", (worker,)
+            "SELECT COUNT(*) FROM judged WHERE worker = ? ORDER BY 1", (worker,)
         )
         return int(rows[0][0])
+
+    def judged_of(self, worker: str, start: int) -> list[Record]:
+        """Return the verdicts on a worker's submissions from step `start` on, in all logs."""
+        rows = self._database.read(
+            "SELECT j.owner, j.position, e.entry FROM judged j JOIN entries e "
+            "ON e.owner = j.owner AND e.position = j.position "
+            "WHERE j.worker = ? AND j.step >= ? ORDER BY j.owner, j.position",
+            (worker, start),
+        )
+        return [Record(owner, position, decode(entry)) for owner, position, entry in rows]
 
     def evidence_on(self, worker: str, owner: str, start: int) -> list[tuple[int, Evidence]]:
         """Return the evidence against a worker in `owner`'s log from index `start` on, by index.
@@ -133,16 +145,17 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
 
     def derive(connection: sqlite3.Connection, first: int) -> None:
         for position, entry in enumerate(entries, first):
-            if isinstance(entry, Judged) and entry.outcome == "accepted":
+            if isinstance(entry, Judged):
                 connection.execute(
-                    "INSERT OR IGNORE INTO accepted (worker, submission) VALUES (?, ?)",
-                    (entry.worker, entry.submission),
+                    "INSERT OR IGNORE INTO judged (worker, step, owner, position) "
+                    "VALUES (?, ?, ?, ?)",
+                    (entry.worker, entry.step, owner, position),
                 )
-            elif isinstance(entry, Judged) and binds(entry):
-                connection.execute(
-                    "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",
-                    (entry.worker, entry.submission),
-                )
+                if binds(entry):
+                    connection.execute(
+                        "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",
+                        (entry.worker, entry.submission),
+                    )
             elif isinstance(entry, Admitted):
                 connection.execute(
                     "INSERT OR IGNORE INTO admitted (peer) VALUES (?)", (entry.peer,)

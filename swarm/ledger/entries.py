@@ -10,13 +10,13 @@ from msgspec import Meta
 
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import Count, Digest, Evidence, Key, Line, Rewards, Verdict
+from swarm.messages import Count, Digest, Evidence, Key, Line, Rewards, Share, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
-"""The outcome of an accepted group; all five are credited. Stale: its policy was too old, its
-worker was evicted, another validator's refusal overruled its acceptance, or another file was taken
-(and credited) under its number. Unreadable: the trainer could not read its file again, for any
-reason."""
+"""The outcome of an accepted group; it does not change the credit. Stale: its policy was too old,
+its worker was evicted, another validator's refusal overruled its acceptance, or another file was
+taken (and credited) under its number. Unreadable: the trainer could not read its file again, for
+any reason."""
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 
@@ -61,10 +61,12 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
     """`Verdict.evidence`."""
     tokens: Count = 0
     """`Verdict.tokens`."""
+    share: Share = 1.0
+    """`Verdict.share`."""
 
     @property
     def recomputed(self) -> int:
-        """Tokens recomputed with the policy; 0 if the content was not checked."""
+        """Tokens that were recomputed with the policy; 0 if the content was not checked."""
         return self.evidence.tokens
 
 
@@ -152,4 +154,5 @@ def judged(verdict: Verdict) -> Judged:
         rollouts_digest=verdict.rollouts_digest,
         evidence=verdict.evidence,
         tokens=verdict.tokens,
+        share=verdict.share,
     )

@@ -6,11 +6,15 @@ agree with another before it writes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import ruling
-from swarm.ledger.entries import Consumed, Entry, Judged, Outcome
+from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Outcome, Reinstated
+from swarm.ledger.record import Rules, Standing, Work, refutation
+from swarm.messages import Eviction, RunManifest
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,23 @@ class Record:
     """The log's owner."""
     index: int
     entry: Entry
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Who may write what into the logs, and the rules of workers' records."""
+
+    owner: str
+    """The run's owner, who signs reinstatements."""
+    validators: Sequence[str]
+    """In order of rank."""
+    trusted: Sequence[str]
+    rules: Rules
+
+    @classmethod
+    def of(cls, owner: str, manifest: RunManifest) -> Authority:
+        """The authority that a manifest of this owner gives."""
+        return cls(owner, manifest.validator_ids(), manifest.trusted_ids(), Rules.of(manifest))
 
 
 @dataclass
@@ -34,6 +55,14 @@ class Totals:
     """Credited groups."""
     samples: int = 0
     """Credited samples."""
+    verified: int = 0
+    """Credited tokens that were recomputed."""
+    held: int = 0
+    """Credited tokens that an eviction would void."""
+    final: int = 0
+    """Credited tokens that nothing voids any more."""
+    void: int = 0
+    """Tokens whose credit an eviction or a fine voided."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +76,12 @@ class LedgerState:
     credits: Mapping[bytes, Judged]
     """The final verdict on each credited submission: one accepted or quarantined submission per
     number."""
+    standings: Mapping[bytes, Standing]
+    """The standing of each credited submission."""
     consumed: Mapping[bytes, list[Outcome]]
     """The outcome of each group, by submission."""
+    works: Mapping[str, Work]
+    """The submissions that decide each worker's record."""
     totals: Mapping[str, Totals]
     """Totals by worker."""
 
@@ -65,45 +98,124 @@ def is_disputed(records: Iterable[Record]) -> bool:
 
 
 def ledger_state(
-    records: Iterable[Record], *, validators: Sequence[str], trusted: Sequence[str]
+    records: Iterable[Record], authority: Authority, *, newest: tuple[int, int] = (0, 0)
 ) -> LedgerState:
-    """Compute the state from `records`; `validators` are in order of rank.
+    """Compute the state from `records`.
 
-    Only entries that a peer may write are used: verdicts of `validators`, outcomes of `trusted`
-    peers. Of each validator, the first verdict on a submission is used, or the first that
-    rests on a recomputation; `swarm.ledger.ruling` decides which validator's is final.
+    Only entries that a peer may write are used: verdicts of validators, outcomes and evictions of
+    trusted peers, the owner's reinstatements. Of each validator, the first verdict on a submission
+    is used, or the first that rests on a recomputation; `swarm.ledger.ruling` decides which
+    validator's is final.
 
+    A submission that was recomputed and refused is not credited, even if a step took its groups.
     Of several submissions with one number, only one is credited: a submission of which a step took
     a group, else the submission whose validator is first in rank.
+
+    `newest` is the newest (lineage, step) that is known besides the records.
     """
-    rank = {validator: index for index, validator in enumerate(validators)}
-    cases, consumed = _cases_and_outcomes(records, rank, trusted)
+    rank = {validator: index for index, validator in enumerate(authority.validators)}
+    found = _sorted_out(records, rank, authority.trusted)
     verdicts: dict[bytes, Judged] = {}
     judges: dict[bytes, str] = {}
-    totals: dict[str, Totals] = {}
+    totals: defaultdict[str, Totals] = defaultdict(Totals)
     claims: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
     """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
-    for (submission, worker), by_validator in sorted(cases.items()):
-        trained = not _TAKEN.isdisjoint(consumed.get(submission, ()))
-        judge = ruling.final(by_validator, validators, taken=trained)
+    refuted: defaultdict[str, list[Judged]] = defaultdict(list)
+    for (submission, worker), by_validator in sorted(found.cases.items()):
+        trained = not _TAKEN.isdisjoint(found.consumed.get(submission, ()))
+        judge = ruling.final(by_validator, authority.validators, taken=trained)
         final = by_validator[judge]
         held = verdicts.get(submission)
         if held is None or (held.outcome == "refused" and final.outcome != "refused"):
             verdicts[submission], judges[submission] = final, judge
-        total = totals.setdefault(worker, Totals())
+        total = totals[worker]
         setattr(total, final.outcome, getattr(total, final.outcome) + 1)
-        if final.outcome != "refused":
+        refusal = refutation(by_validator.values(), trained=trained)
+        if refusal is not None:
+            refuted[worker].append(refusal)
+        elif final.outcome != "refused":
             number = (worker, final.lineage, final.step, final.number)
             claim = (not trained, rank[judge], submission)
             claims[number] = min(claim, claims.get(number, claim))
-    credited = sorted({submission for _, _, submission in claims.values()})
-    credits = {submission: verdicts[submission] for submission in credited}
-    for final in credits.values():
-        totals[final.worker].groups += final.groups
-        totals[final.worker].samples += final.samples
+    credits = {name: verdicts[name] for name in sorted({claim[2] for claim in claims.values()})}
+    works = _works(credits, refuted, found.cases)
+    standings = _standings(works, found, authority, newest)
+    for submission, final in credits.items():
+        total, tokens = totals[final.worker], final.tokens
+        total.groups += final.groups
+        total.samples += final.samples
+        total.verified += tokens if submission in works[final.worker].verified else 0
+        standing = standings[submission]
+        setattr(total, standing, getattr(total, standing) + tokens)
     return LedgerState(
-        verdicts, judges, credits, dict(sorted(consumed.items())), dict(sorted(totals.items()))
+        verdicts,
+        judges,
+        credits,
+        standings,
+        dict(sorted(found.consumed.items())),
+        works,
+        dict(sorted(totals.items())),
     )
+
+
+def _works(
+    credits: Mapping[bytes, Judged],
+    refuted: Mapping[str, Sequence[Judged]],
+    cases: _Cases,
+) -> dict[str, Work]:
+    """The submissions that decide each worker's record."""
+    by_worker: defaultdict[str, dict[bytes, Judged]] = defaultdict(dict)
+    for submission, final in credits.items():
+        by_worker[final.worker][submission] = final
+    return {
+        worker: Work(
+            credited=by_worker[worker],
+            verified=frozenset(
+                submission
+                for submission in by_worker[worker]
+                if any(
+                    entry.outcome == "accepted" and entry.recomputed
+                    for entry in cases[submission, worker].values()
+                )
+            ),
+            refuted=tuple(refuted.get(worker, ())),
+        )
+        for worker in sorted({*by_worker, *refuted})
+    }
+
+
+def _standings(
+    works: Mapping[str, Work], found: _Sorted, authority: Authority, newest: tuple[int, int]
+) -> dict[bytes, Standing]:
+    """The standing of each credited submission."""
+    newest_step = max(newest, found.newest)[1]
+    standings: dict[bytes, Standing] = {}
+    for worker, work in works.items():
+        eviction = _eviction_in_force(found.expulsions.get(worker, ()), authority)
+        evicted_at = None
+        if eviction is not None:
+            case = found.cases.get((eviction.submission, worker), {})
+            evicted_at = min((entry.step for entry in case.values()), default=newest_step)
+        standings |= work.standings(newest_step, evicted_at, authority.rules)
+    return dict(sorted(standings.items()))
+
+
+def _eviction_in_force(envelopes: Iterable[bytes], authority: Authority) -> Eviction | None:
+    """A worker's newest eviction, unless its newest reinstatement is newer."""
+    newest: Envelope | None = None
+    for raw in sorted(envelopes):
+        try:
+            envelope = open_envelope(raw)
+        except Dropped:
+            continue
+        allowed = (
+            envelope.sender in authority.trusted
+            if isinstance(envelope.message, Eviction)
+            else envelope.sender == authority.owner
+        )
+        if allowed and (newest is None or envelope.body.issued_ms >= newest.body.issued_ms):
+            newest = envelope
+    return newest.message if newest and isinstance(newest.message, Eviction) else None
 
 
 _Cases = dict[tuple[bytes, str], dict[str, Judged]]
@@ -111,24 +223,42 @@ _Cases = dict[tuple[bytes, str], dict[str, Judged]]
 file."""
 
 
-def _cases_and_outcomes(
+@dataclass(frozen=True)
+class _Sorted:
+    """The entries of the logs that count, sorted out."""
+
+    cases: _Cases
+    consumed: dict[bytes, list[Outcome]]
+    """The outcome of each group, by submission."""
+    expulsions: dict[str, set[bytes]]
+    """Signed evictions and reinstatements, by peer."""
+    newest: tuple[int, int]
+    """The newest (lineage, step) that was judged."""
+
+
+def _sorted_out(
     records: Iterable[Record], validators: Container[str], trusted: Container[str]
-) -> tuple[_Cases, dict[bytes, list[Outcome]]]:
-    """Collect the verdicts on each submission, and the outcomes of its groups."""
+) -> _Sorted:
+    """Collect the verdicts on each submission, the outcomes of its groups, and the expulsions."""
     cases: _Cases = {}
     consumed: dict[bytes, list[Outcome]] = {}
+    expulsions: defaultdict[str, set[bytes]] = defaultdict(set)
+    newest = (0, 0)
     for record in sorted(records, key=lambda record: (record.owner, record.index)):
         entry = record.entry
         if record.owner not in trusted:
             continue
         if isinstance(entry, Judged) and record.owner in validators:
+            newest = max(newest, (entry.lineage, entry.step))
             by_validator = cases.setdefault((entry.submission, entry.worker), {})
             held = by_validator.setdefault(record.owner, entry)
             if ruling.supersedes(entry, held):
                 by_validator[record.owner] = entry
         elif isinstance(entry, Consumed):
             _merge(consumed, entry)
-    return cases, consumed
+        elif isinstance(entry, (Evicted, Reinstated)):
+            expulsions[entry.peer].add(entry.envelope)
+    return _Sorted(cases, consumed, expulsions, newest)
 
 
 _TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})

@@ -21,7 +21,8 @@ from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
-from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, Verdict
+from swarm.ledger.state import Authority, ledger_state
+from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, StepOrder, Verdict
 from swarm.messenger import Messenger
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
@@ -50,6 +51,10 @@ STATUS_SECONDS = 1.0
 
 REINSTATEMENTS_WAITING_MAX = 1000
 """Most received reinstatements that wait to be logged. An owner signs only a few."""
+
+
+STAKES_REMEMBERED_MAX = 4096
+"""Most stakes remembered, so that heartbeats do not read the logs again."""
 
 
 class TrustedPart:
@@ -90,6 +95,8 @@ class TrustedPart:
         self._signed_head: Envelope | None = None
         self._status: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
         """Time of the last status, and the status."""
+        self._stakes: dict[str, tuple[tuple[int, int, int], int]] = {}
+        """Stakes by worker, and what each was computed from: number of verdicts, step, version."""
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
             REINSTATEMENTS_WAITING_MAX
         )
@@ -102,7 +109,7 @@ class TrustedPart:
             peer_id=node.peer_id,
             seal=seal,
             describe=describe,
-            accepted=self.tables.accepted_of,
+            stake=self._stake_now,
             admitted=self._admitted,
             secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),
             has_work=has_work,
@@ -189,6 +196,29 @@ class TrustedPart:
     def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
         """Return (log index, entry, envelope) of own verdicts on a worker from `start` on."""
         return self.tables.verdicts_of(worker, start, limit)
+
+    def stake(self, worker: str, step: int) -> int:
+        """Return a worker's stake before a submission for `step` (`swarm.ledger.record`)."""
+        verdicts = self.tables.judged_count(worker)
+        known = (verdicts, step, self._run.manifest.version)
+        held = self._stakes.get(worker)
+        if held is None or held[0] != known:
+            stake = self._stake_in_logs(worker, step) if verdicts else 0
+            if len(self._stakes) >= STAKES_REMEMBERED_MAX:
+                self._stakes.clear()
+            held = self._stakes[worker] = (known, stake)
+        return held[1]
+
+    def _stake_in_logs(self, worker: str, step: int) -> int:
+        authority = Authority.of(self._run.owner, self._run.manifest)
+        start = step - authority.rules.stake_steps + 1
+        work = ledger_state(self.tables.judged_of(worker, start), authority).works.get(worker)
+        return 0 if work is None else work.stake(step, authority.rules)
+
+    def _stake_now(self, worker: str) -> int:
+        """Return a worker's stake at the newest step."""
+        orders = [each.message for each in self._newest() if isinstance(each.message, StepOrder)]
+        return self.stake(worker, orders[0].step if orders else 0)
 
     def status(self) -> tuple[list[bytes], list[Present]]:
         """Return the newest manifest, checkpoint and step order, and the peers present.

@@ -47,8 +47,8 @@ class Member:
     heard: float
     slot: Slot
     useful: float
-    """Seconds of work (`Members.worked`) at its admission, or when a further accepted submission
-    was noticed."""
+    """Seconds of work (`Members.worked`) at its admission, or when its stake was seen to
+    grow."""
     granted: float
     """Time at which this trusted peer gave it a slot; -inf if another one did."""
     logged: bool = False
@@ -192,8 +192,8 @@ class Members:
             if member.standing != entry.standing:
                 member.standing = entry.standing
                 yield peer, entry.standing
-            # Identities are free, so a member without an accepted submission is soon forgotten.
-            if entry.age_seconds > (10 if member.slot.accepted else 2) * GONE_SECONDS:
+            # Identities are free, so a member without a stake is soon forgotten.
+            if entry.age_seconds > (10 if member.slot.stake else 2) * GONE_SECONDS:
                 del self.own[peer]
 
     def _own_view(self, me: Heartbeat) -> list[Present]:

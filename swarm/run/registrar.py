@@ -55,7 +55,7 @@ RESERVED_SHARE = 0.25
 from a few networks thus shuts nobody else out."""
 
 CROWDED_SECONDS = 60.0
-"""Replaces `admissions.trial_seconds` for a peer without an accepted submission if the waiting peer
+"""Replaces `admissions.trial_seconds` for a peer without a stake if the waiting peer
 comes from a network with fewer members."""
 
 ENTRY_BYTES = 16
@@ -75,15 +75,15 @@ class Registrar:
         peer_id: PeerId,
         seal: Sealer,
         describe: Callable[[], Heartbeat],
-        accepted: Callable[[str], int],
+        stake: Callable[[str], int],
         admitted: Callable[[str, Sequence[str]], Awaitable[None]],
         secret: bytes,
         has_work: Callable[[], bool] = lambda: True,
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`accepted` counts a worker's accepted submissions. `admitted` is called once for each
-        peer that has any, and makes its admission durable. `secret` is the key of the entries, so
+        """`stake` is a worker's stake (`swarm.ledger.record`). `admitted` is called once for each
+        peer that has one, and makes its admission durable. `secret` is the key of the entries, so
         that a peer that leaves and returns gets the same one. `has_work` says whether a step wants
         work. `network_of` returns the /24 or /48 of a connected peer, or an empty string. `vouch`
         is called with each admitted peer and the seconds of its lease."""
@@ -95,7 +95,7 @@ class Registrar:
         self._peer_id = peer_id
         self._seal = seal
         self._describe = describe
-        self._accepted = accepted
+        self._stake = stake
         self._admitted = admitted
         self._has_work = has_work
         self._network_of = network_of
@@ -155,15 +155,15 @@ class Registrar:
         self, peer: str, heartbeat: Heartbeat, shown: Envelope | None
     ) -> Sequence[Envelope]:
         """Renew a lease, give a newcomer one, or refuse; `shown` is the lease that it shows."""
-        accepted = self._accepted(peer)
+        stake = self._stake(peer)
         network = self._network_of(PeerId(peer))
         lease = self._members.lease_of(peer) or self._lease_shown(peer, shown)
-        refusal = self._refusal(peer, heartbeat.roles, accepted, network, lease)
+        refusal = self._refusal(peer, heartbeat.roles, stake, network, lease)
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
             return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
-        member = self._renew(peer, heartbeat, lease, network, accepted)
-        if accepted and not member.logged:
+        member = self._renew(peer, heartbeat, lease, network, stake)
+        if stake and not member.logged:
             member.logged = True
             await self._admitted(peer, heartbeat.roles)
         admission = Admission(
@@ -176,7 +176,7 @@ class Registrar:
         return [await self._seal(admission, ADMISSION_LEASE_SECONDS)]
 
     def _renew(
-        self, peer: str, heartbeat: Heartbeat, lease: Lease | None, network: str, accepted: int
+        self, peer: str, heartbeat: Heartbeat, lease: Lease | None, network: str, stake: int
     ) -> Member:
         """Make or update the member; a peer with a lease keeps its entry and its idleness."""
         now = self._world.now()
@@ -195,10 +195,10 @@ class Registrar:
             self._events.emit("membership.peer_returned", remote=peer)
         if lease is None:
             member.granted = now
-        if accepted > slot.accepted:
+        if stake > slot.stake:
             member.useful = self._members.worked
         network = network or slot.network
-        member.slot = msgspec.structs.replace(slot, network=network, accepted=accepted)
+        member.slot = msgspec.structs.replace(slot, network=network, stake=stake)
         member.heartbeat, member.heard, member.standing = kept, now, "live"
         return member
 
@@ -213,7 +213,7 @@ class Registrar:
         return Lease(peer, is_worker(admission.roles), slot, None)
 
     def _refusal(
-        self, peer: str, roles: Sequence[str], accepted: int, network: str, lease: Lease | None
+        self, peer: str, roles: Sequence[str], stake: int, network: str, lease: Lease | None
     ) -> AdmissionRefused | None:
         """Return why a peer is not admitted, or None. May take an idle member's slot for it."""
 
@@ -239,7 +239,7 @@ class Registrar:
             return refused(
                 "this run admits only the peers on its allow-list; ask its owner to add your id"
             )
-        if is_worker(roles) and accepted >= manifest.thresholds.proven_after:
+        if is_worker(roles) and stake >= manifest.thresholds.proven_tokens:
             return None
         if lease is not None and lease.worker == is_worker(roles):
             return None
@@ -254,11 +254,11 @@ class Registrar:
         Takes an idle member's slot if needed. Returns why there is no room, or an empty string.
         """
         admissions = self._run.manifest.admissions
-        proven_after = self._run.manifest.thresholds.proven_after
+        proven = self._run.manifest.thresholds.proven_tokens
         held = [
             lease
             for lease in self._members.leases()
-            if lease.worker == worker and not (worker and lease.slot.accepted >= proven_after)
+            if lease.worker == worker and not (worker and lease.slot.stake >= proven)
         ]
         taken = Counter(lease.slot.network for lease in held)
         bound = admissions.unproven_max if worker else admissions.helpers_max
@@ -275,7 +275,7 @@ class Registrar:
             return ""
 
         def idle(lease: Lease) -> bool:
-            crowded = taken[lease.slot.network] > taken[network] + 1 and not lease.slot.accepted
+            crowded = taken[lease.slot.network] > taken[network] + 1 and not lease.slot.stake
             trial = admissions.trial_seconds
             patience = min(CROWDED_SECONDS, trial) if crowded else trial
             return lease.member is not None and lease.slot.idle_seconds >= patience

@@ -71,7 +71,7 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
             f'[{{peer = "{TRAINER}", from_version = 4}}]',
             "names nobody in version",
         ),
-        ("[schedule]", "[thresholds]\nprefill_share_new = 1.5\n[schedule]", "between 0 and 1"),
+        ("[schedule]", "[thresholds]\nrecompute_safety = 0.5\n[schedule]", "at least 1"),
         ("[schedule]", "[thresholds]\nmargin_max = inf\n[schedule]", "margin_max is inf; it must"),
         (
             "[sampling]",

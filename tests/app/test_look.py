@@ -137,7 +137,8 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
             assert trio.current_time() - began < 2.0, "no round trip for each receipt"
             told = record_object(WORKER.peer_id, record)
             assert told["outcomes"] == {"accepted": 100, "refused": 1}
-            assert (told["groups"], told["credit"]) == (200, 400)
+            assert (told["groups"], told["samples"]) == (200, 400)
+            assert told["credit"] == {"final": 0, "held": 0, "void": 4000, "verified": 0}
             page = "\n".join(record_lines(told, 20))
             assert told["evidence"]["p_value"] < 1e-9
             assert "evidence of policy: an honest peer ever looks like this with p <= " in page
@@ -149,6 +150,8 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
             await trio.sleep(5)
             again = await record_of(onlooker.node, run, WORKER.peer_id)
             assert again.eviction is None
+            held = record_object(WORKER.peer_id, again)["credit"]
+            assert (held["held"], held["void"]) == (3920, 80), "all but the fine is restored"
             assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
 
     in_virtual_time(main)
@@ -176,16 +179,16 @@ def test_what_two_validators_judged_is_credited_once(tmp_path: Path) -> None:
             run = Run(onlooker.run_node.run.manifest_envelope)
             record = await record_of(onlooker.node, run, WORKER.peer_id)
             told = record_object(WORKER.peer_id, record)
-            assert told["outcomes"] == {"accepted": 2, "refused": 1}
-            assert (told["groups"], told["credit"]) == (4, 8)
+            assert told["outcomes"] == {"accepted": 3}, "another's late refusal binds nobody"
+            assert (told["groups"], told["samples"]) == (6, 12)
             credits = {(row["number"], row["by"]): row["credit"] for row in told["receipts"]}
             assert credits == {
-                (0, ALICE.peer_id): 4,
+                (0, ALICE.peer_id): 40,
                 (1, ALICE.peer_id): 0,
                 (2, ALICE.peer_id): 0,
                 (0, BOB.peer_id): 0,
-                (1, BOB.peer_id): 4,
-                (2, BOB.peer_id): 0,
+                (1, BOB.peer_id): 40,
+                (2, BOB.peer_id): 40,
             }
 
     in_virtual_time(main)

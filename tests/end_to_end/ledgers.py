@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.ledger.entries import CheckpointPublished, Consumed, Evicted, Judged, decode
-from swarm.ledger.state import LedgerState, Record, ledger_state
+from swarm.ledger.record import Rules
+from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from tests.end_to_end.harness import Swarm
 
 IN_FLIGHT_SECONDS = 3.0
@@ -48,11 +49,13 @@ def read_accounts(swarm: Swarm) -> Accounts:
             peer.identity.peer_id,
         )
     ]
-    state = ledger_state(
-        records,
+    authority = Authority(
+        owner="",
         validators=swarm.validators,
         trusted=[peer.identity.peer_id for peer in trusted],
+        rules=Rules(stake_steps=100, hold_steps=110, safety=3.0),
     )
+    state = ledger_state(records, authority)
     trained: set[bytes] = set()
     stale: set[bytes] = set()
     for submission, outcomes in state.consumed.items():

@@ -152,6 +152,7 @@ def verdict_at(number: int, worker: Identity = WORKER, **changes: Any) -> Callab
                 "outcome": "accepted",
                 "rewards": [[1.0, 0.0], [0.0, 0.0]],
                 "log_index": index,
+                "tokens": 40,
                 **changes,
             }
         )

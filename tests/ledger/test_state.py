@@ -3,16 +3,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.ledger.entries import Consumed, Entry, Judged
-from swarm.ledger.state import LedgerState, Record, is_disputed, ledger_state
-from swarm.messages import Evidence
-from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER
+from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Reinstated
+from swarm.ledger.record import Rules
+from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
+from swarm.messages import Eviction, Evidence, Reinstatement
+from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
 
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]
 TRUSTED = [TRAINER.peer_id, *VALIDATORS]
+RULES = Rules(stake_steps=10, hold_steps=15, safety=3.0)
+AUTHORITY = Authority(OWNER.peer_id, VALIDATORS, TRUSTED, RULES)
 
 
 def state(logs: dict[str, list[Entry]], seed: int = 0) -> LedgerState:
@@ -23,7 +27,7 @@ def state(logs: dict[str, list[Entry]], seed: int = 0) -> LedgerState:
     ]
     shuffled = records + records[: seed % 5]
     random.Random(seed).shuffle(shuffled)
-    return ledger_state(shuffled, validators=VALIDATORS, trusted=TRUSTED)
+    return ledger_state(shuffled, AUTHORITY)
 
 
 def judged(number: int, outcome: str = "accepted", **changes: Any) -> Judged:
@@ -41,6 +45,7 @@ def judged(number: int, outcome: str = "accepted", **changes: Any) -> Judged:
             "samples": 0 if refused else 16,
             "rewards_digest": bytes(32),
             "size_bytes": 100,
+            "tokens": 10,
             **changes,
         }
     )
@@ -157,13 +162,95 @@ def test_who_hands_in_anothers_file_harms_only_himself() -> None:
     assert (found.totals[thief].refused, found.totals[WORKER.peer_id].refused) == (1, 0)
 
 
+def evicted(number: int, at: float = 0.0) -> Evicted:
+    name = number.to_bytes(32, "big")
+    message = Eviction(
+        peer=WORKER.peer_id, reason="a lie", submission=name, figure=1.0, threshold=0.0
+    )
+    envelope = sealed(ALICE, message, "run", at=at)
+    return Evicted(peer=WORKER.peer_id, reason="a lie", submission=name, envelope=envelope.raw)
+
+
+def reinstated(at: float) -> Reinstated:
+    envelope = sealed(OWNER, Reinstatement(peer=WORKER.peer_id), "run", at=at)
+    return Reinstated(peer=WORKER.peer_id, envelope=envelope.raw)
+
+
+def total(logs: dict[str, list[Entry]]) -> tuple[int, int, int]:
+    found = state(logs).totals[WORKER.peer_id]
+    return found.final, found.held, found.void
+
+
+def test_credit_is_held_for_the_window_and_then_final() -> None:
+    log: list[Entry] = [judged(step, step=step) for step in range(20)]
+    assert total({ALICE.peer_id: log}) == (50, 150, 0)
+    found = ledger_state([Record(ALICE.peer_id, 0, log[0])], AUTHORITY, newest=(0, 15))
+    assert found.totals[WORKER.peer_id].final == 10, "others' work passes the window too"
+
+
+def test_an_eviction_voids_what_is_held_and_a_reinstatement_restores_it() -> None:
+    log: list[Entry] = [judged(step, step=step) for step in range(20)]
+    log += [judged(20, "quarantined", step=19), evicted(18), judged(21, step=20)]
+    assert total({ALICE.peer_id: log}) == (60, 30, 130), "from step 9 on"
+    log += [evicted(19, at=5.0)]
+    assert total({ALICE.peer_id: log}) == (60, 40, 120), "the newest eviction counts"
+    log += [reinstated(at=4.0)]
+    assert total({ALICE.peer_id: log})[2] == 120, "it came before"
+    assert total({ALICE.peer_id: log, BOB.peer_id: [reinstated(at=6.0)]}) == (60, 160, 0)
+
+
+def test_only_the_owner_reinstates_and_only_trusted_peers_evict() -> None:
+    log: list[Entry] = [judged(0), judged(1)]
+    message = Eviction(peer=WORKER.peer_id, reason="-", submission=FIRST, figure=1.0, threshold=0.0)
+    forged = sealed(WORKER, message, "run").raw
+    assert (
+        total({ALICE.peer_id: [*log, msgspec.structs.replace(evicted(1), envelope=forged)]})[2] == 0
+    )
+    pardon = sealed(ALICE, Reinstatement(peer=WORKER.peer_id), "run", at=9.0).raw
+    by_another = msgspec.structs.replace(reinstated(1.0), envelope=pardon)
+    assert total({ALICE.peer_id: [*log, evicted(1), by_another]})[2] == 20
+
+
+def recomputed(number: int, outcome: str = "accepted", **changes: Any) -> Judged:
+    return judged(number, outcome, evidence=Evidence(tokens=10), **changes)
+
+
+def test_a_recomputed_refusal_earns_nothing_even_if_trained_on_and_costs_a_fine() -> None:
+    honest: list[Entry] = [recomputed(step, step=step) for step in range(9)]
+    fake = judged(9, step=9, share=0.5)
+    audit = recomputed(9, "refused", step=9, share=0.5, failed="sampling")
+    logs: dict[str, list[Entry]] = {ALICE.peer_id: [*honest, fake]}
+    assert total(logs) == (0, 100, 0)
+    logs[ALICE.peer_id].append(audit)
+    logs[TRAINER.peer_id] = [consumed(9, "consumed", "consumed")]
+    found = state(logs)
+    assert found.verdicts[audit.submission] == audit
+    assert total(logs) == (0, 40, 50), "a fine of (3/0.5 - 1) times 10 tokens, the newest first"
+    assert found.works[WORKER.peer_id].stake(9, RULES) == 90 - 50
+
+
+def test_a_stake_is_what_was_recomputed_in_the_window() -> None:
+    log: list[Entry] = [recomputed(0, step=0), judged(1, step=5), recomputed(2, step=5)]
+    log += [recomputed(3, "quarantined", step=6), recomputed(4, step=6, worker=BOB.peer_id)]
+    work = state({ALICE.peer_id: log}).works[WORKER.peer_id]
+    assert work.stake(9, RULES) == 20
+    assert work.stake(10, RULES) == 10, "steps 1 to 10"
+    assert work.stake(15, RULES) == 0
+    assert state({ALICE.peer_id: log}).totals[WORKER.peer_id].verified == 20
+
+
 ENTRIES = st.one_of(
     st.builds(
         judged,
         st.integers(0, 3),
         st.sampled_from(["accepted", "refused", "quarantined"]),
         proven_fault=st.booleans(),
+        step=st.integers(0, 30),
+        share=st.sampled_from([0.1, 0.5, 1.0]),
+        evidence=st.sampled_from([Evidence(), Evidence(tokens=10)]),
     ),
+    st.builds(evicted, st.integers(0, 3), st.integers(0, 3)),
+    st.builds(reinstated, st.integers(0, 3)),
     st.builds(
         lambda number, outcomes: consumed(number, *outcomes),
         st.integers(0, 3),
@@ -180,6 +267,7 @@ def test_any_interleaving_gives_the_same_state(logs: dict[str, list[Entry]], see
     assert calm == shuffled
     assert list(calm.credits) == list(shuffled.credits)
     assert list(calm.totals) == list(shuffled.totals)
+    assert set(calm.standings) == set(calm.credits)
     for submission in calm.credits:
         assert calm.verdicts[submission].outcome != "refused"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ import trio
 from swarm.app.owner import reinstate
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
+from swarm.identity import Identity
 from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import (
     Admitted,
@@ -25,7 +27,7 @@ from swarm.ledger.forks import ForkEvidence, contradiction, explained
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import FORKS_MAX, Fork, LogMirror, forks_in
 from swarm.ledger.wire import PROTOCOL
-from swarm.messages import AdmissionRequest, LogHead, Reinstatement
+from swarm.messages import AdmissionRequest, Evidence, LogHead, Reinstatement, Verdict
 from swarm.run.run import Run
 from tests.ledger.harness import (
     ALICE,
@@ -43,6 +45,10 @@ from tests.ledger.harness import (
     sealed,
     verdict_at,
 )
+
+
+def recomputed(number: int, worker: Identity = WORKER, **changes: Any) -> Callable[[int], Verdict]:
+    return verdict_at(number, worker, evidence=Evidence(tokens=40), **changes)
 
 
 def entries_of(peer: Peer, owner: str) -> list[object]:
@@ -98,10 +104,9 @@ def test_trusted_peers_mirror_each_other_and_know_a_workers_record(tmp_path: Pat
         swarm = Swarm(tmp_path)
         async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
             for number in range(8):
-                await alice.trusted.append_verdict(verdict_at(number))
-            await bob.until(
-                lambda: bob.trusted.tables.accepted_of(WORKER.peer_id) == 8, "bob knows it"
-            )
+                await alice.trusted.append_verdict(recomputed(number, step=number))
+            await bob.until(lambda: bob.trusted.stake(WORKER.peer_id, 8) == 320, "bob knows it")
+            assert bob.trusted.stake(WORKER.peer_id, 103) == 160, "old work counts no more"
             assert entries_of(bob, ALICE.peer_id) == entries_of(alice, ALICE.peer_id)
             assert not bob.events("ledger.forked")
 
@@ -130,7 +135,7 @@ def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
             async with alice.run_node.joined():
                 stream = await bob.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
                 assert await LedgerClient(stream).head(ALICE.peer_id) is not None
-                await alice.trusted.append_verdict(verdict_at(0, BOB))
+                await alice.trusted.append_verdict(recomputed(0, BOB))
                 await appending.acquire()  # as if its disk were slow
                 nursery.start_soon(ask_for_admission)
                 await bob.until(lambda: appending.statistics().tasks_waiting == 1, "bob asks")
@@ -354,7 +359,7 @@ def test_an_admission_is_logged_once_the_peer_has_delivered(tmp_path: Path) -> N
         swarm = Swarm(tmp_path)
         async with swarm.peer(ALICE) as alice, swarm.peer(WORKER):
             assert entries_of(alice, ALICE.peer_id) == [], "an identity alone leaves no trace"
-            await alice.trusted.append_verdict(verdict_at(0))
+            await alice.trusted.append_verdict(recomputed(0))
             await alice.until(
                 lambda: entries_of(alice, ALICE.peer_id)[1:] == [admitted], "it is logged"
             )

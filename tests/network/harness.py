@@ -125,7 +125,7 @@ class Member:
         self.roles = ["inference"]
         self.granted: list[Envelope] = []
         self.admitted: list[str] = []
-        self.accepted: Counter[str] = Counter()
+        self.stakes: Counter[str] = Counter()
         """Submissions by worker."""
         self.has_work = True
         self.networks: dict[str, str] = {}
@@ -189,7 +189,7 @@ class Member:
             peer_id=self.id,
             seal=self.seal,
             describe=self.describe,
-            accepted=self.accepted.__getitem__,
+            stake=self.stakes.__getitem__,
             admitted=admitted,
             secret=self.key.sign(b"entry"),
             has_work=lambda: self.has_work,

@@ -167,7 +167,7 @@ def test_too_many_unproven_peers_are_refused_until_some_prove_themselves() -> No
             told = [e.fields["reason"] for e in late.seen if e.name.endswith("waiting_for_place")]
             assert len(told) == 1 and "without a record" in told[0]
             for member in (trainer, validator):
-                member.accepted[worker.id] = 8
+                member.stakes[worker.id] = 4096
             await nursery.start(late.lease().keep)
             nursery.cancel_scope.cancel()
 
@@ -693,7 +693,7 @@ def test_who_delivers_nothing_gives_its_place_to_one_that_waits() -> None:
             assert await ask(idle, trainer, ["inference"]) is None
             await trio.sleep(SHARED_SECONDS)
             for second in range(0, 580, 10):
-                trainer.accepted[busy.id] = min(1 + second // 100, 7)
+                trainer.stakes[busy.id] = min(1 + second // 100, 7)
                 assert await ask(idle, trainer, ["inference"]) is None
                 assert await ask(busy, trainer, ["inference"]) is None
                 await trio.sleep(10)

@@ -194,7 +194,7 @@ def test_everything_that_may_change_may_change_at_once() -> None:
             filters={"fill": "refill", "refill_seconds": 60.0},
             objective={"kl_coefficient": 0.0},
             optimiser={"optimiser_steps": 3},
-            thresholds={"prefill_share_new": 0.5, "honest_margin": 0.02},
+            thresholds={"recompute_share_min": 0.5, "honest_margin": 0.02},
         )  # fmt: skip
         for step, version in ((1, second), (7, msgspec.structs.replace(first, version=3))):
             await watching.step_trained(step)

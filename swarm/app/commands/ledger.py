@@ -97,7 +97,9 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
                 "failed": verdict.failed,
                 "figure": failed.figure if failed else None,
                 "threshold": failed.threshold if failed else None,
-                "credit": credit.samples if credit is not None and counts else 0,
+                "credit": credit.tokens if credit is not None and counts else 0,
+                "standing": record.state.standings.get(verdict.submission) if counts else None,
+                "recomputed": bool(verdict.recomputed),
                 "submission": verdict.submission.hex(),
                 "by": receipt.envelope.sender,
                 "proven_under_size": receipt.log_size,
@@ -112,7 +114,13 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
             "log_capital": standing.log_capital,
         },
         "groups": total.groups,
-        "credit": total.samples,
+        "samples": total.samples,
+        "credit": {
+            "final": total.final,
+            "held": total.held,
+            "void": total.void,
+            "verified": total.verified,
+        },
         "outcomes": {
             outcome: count
             for outcome in ("accepted", "quarantined", "refused")
@@ -126,10 +134,13 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
 def record_lines(told: dict[str, Any], last: int) -> list[str]:
     """Format a record as lines of text."""
     outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
+    credit = told["credit"]
     lines = [
         f"peer    {told['peer']}",
-        f"credit  {told['credit']:,} completions in {told['groups']:,} groups "
+        f"work    {told['samples']:,} completions in {told['groups']:,} groups "
         f"({outcomes or 'nothing judged yet'})",
+        f"credit  {credit['final']:,} tokens final, {credit['held']:,} held, "
+        f"{credit['void']:,} void ({credit['verified']:,} recomputed)",
     ]
     evidence = told["evidence"]
     if evidence["p_value"] < EVIDENCE_SHOWN_BELOW:
@@ -141,7 +152,9 @@ def record_lines(told: dict[str, Any], last: int) -> list[str]:
         lines.append(f"evicted {printable(told['evicted'])}")
     rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
     if rows:
-        lines.append(f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'credit':>7}  outcome")
+        lines.append(
+            f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'tokens':>7}  {'':<5}  outcome"
+        )
     for row in rows:
         failed = ""
         if row["failed"]:
@@ -150,7 +163,7 @@ def record_lines(told: dict[str, Any], last: int) -> list[str]:
                 failed += f" {figure(row['figure'])} against {figure(row['threshold'])}"
         lines.append(
             f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
-            f"{row['credit']:>7}  {row['outcome']}{failed}"
+            f"{row['credit']:>7}  {row['standing'] or '':<5}  {row['outcome']}{failed}"
         )
     if rows:
         lines.append(f"\n{len(told['receipts']):,} receipts, every inclusion proof verified")

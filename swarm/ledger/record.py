@@ -1,0 +1,165 @@
+"""A worker's record: its stake, the share of its work to recompute, and the standing of its credit.
+
+Everything here is a pure function of the union of the logs, so a restarted validator, another
+validator and an outsider with copies of the logs find the same figures.
+
+*Stake.* The tokens of a worker's credited submissions of the last `stake_steps` steps that were
+recomputed and accepted, less its fines of these steps. Only work that a lie cannot imitate counts,
+and old work counts no more.
+
+*Share.* A submission of v tokens by a worker with stake s is recomputed with the probability
+p = clamp(safety·v / (v + s), share_min, 1), drawn from the validator's secret after the hash of the
+file is fixed.
+
+*Credit* of the last `hold_steps` steps is held; then it is final. A recomputed submission that is
+refused earns nothing and costs a fine of (safety/p − 1)·v tokens, taken from the newest held credit
+of the window. An eviction voids the credit from `stake_steps` before the evicting submission on.
+
+*No lie pays.* Let a fake of v tokens be submitted at stake s, and let its recomputation refuse it.
+With probability 1 − p it earns v, otherwise it loses min(fine, stake). With fine f = (safety/p −
+1)·v there are three cases:
+
+- safety·v/(v + s) ≥ 1: then p = 1, it is never credited, and the expected gain is at most 0;
+- between the bounds: f = s exactly, so the stake covers it, and the expected gain is
+  (1 − p)·v − p·s = v − p·(v + s) = −(safety − 1)·v;
+- at share_min: p ≥ safety·v/(v + s), so f ≤ s, and the expected gain is
+  (1 − p)·v − (safety − p)·v = −(safety − 1)·v.
+
+The gain is in tokens of credit, whether or not the refusal evicts; an eviction only adds to the
+loss. It is the same before every fake, whatever happened before, so a strategy that decides from
+its past (when to lie, how much, under how many identities) is a sum of such gains: its expected
+credit is at most that of its honest tokens, less safety − 1 times the tokens of its fakes (those
+with p < 1).
+
+*Little is trained on.* The fakes of one identity until one is refused are geometric: of v tokens
+each, (1/p − 1)·v ≤ s/safety are expected to pass. The refusal takes the stake, and at stake 0
+everything is recomputed. So for every `safety` verified tokens at most 1 fake one is trained on,
+which is at most 1/(safety + 1) of what a saboteur gets accepted, however he arranges it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.ledger.entries import Judged
+from swarm.messages import RunManifest, Thresholds
+
+Standing = Literal["held", "final", "void"]
+"""Of a credited submission. Held credit may still be voided, final credit never."""
+
+LATE_STEPS_MAX = 4
+"""Steps beyond `max_staleness` by which the newest step may be ahead of a submission that is
+judged or audited: files are kept 2 steps longer, and the trainer may be opening its next step."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of records in one version of the run manifest."""
+
+    stake_steps: int
+    hold_steps: int
+    """Larger than `stake_steps`, so that final credit is never voided: a worker may be evicted for
+    a submission of an earlier step."""
+    safety: float
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> Rules:
+        """The rules of a manifest."""
+        thresholds = manifest.thresholds
+        return cls(
+            stake_steps=thresholds.stake_steps,
+            hold_steps=thresholds.stake_steps + manifest.schedule.max_staleness + LATE_STEPS_MAX,
+            safety=thresholds.recompute_safety,
+        )
+
+
+def share_to_recompute(tokens: int, stake: int, thresholds: Thresholds) -> float:
+    """The probability with which to recompute a submission of `tokens` by a worker with `stake`."""
+    share = thresholds.recompute_safety * tokens / max(1, tokens + stake)
+    return min(1.0, max(thresholds.recompute_share_min, share))
+
+
+def fine(refused: Judged, safety: float) -> int:
+    """The tokens of credit that a submission costs that was recomputed and refused."""
+    return round(max(0.0, safety / refused.share - 1) * refused.tokens)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One worker's submissions that decide its record, each once."""
+
+    credited: Mapping[bytes, Judged]
+    """Final verdicts by submission: at most one of each number."""
+    verified: frozenset[bytes]
+    """Credited submissions that were recomputed."""
+    refuted: tuple[Judged, ...]
+    """Verdicts that refuse a submission after recomputing it, one of each submission."""
+
+    def stake(self, step: int, rules: Rules) -> int:
+        """The stake before a submission for `step`.
+
+        Steps after it count too: they are known only if an earlier step is judged late, or after
+        a rollback.
+        """
+        start = step - rules.stake_steps
+        earned = sum(
+            self.credited[submission].tokens
+            for submission in self.verified
+            if self.credited[submission].step > start
+        )
+        lost = sum(fine(refused, rules.safety) for refused in self.refuted if refused.step > start)
+        return max(0, earned - lost)
+
+    def standings(
+        self, newest_step: int, evicted_at: int | None, rules: Rules
+    ) -> dict[bytes, Standing]:
+        """The standing of each credited submission.
+
+        `evicted_at` is the step of the submission for which the worker was evicted, None if no
+        eviction is in force.
+        """
+        final = newest_step - rules.hold_steps
+        voided = self._fined(rules)
+        if evicted_at is not None:
+            start = evicted_at - rules.stake_steps
+            voided |= {name for name, entry in self.credited.items() if entry.step > start}
+        return {
+            name: "void" if name in voided else "final" if entry.step <= final else "held"
+            for name, entry in sorted(self.credited.items())
+        }
+
+    def _fined(self, rules: Rules) -> set[bytes]:
+        """Submissions whose credit pays the fines: whole ones, the newest of the window first."""
+        by_step: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        for name, entry in self.credited.items():
+            by_step[entry.step].append((entry.number, name))
+        voided: set[bytes] = set()
+        for refused in sorted(self.refuted, key=_place):
+            due = fine(refused, rules.safety)
+            for step in range(refused.step, refused.step - rules.stake_steps, -1):
+                if step not in by_step or due <= 0:
+                    continue
+                for _, name in sorted(by_step[step], reverse=True):
+                    if due > 0 and name not in voided:
+                        voided.add(name)
+                        due -= self.credited[name].tokens
+        return voided
+
+
+def _place(entry: Judged) -> tuple[int, int, bytes]:
+    return (entry.step, entry.number, entry.submission)
+
+
+def refutation(verdicts: Iterable[Judged], *, trained: bool) -> Judged | None:
+    """The verdict that refuses a submission after recomputing it, if one is in force.
+
+    An acceptance outweighs it only if it was recomputed too and a step took a group (`trained`).
+    """
+    recomputed = [entry for entry in verdicts if entry.recomputed]
+    if trained and any(entry.outcome == "accepted" for entry in recomputed):
+        return None
+    refusals = [entry for entry in recomputed if entry.outcome == "refused"]
+    return min(refusals, key=lambda entry: (entry.share, entry.step), default=None)
