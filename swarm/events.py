@@ -200,6 +200,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "membership.peer_returned": lambda f: f"peer {_short(f['remote'])} is back",
     "membership.peer_evicted": lambda f: f"peer {_short(f['remote'])} was evicted: {f['reason']}",
     "membership.waiting_for_place": lambda f: f"not admitted yet: {f['reason']}",
+    "membership.invite_redeemed": lambda f: (
+        f"peer {_short(f['remote'])} redeemed invite {f['invite']}"
+    ),
     "membership.place_lost": lambda f: (
         f"peer {_short(f['remote'])} delivered nothing and lost its slot to a waiting peer"
     ),

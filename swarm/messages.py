@@ -326,7 +326,7 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Who may join the run, and how many."""
 
-    policy: Literal["open", "allow-list"] = "open"
+    policy: Literal["open", "allow-list", "invite"] = "open"
     allowed: Annotated[list[Key], Meta(max_length=1000)] = []
     unproven_max: Count = 100
     """Most unproven peers with the role `inference` admitted at a time. A quarter of these, and of
@@ -404,7 +404,23 @@ class AdmissionRequest(Message, frozen=True, kw_only=True):
     """Asks a trusted peer for admission to the run."""
 
     roles: Roles
-    invite: Name = ""
+
+
+INVITE_ID_BYTES = 16
+
+InviteId = Annotated[bytes, Meta(min_length=INVITE_ID_BYTES, max_length=INVITE_ID_BYTES)]
+
+
+class Invite(Message, frozen=True, kw_only=True):
+    """The owner's permission for one peer to join. The envelope's expiry ends its redemption."""
+
+    id: InviteId
+
+
+class InviteRevocation(Message, frozen=True, kw_only=True):
+    """The owner withdraws an invite, used or not."""
+
+    invite: InviteId
 
 
 class Admission(Message, frozen=True, kw_only=True):
@@ -655,6 +671,8 @@ KINDS: dict[str, type[Message]] = {
     "presence": Presence,
     "run_manifest": RunManifest,
     "admission_request": AdmissionRequest,
+    "invite": Invite,
+    "invite_revocation": InviteRevocation,
     "admission": Admission,
     "admission_refused": AdmissionRefused,
     "checkpoint": Checkpoint,

@@ -64,6 +64,8 @@ class PeerSettings(pydantic.BaseModel):
     """Upload limit of the piece plane in megabits per second; no limit if unset."""
     home: str = "~/.swarm"
     """Folder of keys and state; created with mode 0700."""
+    invite: str = ""
+    """Invite of the run's owner, for a run that admits by invite."""
     run: str | None = None
     """Id of the run to join if the network has several."""
     manifest: list[str] = []

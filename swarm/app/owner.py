@@ -9,10 +9,11 @@ from pathlib import Path
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import visit
 from swarm.app.onlooker import ask_all, learn_expulsions
+from swarm.app.owners_key import default_key, owners_key
 from swarm.app.run_probe import described
 from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, UserError
-from swarm.identity import Identity, load_or_create
+from swarm.identity import load_or_create
 from swarm.ledger.client import LedgerClient
 from swarm.messages import Eviction, Reinstatement, RunManifest
 from swarm.node.node import Node
@@ -21,7 +22,6 @@ from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import load_manifest, manifest_in, run_id
 from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
-from swarm.settings import PeerSettings
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class OwnersFiles:
 def create_run(files: OwnersFiles) -> None:
     """Sign the first version of a run and print the next commands to type."""
     manifest = described(files.description, files.tokenizer)
-    key = files.key or _default_key()
+    key = files.key or default_key()
     owner = load_or_create(key)
     before = signed_before(files.manifest, owner.peer_id, manifest.name)
     if before is not None:
@@ -99,27 +99,13 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
     if new.version == before.version:
         print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
         return held
-    owner = _owner_of(held.sender, files.key)
+    owner = owners_key(held.sender, files.key)
     envelope = sign_manifest(owner, new, time.time())
     _write_manifest(files.manifest, envelope)
     print(f"run {held.body.run}: version {before.version} → {new.version}")
     print("\n".join(listed(found)))
     print(f"signed manifest in {files.manifest}")
     return envelope
-
-
-def _owner_of(signer: str, chosen: Path | None) -> Identity:
-    """Load the key that signed a run; raises `UserError` for another key."""
-    key = chosen or _default_key()
-    if not key.exists():
-        raise UserError(f"there is no key {key}; give the key that signed the run with --owner-key")
-    owner = load_or_create(key)
-    if owner.peer_id != signer:
-        raise UserError(
-            f"--owner-key {key} is the key of {owner.peer_id}, but the run was signed by "
-            f"{signer}; only that key can change it"
-        )
-    return owner
 
 
 @dataclass(frozen=True)
@@ -142,7 +128,7 @@ async def reinstate(
     Raises `UserError` if the peer is not evicted or the key is not the owner's, and `PeerError` if
     no trusted peer takes the message.
     """
-    owner = _owner_of(run.owner, owner_key)
+    owner = owners_key(run.owner, owner_key)
     problems: list[str] = []
     await learn_expulsions(node, run, peer, problems)
     eviction = run.evicted(peer)
@@ -181,17 +167,3 @@ def _write_manifest(target: Path, envelope: Envelope) -> None:
         aside.replace(target)
     except OSError as error:
         raise UserError(f"{target} cannot be written ({error.strerror})") from error
-
-
-def _default_key() -> Path:
-    """Return the owner's key file in the default home, where nobody commits it by mistake.
-
-    Raises `UserError` if the current folder has an `owner.key` and the default home has none.
-    """
-    key, earlier = PeerSettings().home_path / "owner.key", Path("owner.key")
-    if earlier.exists() and not key.exists():
-        raise UserError(
-            f"there is a key {earlier} in this folder, and none at {key}; give --owner-key "
-            f"{earlier} to sign with it, or move it there"
-        )
-    return key

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from swarm.envelope import Envelope, open_envelope
+from swarm.ledger import invites
 from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated, decode
 from swarm.ledger.log import Also
 from swarm.ledger.ruling import binds
@@ -44,7 +45,7 @@ class DerivedTables:
         """Create the tables if they do not exist."""
 
         def create(connection: sqlite3.Connection) -> None:
-            for table in _TABLES:
+            for table in (*_TABLES, *invites.TABLES):
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             connection.execute(
                 "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
@@ -145,6 +146,7 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
 
     def derive(connection: sqlite3.Connection, first: int) -> None:
         for position, entry in enumerate(entries, first):
+            invites.derive(connection, entry)
             if isinstance(entry, Judged):
                 connection.execute(
                     "INSERT OR IGNORE INTO judged (worker, step, owner, position) "

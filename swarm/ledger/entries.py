@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import Count, Digest, Evidence, Key, Line, Rewards, Share, Verdict
+from swarm.messages import Count, Digest, Evidence, InviteId, Key, Line, Rewards, Share, Verdict
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """The outcome of an accepted group; it does not change the credit. Stale: its policy was too old,
@@ -70,6 +70,23 @@ class Judged(_Struct, frozen=True, kw_only=True, tag="judged"):
         return self.evidence.tokens
 
 
+class Redeemed(_Struct, frozen=True, kw_only=True, tag="redeemed"):
+    """A peer redeemed the owner's invite. Of several entries for one invite the earliest counts."""
+
+    invite: InviteId
+    peer: Key
+    redeemed_ms: Count
+    """Wall time of this trusted peer."""
+
+
+class InviteRevoked(_Struct, frozen=True, kw_only=True, tag="invite_revoked"):
+    """The owner revoked an invite."""
+
+    invite: InviteId
+    envelope: _Raw
+    """The owner's signed `InviteRevocation`."""
+
+
 class Evicted(_Struct, frozen=True, kw_only=True, tag="evicted"):
     """This trusted peer evicted a peer from the run."""
 
@@ -106,7 +123,16 @@ class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
     outcomes: Annotated[list[Outcome], Meta(max_length=4096)]
 
 
-Entry: TypeAlias = Admitted | Judged | Evicted | Reinstated | CheckpointPublished | Consumed
+Entry: TypeAlias = (
+    Admitted
+    | Redeemed
+    | InviteRevoked
+    | Judged
+    | Evicted
+    | Reinstated
+    | CheckpointPublished
+    | Consumed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)

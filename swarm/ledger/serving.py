@@ -22,8 +22,19 @@ ANSWER_BYTES_MAX = 512 * 1024
 """Most bytes of entries in one answer; a single entry always fits."""
 
 
+class Revocations(Protocol):
+    """The log of revoked invites (implemented by `swarm.node.invites.Invites`)."""
+
+    async def revoke(self, raw: bytes) -> None:
+        """Log the owner's signed `InviteRevocation`; raises `ValueError`."""
+        ...
+
+
 class Ledger(Protocol):
     """The data that is served (implemented by `swarm.node.trusted.TrustedPart`)."""
+
+    @property
+    def invites(self) -> Revocations: ...
 
     def log_of(self, owner: str) -> Log | None:
         """The log or mirror of a trusted peer; None if this peer holds none."""
@@ -91,6 +102,9 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         return _verdicts(ledger, request)
     if isinstance(request, wire.StatusRequest):
         return _status(ledger)
+    if isinstance(request, wire.RevokeInviteRequest):
+        await ledger.invites.revoke(request.envelope)
+        return wire.Logged()
     if isinstance(request, wire.ExpulsionsRequest):
         return wire.Expulsions(list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :])
     if isinstance(request, wire.ReinstateRequest):

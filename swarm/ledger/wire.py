@@ -102,6 +102,12 @@ class ReinstateRequest(_Struct, frozen=True, tag="reinstate"):
     envelope: Annotated[bytes, Meta(max_length=REINSTATEMENT_BYTES_MAX)]
 
 
+class RevokeInviteRequest(_Struct, frozen=True, tag="revoke_invite"):
+    """Asks a trusted peer to log the owner's signed `InviteRevocation`."""
+
+    envelope: Annotated[bytes, Meta(max_length=900)]
+
+
 class StatusRequest(_Struct, frozen=True, tag="status"):
     """The progress of the run, and the peers that take part."""
 
@@ -132,6 +138,7 @@ Request = (
     | ConsistencyRequest
     | VerdictsRequest
     | StatusRequest
+    | RevokeInviteRequest
     | ExpulsionsRequest
     | ReinstateRequest
     | FaultRequest
@@ -196,6 +203,10 @@ class FaultBytes(_Struct, frozen=True, tag="fault_file"):
     data: Annotated[bytes, Meta(max_length=FAULT_BYTES_MAX)]
 
 
+class Logged(_Struct, frozen=True, tag="logged"):
+    """The owner's message is in the server's log."""
+
+
 class Refusal(_Struct, frozen=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=500)]
 
@@ -210,6 +221,7 @@ Answer = (
     | Expulsions
     | FaultFound
     | FaultBytes
+    | Logged
     | Refusal
 )
 

@@ -37,6 +37,7 @@ from swarm.node.versions import Versions
 from swarm.observable import Observable
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
+from swarm.run.invites import check_token
 from swarm.run.lease import Lease
 from swarm.run.run import VERSION_REFUSED, Run
 from swarm.shardcast.service import BlobService
@@ -129,6 +130,7 @@ class RunNode:
                 reach=node.reach,
                 describe=self.describe,
                 granted=self._on_granted,
+                invite=check_token(node.settings.invite, run),
             )
 
     @property

@@ -24,6 +24,7 @@ from swarm.ledger.serving import serving_ledger
 from swarm.ledger.state import Authority, ledger_state
 from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, StepOrder, Verdict
 from swarm.messenger import Messenger
+from swarm.node.invites import Invites
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
 from swarm.observable import Observable
@@ -82,6 +83,7 @@ class TrustedPart:
         self._database = node.disk.database("ledger.sqlite")
         self.tables = DerivedTables(self._database, node.peer_id)
         self.faults = FaultStore(self._database, node.disk)
+        self.invites = Invites(node, run, self._database, self.append)
         self._log = Log(self._database, node.peer_id)
         self._copies = LogCopies(
             node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
@@ -111,6 +113,7 @@ class TrustedPart:
             describe=describe,
             stake=self._stake_now,
             admitted=self._admitted,
+            invites=self.invites,
             secret=node.identity.sign(b"swarm/1/entry\x00" + run.id.encode()),
             has_work=has_work,
             vouch=node.transport.vouch,

@@ -155,7 +155,7 @@ def _check_admissions(manifest: RunManifest, where: str) -> None:
     admissions = manifest.admissions
     for peer in admissions.allowed:
         check_peer_id(peer, f"{where}: admissions.allowed")
-    if admissions.policy == "open" and admissions.unproven_max == 0:
+    if admissions.policy != "allow-list" and admissions.unproven_max == 0:
         raise UserError(
             f"{where}: admissions.unproven_max is 0, so nobody new could ever take part; make it "
             'at least 1, or admissions.policy "allow-list"'

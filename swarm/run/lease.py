@@ -40,9 +40,11 @@ class Lease:
         reach: Callable[[PeerId], Awaitable[None]],
         describe: Callable[[], Heartbeat],
         granted: Callable[[Envelope], None],
+        invite: Envelope | None = None,
     ) -> None:
         """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
-        `granted` is called with every new admission."""
+        `granted` is called with every new admission; `invite` is shown to the trusted peers."""
+        self._invite = invite
         self._run = run
         self._messenger = messenger
         self._world = world
@@ -98,7 +100,7 @@ class Lease:
                 if self.admission is None:
                     message = AdmissionRequest(roles=message.roles)
                 request = await self._seal(message, EVENT_LIFETIME_SECONDS)
-                shown = [self.admission] if self.admission is not None else []
+                shown = [e for e in (self.admission, self._invite) if e is not None]
                 reply = await self._messenger.request(peer, request, *shown)
             except PeerError as error:
                 self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))

@@ -26,6 +26,7 @@ from swarm.messages import (
     AdmissionRefused,
     AdmissionRequest,
     Heartbeat,
+    Invite,
     Presence,
     Present,
     Slot,
@@ -39,6 +40,7 @@ from swarm.run.admission import (
     check_admission,
     is_worker,
 )
+from swarm.run.invites import InviteBook, invite_problem
 from swarm.run.members import GONE_SECONDS, Lease, Member, Members
 from swarm.run.run import Run
 from swarm.world import World
@@ -77,16 +79,18 @@ class Registrar:
         describe: Callable[[], Heartbeat],
         stake: Callable[[str], int],
         admitted: Callable[[str, Sequence[str]], Awaitable[None]],
+        invites: InviteBook,
         secret: bytes,
         has_work: Callable[[], bool] = lambda: True,
         network_of: Callable[[PeerId], str] = lambda _peer: "",
         vouch: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         """`stake` is a worker's stake (`swarm.ledger.record`). `admitted` is called once for each
-        peer that has one, and makes its admission durable. `secret` is the key of the entries, so
-        that a peer that leaves and returns gets the same one. `has_work` says whether a step wants
-        work. `network_of` returns the /24 or /48 of a connected peer, or an empty string. `vouch`
-        is called with each admitted peer and the seconds of its lease."""
+        peer that has one, and makes its admission durable. `invites` are those that peers
+        redeemed. `secret` is the key of the entries, so that a peer that leaves and returns gets
+        the same one. `has_work` says whether a step wants work. `network_of` returns the /24 or
+        /48 of a connected peer, or an empty string. `vouch` is called with each admitted peer and
+        the seconds of its lease."""
         self._run = run
         self._gossip = gossip
         self._messenger = messenger
@@ -102,6 +106,7 @@ class Registrar:
         self._vouch = vouch
         self._members = Members(run, world, peer_id)
         self._refusals = Rationed(events)
+        self._invites = invites
         self._secret = secret
         gossip.listen(Presence, self._on_presence)
 
@@ -142,23 +147,29 @@ class Registrar:
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
         roles = envelope.expect(AdmissionRequest).roles
-        beat = Heartbeat(roles=roles, doing="joining")
-        return await self._answer(envelope.sender, beat, first(supporting, Admission))
+        return await self._answer(
+            envelope.sender, Heartbeat(roles=roles, doing="joining"), supporting
+        )
 
     async def _on_heartbeat(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        beat = envelope.expect(Heartbeat)
-        return await self._answer(envelope.sender, beat, first(supporting, Admission))
+        return await self._answer(envelope.sender, envelope.expect(Heartbeat), supporting)
 
     async def _answer(
-        self, peer: str, heartbeat: Heartbeat, shown: Envelope | None
+        self, peer: str, heartbeat: Heartbeat, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        """Renew a lease, give a newcomer one, or refuse; `shown` is the lease that it shows."""
+        """Renew a lease, give a newcomer one, or refuse. The peer may show a lease and an invite,
+        which `supporting` holds."""
         stake = self._stake(peer)
         network = self._network_of(PeerId(peer))
+        shown, invite = first(supporting, Admission), first(supporting, Invite)
         lease = self._members.lease_of(peer) or self._lease_shown(peer, shown)
-        refusal = self._refusal(peer, heartbeat.roles, stake, network, lease)
+        refusal = self._uninvited(peer, invite)
+        refusal = refusal or self._refusal(peer, heartbeat.roles, stake, network, lease)
+        if refusal is None and invite is not None and self._uninvited(peer, None) is not None:
+            await self._invites.redeem(invite.expect(Invite).id, peer)
+            refusal = self._uninvited(peer, None)  # another peer may have redeemed it meanwhile
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)
             return [await self._seal(refusal, EVENT_LIFETIME_SECONDS)]
@@ -211,6 +222,18 @@ class Registrar:
         admission = shown.expect(Admission)
         slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
         return Lease(peer, is_worker(admission.roles), slot, None)
+
+    def _is_by_invite(self, peer: str) -> bool:
+        manifest = self._run.manifest
+        return manifest.admissions.policy == "invite" and peer not in manifest.trusted_ids()
+
+    def _uninvited(self, peer: str, invite: Envelope | None) -> AdmissionRefused | None:
+        """Return the refusal of a peer that the run's policy admits only with another invite."""
+        if not self._is_by_invite(peer) or self._run.evicted(peer) is not None:
+            return None
+        wall_time = self._world.wall_time()
+        problem = invite_problem(self._invites, self._run, peer, invite, wall_time)
+        return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(
         self, peer: str, roles: Sequence[str], stake: int, network: str, lease: Lease | None

@@ -14,6 +14,8 @@ from swarm.messages import (
     Checkpoint,
     Eviction,
     Heartbeat,
+    Invite,
+    InviteRevocation,
     LogHead,
     Message,
     Presence,
@@ -194,7 +196,7 @@ class Run:
             allowed = manifest.is_trainer(sender)
         elif isinstance(message, (Verdict, Acknowledgement)):
             allowed = manifest.is_validator(sender)
-        elif isinstance(message, Reinstatement):
+        elif isinstance(message, (Reinstatement, Invite, InviteRevocation)):
             allowed = sender == self.owner
         elif isinstance(message, (Presence, LogHead, Eviction, Admission, AdmissionRefused)):
             allowed = sender in manifest.trusted_ids()

@@ -34,6 +34,8 @@ NESTED = (
 LOGGED: dict[str, type[msgspec.Struct]] = {
     "admitted": entries.Admitted,
     "judged": entries.Judged,
+    "redeemed": entries.Redeemed,
+    "invite_revoked": entries.InviteRevoked,
     "evicted": entries.Evicted,
     "reinstated": entries.Reinstated,
     "checkpoint": entries.CheckpointPublished,

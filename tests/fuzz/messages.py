@@ -26,6 +26,7 @@ from swarm.messages import (
     CheckpointReference,
     Eviction,
     Heartbeat,
+    Invite,
     LogHead,
     Message,
     PeerRecord,
@@ -63,7 +64,8 @@ MESSAGES: list[Message] = [
     LogHead(size=5, root=DIGEST),
     Eviction(peer=WORKER.peer_id, reason="a forged file", submission=DIGEST),
     PeerRecord(roles=["relay"], addresses=["/ip4/127.0.0.1/tcp/4001"]),
-    AdmissionRequest(roles=["inference"], invite="an invite"),
+    AdmissionRequest(roles=["inference"]),
+    Invite(id=bytes(16)),
     Submission(lineage=0, step=3, policy=2, number=0, digest=DIGEST, size_bytes=4096, groups=4),
 ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import trio
@@ -16,6 +18,8 @@ from swarm.events import Event, Events
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
+from swarm.ledger.entries import Redeemed
+from swarm.ledger.invites import TABLES, RedeemedInvites, derive
 from swarm.messages import (
     Admissions,
     EnvironmentReference,
@@ -91,6 +95,30 @@ def sealed_manifest(owner: Identity, message: RunManifest) -> Envelope:
     return sealed(owner, message, f"{owner.peer_id}/{message.name}", lifetime_seconds=1e6)
 
 
+class Database:
+    """A database in memory."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+        for table in TABLES:
+            self.connection.execute(f"CREATE TABLE {table}")
+
+    def read(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query, parameters).fetchall()
+
+
+class Invited(RedeemedInvites):
+    """The invites of one trusted peer without a log."""
+
+    def __init__(self, database: Any) -> None:
+        super().__init__(database)
+        self.learn = partial(derive, database.connection)
+
+    async def redeem(self, invite: bytes, peer: str) -> None:
+        if self.holder(invite) is None:
+            self.learn(Redeemed(invite=invite, peer=peer, redeemed_ms=int(trio.current_time())))
+
+
 class Member:
     """One peer of a test run."""
 
@@ -128,6 +156,7 @@ class Member:
         self.stakes: Counter[str] = Counter()
         """Submissions by worker."""
         self.has_work = True
+        self.invites = Invited(Database())
         self.networks: dict[str, str] = {}
         """The /24 of peers, where it is bounded."""
         self._sequence = 0
@@ -191,6 +220,7 @@ class Member:
             describe=self.describe,
             stake=self.stakes.__getitem__,
             admitted=admitted,
+            invites=self.invites,
             secret=self.key.sign(b"entry"),
             has_work=lambda: self.has_work,
             network_of=lambda peer: self.networks.get(peer, ""),

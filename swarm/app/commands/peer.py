@@ -25,6 +25,9 @@ def peer(
     home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     run: Annotated[str | None, typer.Option(help="Run to join, if there are several.")] = None,
+    invite: Annotated[
+        str | None, typer.Option(help="Invite of the run's owner, if the run asks for one.")
+    ] = None,
     manifest: Annotated[
         list[str] | None, typer.Option(help="File with a signed run manifest.")
     ] = None,
@@ -50,6 +53,7 @@ def peer(
         "uplink_mbps": uplink_mbps,
         "home": home,
         "run": run,
+        "invite": invite,
         "manifest": manifest,
         "engine": engine,
         "resume": resume,

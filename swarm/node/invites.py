@@ -1,0 +1,63 @@
+"""The invites of a run at a trusted peer: redeemed by peers, revoked by the owner."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from swarm.envelope import Dropped, open_envelope
+from swarm.ledger.entries import Entry, InviteRevoked, Redeemed
+from swarm.ledger.invites import RedeemedInvites
+from swarm.messages import InviteRevocation
+from swarm.node.node import Node
+from swarm.run.run import Run
+from swarm.world import Database
+
+
+class Invites(RedeemedInvites):
+    """Logs that invites are redeemed or revoked (`swarm.run.invites.InviteBook`)."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: Run,
+        database: Database,
+        append: Callable[[list[Entry]], Awaitable[None]],
+    ) -> None:
+        """`append` makes entries of this peer's log durable."""
+        super().__init__(database)
+        self._node = node
+        self._run = run
+        self._append = append
+        self._writing = trio.Lock()
+
+    async def redeem(self, invite: bytes, peer: str) -> None:
+        """Log that a peer redeems an invite, unless it is redeemed or revoked already."""
+        async with self._writing:
+            if self.holder(invite) is None and not self.is_revoked(invite):
+                now_ms = int(self._node.world.wall_time() * 1000)
+                await self._append([Redeemed(invite=invite, peer=peer, redeemed_ms=now_ms)])
+                self._node.events.emit(
+                    "membership.invite_redeemed", remote=peer, invite=invite.hex()
+                )
+
+    async def revoke(self, raw: bytes) -> None:
+        """Log the owner's revocation of an invite; it is durable on return.
+
+        Raises `ValueError` unless the owner of this run signed it.
+        """
+        try:
+            envelope = open_envelope(raw)
+        except Dropped as dropped:
+            raise ValueError(f"the revocation is not valid ({dropped})") from dropped
+        message = envelope.message
+        if (
+            not isinstance(message, InviteRevocation)
+            or envelope.sender != self._run.owner
+            or envelope.body.run != self._run.id
+        ):
+            raise ValueError("this is no revocation signed by the owner of this run")
+        async with self._writing:
+            if not self.is_revoked(message.invite):
+                await self._append([InviteRevoked(invite=message.invite, envelope=raw)])
