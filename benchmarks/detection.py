@@ -44,7 +44,7 @@ DTYPES = ("float32", "bfloat16")
 HONEST_GROUPS = 64
 """Groups of an honest submission: larger than the demo's, because batches are faster."""
 
-ODD_SHARE = 16
+ODD_SHARE = 64
 """One in so many honest submissions is generated three rows at a time, another with two threads."""
 
 CHOICE_SUBMISSIONS = 8

@@ -302,7 +302,7 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Share of a submission's checked chunks that must pass."""
     honest_margin: float = 0.001
     """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
-    margin_max: float = 0.6
+    margin_max: float = 1.4
     """Upper bound on every single margin, the stop token's included."""
     honest_proof_error: float = 0.03
     """Upper bound on an honest peer's mean error of proofs. An entry's error is 1 if its exponent
