@@ -24,7 +24,7 @@ VIRTUAL_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 def simulate(
-    name: str,
+    name: str | Scenario,
     *,
     peers: int | None = None,
     seed: int = 1,
@@ -36,7 +36,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Run a scenario to its end, or until `watch` is interrupted; return the report for `--json`.
 
-    Raises `UserError`, or `Deadlock`.
+    `name` may be a scenario that has no file. Raises `UserError`, or `Deadlock`.
     """
     scenario = _scenario(name, peers, model_bytes)
     watch = watch or Watch()
@@ -62,7 +62,7 @@ def simulate(
     with planted(plant), invariants.hearing_errors():
         _run(main, seed)
     report = {
-        "scenario": name,
+        "scenario": scenario.name,
         "peers": scenario.peers,
         "seed": seed,
         "virtual_seconds": round(virtual_seconds, 6),
@@ -93,12 +93,14 @@ def _run(main: Callable[[], Awaitable[None]], seed: int) -> None:
         raise mistake from None
 
 
-def _scenario(name: str, peers: int | None, model_bytes: int | None) -> Scenario:
+def _scenario(name: str | Scenario, peers: int | None, model_bytes: int | None) -> Scenario:
     """Load a scenario, with another number of peers or size of the model if they are given."""
-    scenario = scenarios.load(name)
+    scenario = scenarios.load(name) if isinstance(name, str) else name
     if peers is not None:
         if peers < scenario.peers_min:
-            raise UserError(f"{name} needs at least {scenario.peers_min} peers, not {peers}")
+            raise UserError(
+                f"{scenario.name} needs at least {scenario.peers_min} peers, not {peers}"
+            )
         scenario = dataclasses.replace(scenario, peers=peers)
     if model_bytes is not None:
         workload = dataclasses.replace(scenario.workload, model_bytes=model_bytes)

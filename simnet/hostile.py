@@ -1,0 +1,192 @@
+"""An honest run beside hostile identities, to compare with the same run without them.
+
+Honest peers have the same names, keys, lines and starting order either way, so that all that
+differs is what the hostile ones do. Nothing else goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import trio
+
+from simnet.adversaries import KINDS, disguise
+from simnet.compute import Hardware
+from simnet.lines import Weather
+from simnet.scenarios import Scenario, mixed
+from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
+from simnet.simulate import simulate
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.ledger.entries import decode
+from swarm.ledger.log import Log
+from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
+from swarm.messages import Admissions
+
+SECONDS = 150.0
+"""Virtual time of a run."""
+START_SECONDS = 10.0
+"""Time over which its peers start."""
+HARDWARE = Hardware(tokens_per_second=1000.0, step_seconds=3.0)
+"""Of every peer: workers need about 2 s per step, so that the trainer is not always the slowest."""
+WORKERS = 4
+VALIDATORS = ("validator-0", "validator-1")
+VERDICTS = ("validator.verdict", "validator.turned_down")
+Listener = Callable[[Peer, Event], None]
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    policies: int = 0
+    """Policies published within `SECONDS`."""
+    said: Counter[str] = field(default_factory=Counter)
+    """Events of honest peers that name a hostile peer, by name."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Checks that hostile submissions failed; "" counts accepted ones."""
+    evicted: dict[str, float] = field(default_factory=dict)
+    """Virtual time of each hostile peer's eviction, as the first peer heard of it."""
+    honest_failed: Counter[str] = field(default_factory=Counter)
+    """Checks that honest workers' submissions failed."""
+    honest_accepted: int = 0
+    """Accepted submissions of honest workers."""
+    generated_tokens: int = 0
+    """Tokens that hostile workers generated."""
+    credited: Counter[str] = field(default_factory=Counter)
+    """Tokens credited, by peer: held or final, but not void."""
+    judged_by: dict[str, Counter[str]] = field(default_factory=dict)
+    """Outcomes of the verdicts of each validator, by validator."""
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def hostile_credit(self) -> int:
+        """Tokens credited to hostile workers."""
+        return sum(tokens for name, tokens in self.credited.items() if name.startswith("hostile"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run to simulate; equal settings give equal runs."""
+
+    kind: str | None = None
+    """The kind of the hostile peers; None: there are none."""
+    count: int = 1
+    """Number of hostile peers. A kind that claims to be a validator takes the last validator's
+    seat, once."""
+    seed: int = 1
+    seconds: float = SECONDS
+    admissions: Admissions | None = None
+
+
+def names(setting: Setting) -> Iterator[tuple[str, bool]]:
+    """(name, whether it is hostile) of all peers but the bootstrap peer."""
+    inside = setting.kind is not None and KINDS[setting.kind].claims == "validator"
+    for name in ("trainer", *VALIDATORS, "relay-0", *(f"worker-{n}" for n in range(WORKERS))):
+        yield name, inside and name == VALIDATORS[-1]
+    if setting.kind is not None and not inside:
+        yield from ((f"hostile-{number}", True) for number in range(setting.count))
+
+
+def attacked(
+    setting: Setting,
+    listen: Listener = lambda peer, event: None,
+    afterwards: Callable[[Simulation], Awaitable[None]] | None = None,
+) -> Outcome:
+    """Simulate a run, with the invariants of docs/simulation.md, and return what became of it."""
+    outcome = Outcome()
+
+    async def run(simulation: Simulation, _peers: int) -> dict[str, Any]:
+        simulation.faults = []
+        hostile = {simulation.identity(name).peer_id for name, bad in names(setting) if bad}
+        simulation.listeners.append(
+            lambda now, peer, event: _hear(outcome, hostile, now, peer, event)
+        )
+        simulation.listeners.append(lambda _now, peer, event: listen(peer, event))
+        await _start(simulation, setting)
+        await trio.sleep_until(setting.seconds)
+        outcome.policies = simulation.trace.counts["trainer.checkpoint_published"]
+        if afterwards is not None:
+            await afterwards(simulation)
+        _read_credits(simulation, outcome)
+        return {}
+
+    scenario = Scenario("hostile", "", WORKERS, WORKERS, run, Weather(), mixed.WORKLOAD)
+    outcome.violations = simulate(scenario, seed=setting.seed)["violations"]
+    return outcome
+
+
+@cache
+def alone(seed: int, seconds: float = SECONDS) -> Outcome:
+    """The same run without hostile peers."""
+    return attacked(Setting(seed=seed, seconds=seconds))
+
+
+async def _start(simulation: Simulation, setting: Setting) -> None:
+    await start_bootstrap(
+        simulation,
+        trainers=["trainer"],
+        validators=list(VALIDATORS),
+        groups_per_step=16,
+        max_new_tokens=256,
+        admissions=setting.admissions,
+    )
+    plans = []
+    for name, bad in names(setting):
+        role = name.partition("-")[0]
+        worker = role in ("worker", "hostile")
+        line = draw_line(simulation.random) if worker else SERVER
+        plan = Plan(name, ["inference" if worker else role], line, HARDWARE)
+        plans.append(disguise(plan, setting.kind) if bad and setting.kind else plan)
+    await start_over_time(simulation, [simulation.add(plan) for plan in plans], START_SECONDS)
+
+
+def _hear(outcome: Outcome, hostile: set[Any], now: float, peer: Peer, event: Event) -> None:
+    fields = event.fields
+    if peer.plan.acts is not None:
+        if event.name == "inference.submission_made":
+            outcome.generated_tokens += fields["tokens"]
+        return
+    if fields.get("remote") in hostile or fields.get("source") in hostile:
+        outcome.said[event.name] += 1
+        if event.name == "membership.peer_evicted":
+            outcome.evicted.setdefault(fields["remote"], now)
+    if event.name in VERDICTS:
+        failed = outcome.failed if fields["worker"] in hostile else outcome.honest_failed
+        if fields["failed"] or fields["worker"] in hostile:
+            failed[fields["failed"]] += 1
+        else:
+            outcome.honest_accepted += 1
+
+
+def state_of(simulation: Simulation) -> LedgerState:
+    """The ledger's state, from the union of the trusted peers' logs."""
+    records = [
+        Record(log.owner, index, decode(raw))
+        for name in ("trainer", *VALIDATORS)
+        if (
+            log := Log(simulation.peers[name].disk.database("ledger.sqlite"), _id(simulation, name))
+        )
+        for index, raw in enumerate(log.entries(0, log.size()))
+    ]
+    part = simulation.peers["trainer"].part
+    assert part is not None
+    return ledger_state(records, Authority.of(part.run.owner, part.run.manifest))
+
+
+def _id(simulation: Simulation, name: str) -> Any:
+    return simulation.identity(name).peer_id
+
+
+def _read_credits(simulation: Simulation, outcome: Outcome) -> None:
+    by_id = {peer.id: name for name, peer in simulation.peers.items()}
+    state = state_of(simulation)
+    for worker, total in state.totals.items():
+        outcome.credited[by_id.get(worker, worker)] = total.held + total.final  # type: ignore[call-overload]
+    for submission, final in state.verdicts.items():
+        judge = by_id.get(state.judges[submission], "")  # type: ignore[call-overload]
+        outcome.judged_by.setdefault(judge, Counter())[final.outcome] += 1

@@ -1,0 +1,35 @@
+"""Best of n: several samples with other noise, of which the best are handed in; or a group's
+samples in an order that suits the cheat.
+
+Caught by `sampling`: no sample has the noise of its row. Evicted (*text*) within 700 tokens.
+
+Cost: the swarm recomputes them; the cheat generates n times as much, for nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from peers.calibration.workers import BestOf
+from tests.attacks.drawing import Drawing, Draws
+from tests.attacks.models import Arena
+
+
+@pytest.mark.parametrize("tries", [2, 4])
+def test_other_noise_is_caught(arena: Arena, tries: int) -> None:
+    met = arena.evicts(BestOf(arena.engine, tries), 700)
+    assert met.accepted == 0
+
+
+def test_samples_in_another_order_are_caught(arena: Arena) -> None:
+    def exchanged(drawing: Drawing) -> Tensor:
+        logits = drawing.logits_of(arena.engine)
+        return (logits + drawing.noise([row ^ 1 for row in drawing.rows])).argmax(-1)
+
+    met = arena.evicts(Draws(arena.engine, exchanged), 300)
+    assert met.accepted == 0 and met.failed["sampling"] == 1
+
+
+def test_low_temperatures_leave_less_choice_and_are_caught_later(arena: Arena) -> None:
+    arena.evicts(BestOf(arena.engine, 2), 5000, submissions=30, temperature=0.15)

@@ -1,0 +1,58 @@
+"""Another worker's rollouts under the cheat's own name: copied, replayed, or shared between Sybils.
+
+Caught by `header` or `prompts`, proven faults, since seeds and so prompts follow from the worker's
+id, step and number; by `sampling` and *text* if the prompts happen to agree.
+
+Cost: the swarm reads the file; the cheat's identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from peers.calibration.workers import Generates, HandedIn
+from peers.calibration.workload import Work
+from swarm.identity import Identity
+from swarm.jobs import SubmissionOrder
+from swarm.messages import Sampling
+from tests.attacks.models import Arena
+from tests.orders import submission_order
+
+OTHER = Identity(b"another worker".ljust(32)).peer_id
+
+
+def test_byte_for_byte_the_makers_file(arena: Arena) -> None:
+    order = arena.order(0)
+    header, rollouts = arena.honest_file(submission_order(order, worker=OTHER))
+    found, _ = arena.judge(order, rollouts, header)
+    assert (found.failed, found.proven_fault) == ("header", True)
+    arena.accepts_honest_work()
+
+
+def test_under_a_header_of_its_own(arena: Arena) -> None:
+    order = arena.order(0)
+    _, rollouts = arena.honest_file(submission_order(order, worker=OTHER))
+    arena.proves_fault("prompts", rollouts, order)
+
+
+def test_its_own_work_of_another_step_or_number(arena: Arena) -> None:
+    order = arena.order(3)
+    for other in (arena.order(2), arena.order(3, step=2, nonce=b"2" * 32)):
+        _, rollouts = arena.honest_file(other)
+        arena.proves_fault("prompts", rollouts, order)
+        header = msgspec.structs.replace(arena.stage.engine._header(other))
+        found, _ = arena.judge(order, rollouts, header)
+        assert (found.failed, found.proven_fault) == ("header", True)
+
+
+def test_another_workers_answers_to_the_same_prompts(arena: Arena) -> None:
+    """As where a run has few tasks: the prompts agree, the noise does not."""
+
+    def copies(work: Work, sampling: Sampling, order: SubmissionOrder) -> HandedIn:
+        others = submission_order(order, worker=OTHER).seed()
+        return Generates(arena.engine).submit(replace(work, seed=others), sampling)
+
+    met = arena.evicts(copies, 300)
+    assert met.accepted == 0 and met.failed["sampling"] == 1

@@ -1,0 +1,56 @@
+"""The last layer is not computed: a linear map, fitted to the policy's states, predicts them.
+
+Caught by `proofs` in the first submission that is recomputed; evicted (*policy*) with it.
+
+Cost: the swarm recomputes one submission; the cheat computes half of the layers for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peers.calibration.workers import HandedIn, prove
+from peers.calibration.workload import Work
+from peers.engines.engine import Engine
+from swarm.messages import Sampling
+from tests.attacks.models import FP32, Arena, without_last_layer
+
+
+@dataclass
+class Spoofs:
+    """Generates with one layer less and a linear map, and proves the map's outputs."""
+
+    whole: Engine
+    cut: Engine
+    map: Tensor
+
+    @classmethod
+    def fitted(cls, arena: Arena, cut: Engine) -> Spoofs:
+        work = [arena.work(arena.order(number)) for number in range(100, 110)]
+        prompts = [prompt for each in work for prompt in each.prompts]
+        sampled = [range(1, len(prompt)) for prompt in prompts]
+        inputs = torch.cat(cut.prefill(prompts, sampled).states)
+        outputs = torch.cat(arena.engine.prefill(prompts, sampled).states)
+        return cls(arena.engine, cut, torch.linalg.lstsq(inputs, outputs).solution)
+
+    def submit(self, work: Work, sampling: Sampling) -> HandedIn:
+        engine = self.cut
+        logits = engine.logits
+        engine.logits = lambda states: logits(states @ self.map)  # type: ignore[method-assign]
+        made = engine.generate(
+            work.prompts, range(len(work.prompts)), work.key(), sampling.temperature,
+            sampling.stop_ids, sampling.max_new_tokens,
+        )  # fmt: skip
+        engine.logits = logits  # type: ignore[method-assign]
+        spoofed = [(hidden.float() @ self.map).bfloat16() for hidden in made.hidden]
+        before = [(hidden.float() @ self.map).bfloat16() for hidden in made.prompt_hidden]
+        return HandedIn(made.tokens, prove(before, spoofed))
+
+
+def test_predicted_hidden_states_are_caught(arena: Arena) -> None:
+    cut = FP32.engine(without_last_layer(arena))
+    met = arena.evicts(Spoofs.fitted(arena, cut), 300)
+    assert met.accepted == 0 and met.failed["proofs"] == 1
