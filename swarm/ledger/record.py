@@ -31,10 +31,18 @@ its past (when to lie, how much, under how many identities) is a sum of such gai
 credit is at most that of its honest tokens, less safety − 1 times the tokens of its fakes (those
 with p < 1).
 
-*Little is trained on.* The fakes of one identity until one is refused are geometric: of v tokens
-each, (1/p − 1)·v ≤ s/safety are expected to pass. The refusal takes the stake, and at stake 0
-everything is recomputed. So for every `safety` verified tokens at most 1 fake one is trained on,
-which is at most 1/(safety + 1) of what a saboteur gets accepted, however he arranges it.
+*Little is trained on.* The same fake takes p·f = (safety − p)·v verified tokens from the stake on
+average, and (1 − p)·v tokens of it pass: at most one per `safety` tokens taken. Stakes are earned
+by honest work that is recomputed. So whenever a saboteur stops, the fakes that passed are expected
+to be at most 1/safety of his verified tokens, and 1/(safety + 1) of all that he got accepted. With
+a stake of s he can expect to get at most s/safety fake tokens accepted at once.
+
+*Near the policy.* An answer that recomputation does not refuse, because it is close to what the
+policy would have sampled, adds evidence to the worker's instead. If it adds δ nats per token, the
+worker is evicted after about T = log(n·(n + 1)/eviction_p_value)/δ recomputed tokens in n
+submissions. In the long run a worker with n submissions of v tokens per step has √(safety·n·W)·v
+tokens recomputed in a window of W steps. If that is at least T, the eviction voids all of its
+credit; otherwise the share T/(window's recomputed tokens) − 1 of a window's credit becomes final.
 """
 
 from __future__ import annotations
