@@ -24,6 +24,16 @@ FOLDER = "incoming"
 UNANNOUNCED_SECONDS = 60.0
 """Time after which a complete file that was not announced is removed."""
 
+RUN_SHARE = 1 / 2
+"""Part of the disk that unjudged files may fill; the rest is for policies and accepted files."""
+NEWCOMERS_SHARE = 1 / 4
+"""Part of the disk that unjudged files of unproven workers may fill together, so that newcomers
+leave room for proven workers."""
+NETWORK_SHARE = 1 / 8
+"""The same for the unproven workers of one network."""
+IDENTITY_SHARE = 1 / 16
+"""The same for one worker, proven or not."""
+
 Key = tuple[str, bytes]
 """(worker, digest). A file belongs to its worker; another peer's copy has another key."""
 
@@ -39,10 +49,22 @@ def path_of(key: Key) -> str:
     return f"{FOLDER}/{digest.hex()}-{worker}.parquet"
 
 
+@dataclass(frozen=True)
+class Client:
+    """A worker that pushes, as this validator knows it."""
+
+    network: str = ""
+    """Its /24 or /48; empty if its address belongs to no network."""
+    proven: bool = False
+    pause_seconds: float = 0.0
+    """Time until its pushes are accepted again, because it wasted this validator's time."""
+
+
 @dataclass
 class _Whole:
     size_bytes: int
     arrived: float
+    client: Client
     announced: bool = False
 
 
@@ -52,8 +74,9 @@ class _Arriving:
     The transport ends a push that stalls or is too slow; a push has no total time limit.
     """
 
-    def __init__(self, sink: Sink, key: Key, path: str, inbox: Inbox) -> None:
+    def __init__(self, sink: Sink, key: Key, client: Client, path: str, inbox: Inbox) -> None:
         self.key = key
+        self.client = client
         self.path = path
         self.size_bytes = sink.size_bytes
         self.sink = sink
@@ -77,10 +100,17 @@ class Inbox:
     """Decides on pushes (`swarm.shardcast.service.PushInbox`), within each worker's quota."""
 
     def __init__(
-        self, run: Run, disk: Disk, world: World, *, judged: Callable[[Key], bool]
+        self,
+        run: Run,
+        disk: Disk,
+        world: World,
+        *,
+        judged: Callable[[Key], bool],
+        client_of: Callable[[PeerId], Client] = lambda _: Client(),
     ) -> None:
         """`judged` says whether a file has a verdict of any validator."""
         self._judged = judged
+        self._client_of = client_of
         self._run = run
         self._disk = disk
         self._world = world
@@ -104,12 +134,28 @@ class Inbox:
 
     def accept(self, client: PeerId | None, reference: BlobReference) -> Sink:
         """Open a sink for a file that a client pushes; raises `Refused`."""
-        limits: Limits = self._run.manifest.limits
         if client is None:
             raise Refused(
                 403,
                 "prove your peer id on this connection first: sign its challenge, then push again",
             )
+        known = self._client_of(client)
+        if known.pause_seconds > 0:
+            raise Refused(
+                429,
+                "too many of your submissions were refused or not delivered; "
+                f"deliver more in {known.pause_seconds:.0f} s",
+            )
+        self._check_quota(client, reference)
+        self._check_room(client, known, reference.size_bytes)
+        key = (client, reference.digest)
+        path = f"{path_of(key)}.{next(self._serial)}.arriving"
+        push = _Arriving(self._disk.sink(path, 0, reference.size_bytes), key, known, path, self)
+        self._arriving[push] = None
+        return push
+
+    def _check_quota(self, client: PeerId, reference: BlobReference) -> None:
+        limits: Limits = self._run.manifest.limits
         if reference.size_bytes > limits.submission_bytes_max:
             raise Refused(
                 413,
@@ -125,13 +171,40 @@ class Inbox:
                 429,
                 f"{arriving + waiting} of your submissions wait for a verdict; deliver more later",
             )
-        if self._disk.free_bytes() < 2 * reference.size_bytes:
+
+    def _check_room(self, client: PeerId, known: Client, size_bytes: int) -> None:
+        """Refuse a push for which its worker, network, newcomers or the run have no room left.
+
+        A bound does not apply to the first file that it counts, so that a small disk still serves.
+        """
+        free = self._disk.free_bytes()
+        if free < 2 * size_bytes:
             raise Refused(507, "this validator's disk is full")
-        key = (client, reference.digest)
-        path = f"{path_of(key)}.{next(self._serial)}.arriving"
-        push = _Arriving(self._disk.sink(path, 0, reference.size_bytes), key, path, self)
-        self._arriving[push] = None
-        return push
+        held = [
+            *((push.key[0], push.client, push.size_bytes) for push in self._arriving),
+            *(
+                (key[0], whole.client, whole.size_bytes)
+                for key, whole in self._whole.items()
+                if not self._judged(key)
+            ),
+        ]
+        disk = free + sum(size for _, _, size in held)
+        unproven = [(worker, each, size) for worker, each, size in held if not each.proven]
+        bounds = [
+            ("of yours", IDENTITY_SHARE, [size for worker, _, size in held if worker == client]),
+            ("of this run", RUN_SHARE, [size for _, _, size in held]),
+        ]
+        if not known.proven:
+            network = [size for _, each, size in unproven if each.network == known.network]
+            newcomers = [size for _, _, size in unproven]
+            bounds.append(("of unproven workers", NEWCOMERS_SHARE, newcomers))
+            if known.network:
+                bounds.append((f"of your network ({known.network})", NETWORK_SHARE, network))
+        for whose, share, sizes in bounds:
+            if sizes and sum(sizes) + size_bytes > share * disk:
+                raise Refused(
+                    429, f"unjudged files {whose} fill {share:.0%} of this disk; deliver later"
+                )
 
     async def receive(self, push: _Arriving, piece: Piece) -> None:
         """Durably rename a complete push with the right hash to its final name.
@@ -151,7 +224,8 @@ class Inbox:
                     await self._disk.sync(path)
                 except FileNotFoundError as error:
                     raise Refused(409, "its announcement was refused before it was here") from error
-                self._whole.setdefault(push.key, _Whole(push.size_bytes, self._world.now()))
+                whole = _Whole(push.size_bytes, self._world.now(), push.client)
+                self._whole.setdefault(push.key, whole)
         push.abandon()
 
     def ended(self, push: _Arriving) -> None:
@@ -172,7 +246,9 @@ class Inbox:
 
     def hold(self, key: Key, size_bytes: int) -> None:
         """Keep an announced file until its verdict."""
-        self._whole[key] = _Whole(size_bytes, self._world.now(), announced=True)
+        pushed = self._whole.get(key)
+        client = pushed.client if pushed is not None else Client()
+        self._whole[key] = _Whole(size_bytes, self._world.now(), client, announced=True)
 
     def let_go(self, key: Key) -> None:
         """Keep a judged file, but stop counting it against its worker's quota."""

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import trio
 
 from peers.validator.cases import Case, Outcome, slot_of, verdict_on
-from peers.validator.checks.announcement import CHECKS, PENDING, Announcement, Pushed
+from peers.validator.checks.announcement import (
+    CHECKS,
+    PENDING,
+    Admitted,
+    Announcement,
+    Pushed,
+)
 from peers.validator.checks.base import first_failure
+from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
 from peers.validator.queue import CaseQueue
@@ -40,12 +47,14 @@ class Reception:
         docket: Docket,
         inbox: Inbox,
         queue: CaseQueue,
+        conduct: Conduct,
     ) -> None:
         self._peer = peer
         self._run = peer.run
         self._docket = docket
         self._inbox = inbox
         self._queue = queue
+        self._conduct = conduct
         self._answering: dict[Key, trio.Event] = {}
         """Announcements under examination; the event is set when the examination ends."""
         self._denials = Rationed(peer.node.events)
@@ -80,6 +89,8 @@ class Reception:
     ) -> Sequence[Envelope]:
         """Acknowledge or refuse a submission that is announced for the first time."""
         worker, key = envelope.sender, (envelope.sender, submission.digest)
+        if self._conduct.pause_seconds(worker) > 0:
+            return []
         order = await self._order_of(submission, first(supporting, StepOrder))
         manifest = self._run.manifest if order is None else self._run.manifest_of(order)
         if manifest is None:
@@ -101,11 +112,14 @@ class Reception:
         )
         refusal = first_failure(CHECKS, announcement)
         if refusal is not None:
+            if not self._conduct.may_refuse(worker, stranger=refusal.failed == Admitted.name):
+                return []
             answer = await self._refuse(worker, submission, refusal)
             return [answer, *self._rival(worker, submission)]
         pending = first_failure(PENDING, announcement)
         if pending is not None:
             if pending.failed == Pushed.name:
+                self._conduct.waste(worker)
                 self._tell(worker, submission, pending)
             return []
         ordered = self._docket.signed_order_of(submission.lineage, submission.step)
@@ -115,7 +129,7 @@ class Reception:
         return [await self._acknowledge(case)]
 
     async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
-        if refusal.failed == "admission":  # a stranger gets an answer, but never a verdict
+        if refusal.failed == Admitted.name:  # a stranger gets an answer, but never a verdict
             reason = refusal.detail
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])

@@ -14,14 +14,15 @@ from typing import ClassVar
 import trio
 
 from peers.validator.cases import Case, Outcome, quarantine
+from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
 from peers.validator.examiner import Children, Examiner
-from peers.validator.inbox import Inbox
+from peers.validator.inbox import Client, Inbox
 from peers.validator.intake import Intake
 from peers.validator.queue import CaseQueue
 from peers.validator.reception import Reception
 from peers.validator.records import Records
-from peers.validator.verdicts import Verdicts
+from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.gossip.topics import RUN, WORK
@@ -79,7 +80,9 @@ class ValidatorRole:
             peer.node.disk,
             peer.node.world,
             judged=lambda key: self._docket.verdict_on(key) is not None,
+            client_of=self._client_of,
         )
+        self._conduct = Conduct(peer.node.world)
         self._intake = Intake(peer, self._inbox)
         self._queue = CaseQueue(
             self._node.disk.database("validator.sqlite"),
@@ -102,16 +105,28 @@ class ValidatorRole:
         """Set once the children have found engine and environment, so that policies are needed."""
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)
+        peer.gossip.listen(Verdict, self._conduct.hear)
         peer.gossip.listen(Acknowledgement, self._hear)
 
     def _on_order(self, envelope: Envelope) -> None:
         self._docket.take_order(envelope)
+
+    def _client_of(self, worker: PeerId) -> Client:
+        order = self._peer.step_order()
+        stake = self._trusted.stake(worker, order.step if order else 0)
+        return Client(
+            network=self._node.transport.network_of(worker),
+            proven=stake >= self._run.manifest.thresholds.proven_tokens,
+            pause_seconds=self._conduct.pause_seconds(worker),
+        )
 
     def _hear(self, envelope: Envelope) -> None:
         report_contradictions(self._docket.hear(envelope), envelope, self._node.events)
 
     async def run(self) -> None:
         """Judge until cancelled."""
+        for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
+            self._conduct.hear(envelope)
         await self._verdicts.recover()
         await self._queue.open()
         await self._inbox.remove_others(
@@ -121,7 +136,7 @@ class ValidatorRole:
             nursery.start_soon(self._follow_checkpoints)
             nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
-            reception = Reception(self._peer, self._docket, self._inbox, self._queue)
+            reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: reception.answer}):
                 # Not earlier: a push that cannot be announced yet would use up its worker's quota.

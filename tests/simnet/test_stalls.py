@@ -66,7 +66,7 @@ class Hostile(Adversary):
         made.invented = True
         return msgspec.msgpack.encode(made)
 
-    async def push(self, validator: PeerId, raw: bytes) -> None:
+    async def hand_in(self, validator: PeerId, raw: bytes) -> None:
         node, reference = self._peer.node, BlobReference(blake3(raw).digest(), len(raw))
         await node.disk.write("file", raw)
         record = node.record(validator)
@@ -95,7 +95,7 @@ class OddNumbers(Hostile):
     async def strike(self, validator: PeerId, order: StepOrder) -> None:
         for number in range(1, order.submissions_max, 2):
             raw = self.make(order, number)
-            await self.push(validator, raw)
+            await self.hand_in(validator, raw)
             await self.announce(validator, order, number, raw)
 
 
@@ -113,7 +113,7 @@ class OfAnotherModel(Hostile):
     async def strike(self, validator: PeerId, order: StepOrder) -> None:
         if self._next < order.submissions_max:
             raw = self.make(order, self._next)
-            await self.push(validator, raw)
+            await self.hand_in(validator, raw)
             self._next += bool(await self.announce(validator, order, self._next, raw))
 
 
@@ -130,7 +130,7 @@ class Repeats(Hostile):
 
     async def strike(self, validator: PeerId, order: StepOrder) -> None:
         raw = self.make(order, 0)
-        await self.push(validator, raw)
+        await self.hand_in(validator, raw)
         for _ in range(20):
             await self.announce(validator, order, 0, raw)
 
@@ -171,8 +171,6 @@ def undisturbed() -> int:
 
 
 @pytest.mark.parametrize("hostile", [4, pytest.param(16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "acts", [OddNumbers, WithoutFiles, OfAnotherModel, VerdictFlood, Repeats]
-)
+@pytest.mark.parametrize("acts", [OddNumbers, WithoutFiles, OfAnotherModel, VerdictFlood, Repeats])
 def test_a_run_keeps_its_pace(acts: type[Hostile], hostile: int) -> None:
     assert policies(acts, hostile) >= 0.9 * undisturbed()

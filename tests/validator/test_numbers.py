@@ -95,6 +95,7 @@ def simulate(
     """
     simulation = Simulation(seed=5)
     said: list[Event] = []
+    ended: list[bool] = []
     simulation.listeners.append(lambda _, __, event: said.append(event))
 
     async def main() -> None:
@@ -106,8 +107,10 @@ def simulate(
             )  # fmt: skip
             await trio.sleep(20)
             await test(simulation, peers, Hand(peers["relay-worker"], simulation.workload))
+            ended.append(True)
 
     run_virtual(main, seed=5, limit_seconds=600)
+    assert ended
     return said
 
 
