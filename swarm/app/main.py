@@ -10,6 +10,7 @@ from swarm.app.commands import (
     demo,
     id,
     ledger,
+    ledger_checks,
     peer,
     proofs,
     rollouts,
@@ -35,11 +36,12 @@ def _swarm(version: Version = False) -> None:
 
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
-app.command("ledger")(ledger.ledger)
 app.command("sft")(sft.sft)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
 app.add_typer(run.app, name="run")
+ledger_checks.register(ledger.app)
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(proofs.app, name="proofs")

@@ -33,11 +33,16 @@ def print_json(told: Any) -> None:
 
 def write_json(option: str, told: Any, path: Path) -> None:
     """Write an object to the file that an option names, or print it; raises `UserError`."""
+    write_text(option, to_json(told, indent=2), path)
+
+
+def write_text(option: str, text: str, path: Path) -> None:
+    """Write text to the file that an option names, or print it; raises `UserError`."""
     if path == STANDARD_OUTPUT:
-        print_json(told)
+        print(text, flush=True)
         return
     try:
-        path.write_text(to_json(told, indent=2) + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{option} {path} cannot be written ({error.strerror})") from error
 

@@ -65,13 +65,14 @@ class DerivedTables:
     def verdicts_of(self, worker: str, start: int, limit: int) -> list[tuple[int, bytes, bytes]]:
         """Return up to `limit` own verdicts on a worker from log index `start` on.
 
-        Each is a tuple of log index, entry and envelope.
+        Each is a tuple of log index, entry and envelope. An empty `worker` stands for all workers.
         """
+        of_worker, named = ("v.worker = ? AND ", (worker,)) if worker else ("", ())
         rows = self._database.read(
             "SELECT v.position, e.entry, v.envelope FROM verdicts v JOIN entries e "
             "ON e.owner = ? AND e.position = v.position "
-            "WHERE v.worker = ? AND v.position >= ? ORDER BY v.position LIMIT ?",
-            (self._owner, worker, start, limit),
+            f"WHERE {of_worker}v.position >= ? ORDER BY v.position LIMIT ?",
+            (self._owner, *named, start, limit),
         )
         return [(position, entry, envelope) for position, entry, envelope in rows]
 

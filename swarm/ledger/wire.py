@@ -89,7 +89,10 @@ class ConsistencyRequest(_Struct, frozen=True, tag="consistency"):
 
 
 class VerdictsRequest(_Struct, frozen=True, tag="verdicts"):
-    """One worker's receipts in the server's own log, in order, from log index `start` on."""
+    """Receipts in the server's own log, in order, from log index `start` on.
+
+    An empty worker stands for all workers.
+    """
 
     worker: _Owner
     start: Count

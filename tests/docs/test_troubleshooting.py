@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from peers.validator.checks import announcement, file, history, policy, standing
+from peers.validator.checks.base import Check
+from swarm.app.refusals import REFUSALS
 from tests.docs.pages import ROOT, text
 
 
@@ -27,7 +30,8 @@ def _sentences() -> Iterator[str]:
 
 def said() -> list[str]:
     """First cells of the page's tables."""
-    return re.findall(r"^\| `([^`]+)` \|", text("docs/troubleshooting.md"), re.M)
+    page, _, _ = text("docs/troubleshooting.md").partition("## Why was my work refused?")
+    return re.findall(r"^\| `([^`]+)` \|", page, re.M)
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
@@ -49,3 +53,28 @@ def test_the_program_says_it(sentence: str, source: list[str]) -> None:
 def test_the_page_has_sentences() -> None:
     assert len(said()) > 40
     assert len(set(said())) == len(said())
+
+
+def test_every_check_that_refuses_is_explained() -> None:
+    """The page and `swarm ledger why` have the same words, for every name in a verdict."""
+    checks = {
+        check.name
+        for module in (announcement, file, history, policy, standing)
+        for value in vars(module).values()
+        if isinstance(value, tuple)
+        for check in value
+        if isinstance(check, Check)
+    }
+    named = {
+        each.value
+        for path in sorted((ROOT / "peers/validator").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "failed" and isinstance(each := keyword.value, ast.Constant)
+    }
+    assert {"environment", "internal"} <= named
+    assert checks | named == set(REFUSALS)
+    _, _, section = text("docs/troubleshooting.md").partition("## Why was my work refused?")
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \|$", section, re.M)
+    assert rows == [(name, each.means, each.do) for name, each in REFUSALS.items()]

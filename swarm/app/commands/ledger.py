@@ -23,19 +23,37 @@ EVIDENCE_SHOWN_BELOW = 0.01
 """A weaker suspicion is only in the JSON: it befalls honest peers."""
 
 
-@exits
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
 def ledger(
+    context: typer.Context,
     peer: Annotated[str | None, typer.Option(help="Id of the peer; default: your own.")] = None,
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Show one peer's credits and receipts, each proven to be in its validator's signed log.
 
     The evidence against the peer is computed again from the receipts.
     """
+    if context.invoked_subcommand is None:
+        _show_record(peer, home, bootstrap, run, last, as_json=as_json)
+
+
+@exits
+def _show_record(
+    peer: str | None,
+    home: Path,
+    bootstrap: list[str] | None,
+    run: str | None,
+    last: int,
+    *,
+    as_json: bool,
+) -> int:
     from swarm.app.local_node import last_bootstrap, visit
     from swarm.app.onlooker import record_of
     from swarm.identity import InvalidPeerId, public_key_of

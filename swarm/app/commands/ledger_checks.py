@@ -1,0 +1,248 @@
+"""`swarm ledger verify`, `prove`, `export` and `why`: reading and checking whole logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from swarm.app.exit import exits
+from swarm.app.extras import require_extra
+from swarm.app.options import AsJson, Bootstrap, WhichRun
+from swarm.app.output import check_writable, print_json, write_text
+from swarm.errors import UserError
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.ledger.archive import Archive
+    from swarm.ledger.audit import Audited
+
+Source = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Home of a trainer or validator, or an export; default: ask the network.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `swarm ledger`."""
+    app.command("verify")(verify)
+    app.command("prove")(prove)
+    app.command("export")(export)
+    app.command("why")(why)
+
+
+@exits
+def verify(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A proof that `swarm ledger prove` wrote, an export, or a home."),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Id of the run's owner that you trust; others are refused.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check all trusted logs: signed heads, entries, verdicts, forks. Exit status 1: not sound.
+
+    With FILE, works offline. A proof is checked with the run manifest in it, which its owner
+    signed: give --owner, or compare the id that is printed.
+    """
+    if file is not None and file.suffix == ".json":
+        return _verify_proof(file, owner, as_json=as_json)
+    from swarm.ledger.audit import audit
+
+    archive = _archive(file, bootstrap, run, owner)
+    found = audit(archive)
+    sound = all(each.sound for each in found) and not archive.problems
+    if as_json:
+        print_json(
+            {
+                "run": archive.run,
+                "sound": sound,
+                "logs": [dataclasses.asdict(each) for each in found],
+                "problems": archive.problems,
+            }
+        )
+    else:
+        print(f"run {archive.run}, manifest version {archive.manifest.version}")
+        print("\n".join(audit_lines(found)))
+    _report(archive)
+    return 0 if sound else 1
+
+
+def audit_lines(found: list[Audited]) -> list[str]:
+    """One line per log, and one per finding."""
+    lines = []
+    for log in found:
+        state = "sound" if log.sound else "FORKED" if log.forks else "NOT SOUND"
+        lines.append(
+            f"{log.owner} ({', '.join(log.roles)}): {state}, {log.entries:,} entries, "
+            f"{log.heads:,} signed heads, {log.verdicts:,} signed verdicts"
+        )
+        for label, sentences in (
+            ("forked", log.forks),
+            ("wrong", log.problems),
+            ("note", log.notes),
+        ):
+            lines += [f"  {label}: {printable(sentence)}" for sentence in sentences]
+    return lines
+
+
+def _verify_proof(file: Path, owner: str | None, *, as_json: bool) -> int:
+    from swarm.ledger import proof_file
+
+    try:
+        proven = proof_file.read(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UserError(f"{file} is no proof: {error}") from error
+    problem = proven.problem()
+    if problem is None and owner is not None and proven.signed.sender != owner:
+        problem = f"its run belongs to {proven.signed.sender}, not to {owner}"
+    if problem is not None:
+        print(f"not proven: {printable(problem)}", file=sys.stderr)
+        return 1
+    receipt = proven.receipt
+    verdict = receipt.verdict
+    told = {
+        "proven": True,
+        "owner": proven.signed.sender,
+        "run": proven.signed.body.run,
+        "submission": verdict.submission.hex(),
+        "worker": verdict.worker,
+        "step": verdict.step,
+        "number": verdict.number,
+        "outcome": verdict.outcome,
+        "by": receipt.envelope.sender,
+        "index": receipt.index,
+        "log_size": receipt.log_size,
+    }
+    if as_json:
+        print_json(told)
+        return 0
+    print(f"proven: submission {told['submission']} of {told['worker']}")
+    print(f"was {told['outcome']} by {told['by']}, a validator of the run {told['run']}")
+    print(f"and is entry {told['index']} of the {told['log_size']} that this validator signed")
+    return 0
+
+
+@exits
+def prove(
+    submission: Annotated[str, typer.Argument(help="Hash of the submission, or its beginning.")],
+    out: Annotated[Path, typer.Option(help="File for the proof; - is standard output.")] = Path(
+        "-"
+    ),
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+) -> None:
+    """Write a proof that a submission's verdict is in its validator's log.
+
+    `swarm ledger verify FILE.json` checks it offline.
+    """
+    from swarm.app.why import submission_named
+    from swarm.ledger import proof_file
+    from swarm.ledger.entries import Judged
+
+    check_writable("--out", out, () if out == Path("-") else (".json",))
+    archive = _archive(source, bootstrap, run)
+    digest = submission_named(archive, submission)
+    judge = archive.state().judges.get(digest)
+    index = next(
+        record.index
+        for record in archive.records()
+        if isinstance(record.entry, Judged)
+        and record.entry.submission == digest
+        and judge in (None, record.owner)
+    )
+    if judge is None:
+        raise UserError(f"no validator of the run has judged {digest.hex()}")
+    try:
+        receipt = proof_file.receipt_in(archive.log(judge), index)
+    except ValueError as error:
+        raise UserError(f"{error}; ask the network instead of --from") from error
+    written = proof_file.written(archive, receipt)
+    write_text("--out", msgspec.json.format(msgspec.json.encode(written)).decode(), out)
+
+
+@exits
+def export(
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    format: Annotated[str, typer.Option(help="parquet, csv or jsonl.")] = "jsonl",
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+) -> int:
+    """Write the entries of all logs, the signed heads and verdicts, and the credits to a table.
+
+    Each row has the signed or hashed bytes, so `swarm ledger verify FILE` can check it again.
+    """
+    from swarm.app.archives import FORMATS, write_export
+
+    if format not in FORMATS:
+        raise UserError(f"--format is {format!r}; there are: {', '.join(FORMATS)}")
+    if format == "parquet":
+        require_extra("infer", "swarm ledger export --format parquet")
+    check_writable("--out", out, (f".{format}",))
+    archive = _archive(source, bootstrap, run)
+    rows = write_export(archive, out, format)
+    print(f"{rows:,} rows in {out}")
+    _report(archive)
+    return 1 if archive.problems else 0
+
+
+@exits
+def why(
+    what: Annotated[
+        str, typer.Argument(help="Hash of a submission or id of a peer, or its beginning.")
+    ],
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what was judged by whom: what happened, what it means, what to do."""
+    from swarm.app import why as words
+
+    archive = _archive(source, bootstrap, run)
+    if what.startswith(PEER_PREFIX):
+        told = words.about_peer(archive, words.peer_named(archive, what))
+        lines = words.peer_lines(told)
+    else:
+        told = words.about_submission(archive, words.submission_named(archive, what))
+        lines = words.submission_lines(told)
+    if as_json:
+        print_json(told)
+    else:
+        print("\n".join(lines))
+    _report(archive)
+
+
+PEER_PREFIX = "12D3"
+"""Every Ed25519 peer id begins with these characters; hashes are hexadecimal, without capitals."""
+
+
+def _archive(
+    source: Path | None, bootstrap: list[str] | None, run: str | None, owner: str | None = None
+) -> Archive:
+    from swarm.app.archives import find_archive
+
+    archive = find_archive(source, bootstrap, run)
+    if owner is not None and archive.signed.sender != owner:
+        raise UserError(f"the run {archive.run} belongs to {archive.signed.sender}, not to {owner}")
+    return archive
+
+
+def _report(archive: Archive) -> None:
+    for problem in archive.problems:
+        print(f"not complete: {printable(problem)}", file=sys.stderr)

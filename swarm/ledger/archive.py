@@ -1,0 +1,152 @@
+"""Copies of all logs of a run: from the network, from a trusted peer's home, or from an export.
+
+An archive can be written to a table, one row for each manifest, head, entry and verdict. Each row
+has the bytes that were signed or hashed, so that whoever reads the table can check it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.ledger.entries import decode
+from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
+from swarm.messages import LogHead, RunManifest, Verdict
+
+Row = dict[str, Any]
+
+
+@dataclass
+class LogCopy:
+    """One trusted peer's log."""
+
+    owner: str
+    entries: list[bytes] = field(default_factory=list)
+    heads: dict[bytes, Envelope] = field(default_factory=dict)
+    """All known signed heads of this log, by digest."""
+    verdicts: dict[int, Envelope] = field(default_factory=dict)
+    """Signed verdicts, the workers' receipts, by log index. Mirrors do not have them."""
+    unsigned: bool = False
+    """Whether this is the log of the peer on whose disk it was read, which stores no own head."""
+
+    def add_head(self, head: Envelope) -> None:
+        """Add a signed head of this log."""
+        if not isinstance(head.message, LogHead) or head.sender != self.owner:
+            raise ValueError(f"not a head of the log of {self.owner}")
+        self.heads[head.digest] = head
+
+
+@dataclass
+class Archive:
+    """Copies of the logs of a run's trusted peers."""
+
+    signed: Envelope
+    """The run manifest."""
+    logs: dict[str, LogCopy] = field(default_factory=dict)
+    """By owner."""
+    forks: list[ForkEvidence] = field(default_factory=list)
+    """Contradictory heads that trusted peers keep."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence for each copy that could not be had."""
+
+    @property
+    def manifest(self) -> RunManifest:
+        return self.signed.expect(RunManifest)
+
+    @property
+    def run(self) -> str:
+        return self.signed.body.run
+
+    def log(self, owner: str) -> LogCopy:
+        """The copy of a log, empty if there was none."""
+        return self.logs.setdefault(owner, LogCopy(owner))
+
+    def records(self) -> list[Record]:
+        """All entries; raises `ValueError` for a malformed one."""
+        return [
+            Record(owner, index, decode(raw))
+            for owner, log in sorted(self.logs.items())
+            for index, raw in enumerate(log.entries)
+        ]
+
+    def state(self) -> LedgerState:
+        """The state that follows from the logs."""
+        return ledger_state(self.records(), Authority.of(self.signed.sender, self.manifest))
+
+    # --- tables ------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        """The rows of a table: what was signed, the entries, and each worker's credits.
+
+        Every row has `owner`, `index`, `type` and `raw` (hex); the other fields depend on the type.
+        """
+        yield _row("", None, "manifest", self.signed.raw)
+        for fork in self.forks:
+            yield _row("", None, "fork", msgspec.msgpack.encode(fork))
+        for owner, log in sorted(self.logs.items()):
+            for _, head in sorted(log.heads.items()):
+                yield _row(owner, None, "head", head.raw, msgspec.structs.asdict(head.message))
+            for index, raw in enumerate(log.entries):
+                entry = decode(raw)
+                name = str(entry.__struct_config__.tag)
+                fields = msgspec.structs.asdict(entry)
+                fields.pop("envelope", None)
+                yield _row(owner, index, name, raw, fields)
+            for index, verdict in sorted(log.verdicts.items()):
+                message = verdict.expect(Verdict)
+                detail = {"submission": message.submission, "detail": message.detail}
+                yield _row(owner, index, "verdict", verdict.raw, detail)
+        for worker, totals in sorted(self.state().totals.items()):
+            yield _row("", None, "credit", b"", {"peer": worker} | dataclasses.asdict(totals))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Archive:
+        """Read a table that `rows` made; raises `ValueError`."""
+        archive: Archive | None = None
+        for row in rows:
+            try:
+                raw, kind, owner = bytes.fromhex(row["raw"]), row["type"], row["owner"]
+                if kind == "manifest":
+                    archive = cls(open_envelope(raw))
+                    if not isinstance(archive.signed.message, RunManifest):
+                        raise ValueError("it begins with something else than a run manifest")
+                elif archive is None:
+                    raise ValueError("it does not begin with a run manifest")
+                elif kind == "fork":
+                    archive.forks.append(msgspec.msgpack.decode(raw, type=ForkEvidence))
+                elif kind == "head":
+                    archive.log(owner).add_head(open_envelope(raw))
+                elif kind == "verdict":
+                    archive.log(owner).verdicts[int(row["index"])] = open_envelope(raw)
+                elif kind != "credit":  # credits follow from the entries
+                    entries = archive.log(owner).entries
+                    if int(row["index"]) != len(entries):
+                        raise ValueError(f"entry {len(entries)} of {owner} is missing")
+                    entries.append(raw)
+            except (KeyError, TypeError, Dropped, msgspec.MsgspecError) as error:
+                raise ValueError(f"a row cannot be read ({error!r})") from error
+        if archive is None:
+            raise ValueError("it is empty")
+        return archive
+
+
+def _row(
+    owner: str, index: int | None, kind: str, raw: bytes, fields: Mapping[str, Any] | None = None
+) -> Row:
+    row: Row = {"owner": owner, "index": index, "type": kind}
+    for name, value in (fields or {}).items():
+        row[name] = _plain(value)
+    return row | {"raw": raw.hex()}
+
+
+def _plain(value: Any) -> Any:
+    """Structures as dictionaries, bytes as hexadecimal text."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
+    return value.hex() if isinstance(value, bytes) else msgspec.to_builtins(value)

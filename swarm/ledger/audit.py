@@ -1,0 +1,203 @@
+"""Checking copies of logs: signatures, contents, and whether all signed heads fit one history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.ledger import merkle
+from swarm.ledger.archive import Archive, LogCopy
+from swarm.ledger.entries import (
+    CheckpointPublished,
+    Consumed,
+    Entry,
+    Evicted,
+    Judged,
+    Reinstated,
+    decode,
+    judged,
+)
+from swarm.ledger.forks import contradiction
+from swarm.messages import Eviction, LogHead, Reinstatement, RunManifest, Verdict
+
+PROBLEMS_MAX = 20
+"""Problems reported of one log; a log that is wrong throughout has one per entry."""
+
+
+@dataclass
+class Audited:
+    """What was found out about one log."""
+
+    owner: str
+    roles: list[str]
+    entries: int
+    verdicts: int
+    """Signed verdicts that were compared with their entries."""
+    heads: int
+    """Signed heads that the entries were compared with."""
+    forks: list[str] = field(default_factory=list)
+    """One sentence for each contradiction between signed heads."""
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be checked, without fault of the log's owner."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.forks and not self.problems
+
+
+def audit(archive: Archive) -> list[Audited]:
+    """Check the copies of all trusted peers' logs.
+
+    The manifest's own signature was checked when it was opened.
+    """
+    manifest = archive.manifest
+    accused: dict[str, list[Envelope]] = {}
+    for evidence in archive.forks:
+        try:
+            first, second = evidence.opened()
+        except ValueError:
+            continue  # proves nothing against anybody
+        if first.body.run == archive.run:
+            accused.setdefault(first.sender, []).extend((first, second))
+    found = []
+    for owner in manifest.trusted_ids():
+        log = archive.logs.get(owner, LogCopy(owner))
+        heads = {head.digest: head for head in [*log.heads.values(), *accused.get(owner, ())]}
+        found.append(_audit(archive, log, [head for _, head in sorted(heads.items())]))
+    return found
+
+
+def _audit(archive: Archive, log: LogCopy, heads: list[Envelope]) -> Audited:
+    manifest, owner = archive.manifest, log.owner
+    result = Audited(
+        owner=owner,
+        roles=[
+            name
+            for name, holds in (
+                ("trainer", manifest.is_trainer(owner)),
+                ("validator", manifest.is_validator(owner)),
+            )
+            if holds
+        ],
+        entries=len(log.entries),
+        verdicts=len(log.verdicts),
+        heads=len(heads),
+    )
+    result.problems += [
+        f"its head of {_size(head)} entries belongs to another run"
+        for head in heads
+        if head.body.run != archive.run
+    ]
+    _compare_heads(log, [head for head in heads if head.body.run == archive.run], result)
+    entries = list(_entries(log, result))
+    for index, entry in entries:
+        problem = _not_permitted(archive, owner, entry)
+        if problem is not None:
+            result.problems.append(f"entry {index}: {problem}")
+    _compare_verdicts(archive, log, dict(entries), result)
+    del result.problems[PROBLEMS_MAX:]
+    return result
+
+
+def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None:
+    """Compare every signed head with the entries, and with the other heads."""
+    for first, second in combinations(heads, 2):
+        reason = contradiction(first, second)
+        if reason is not None:
+            result.forks.append(reason)
+    if not heads:
+        if not log.entries:
+            result.notes.append("neither entries nor a signed head of it were found")
+        elif log.unsigned:
+            result.notes.append("the peer whose home this is keeps no signed head of its own log")
+        else:
+            result.problems.append("no signed head of it was found")
+        return
+    roots = _roots(log.entries, {_size(head) for head in heads})
+    fitting = [head for head in heads if roots.get(_size(head)) == _root(head)]
+    others = [head for head in heads if _size(head) <= len(log.entries) and head not in fitting]
+    longest = max(map(_size, heads))
+    if longest > len(log.entries):
+        result.notes.append(
+            f"{longest - len(log.entries)} of the {longest} entries that it signed are missing here"
+        )
+    covered = max(map(_size, fitting), default=-1)
+    if covered < len(log.entries) and not log.unsigned:
+        result.problems.append(
+            f"no signed head covers its entries from {max(covered, 0)} to {len(log.entries) - 1}"
+        )
+    for head in others:
+        if covered >= _size(head) or log.unsigned:
+            result.forks.append(
+                f"its signed head of {_size(head)} entries is not the head of the first "
+                f"{_size(head)} entries of its log"
+            )
+
+
+def _roots(entries: list[bytes], sizes: set[int]) -> dict[int, bytes]:
+    """Roots of the first `size` entries, for the sizes that the entries reach."""
+    peaks = merkle.Peaks()
+    roots = {0: peaks.root()} if 0 in sizes else {}
+    for raw in entries:
+        peaks.append(merkle.leaf_hash(raw))
+        if peaks.size in sizes:
+            roots[peaks.size] = peaks.root()
+    return roots
+
+
+def _entries(log: LogCopy, result: Audited) -> Iterator[tuple[int, Entry]]:
+    for index, raw in enumerate(log.entries):
+        try:
+            yield index, decode(raw)
+        except ValueError as error:
+            result.problems.append(f"entry {index}: {error}")
+
+
+def _not_permitted(archive: Archive, owner: str, entry: Entry) -> str | None:
+    """Why this peer may not have written an entry, or None."""
+    manifest: RunManifest = archive.manifest
+    if isinstance(entry, Judged) and not manifest.is_validator(owner):
+        return "a verdict in the log of a peer that is no validator"
+    if isinstance(entry, (CheckpointPublished, Consumed)) and not manifest.is_trainer(owner):
+        return "a trainer's entry in the log of a peer that is no trainer"
+    if not isinstance(entry, (Evicted, Reinstated)):
+        return None
+    try:
+        envelope = open_envelope(entry.envelope)
+    except Dropped as dropped:
+        return f"its signed message is invalid ({dropped})"
+    evicts = isinstance(entry, Evicted)
+    signer = owner if evicts else archive.signed.sender
+    if not isinstance(envelope.message, Eviction if evicts else Reinstatement):
+        return f"its message is a {envelope.body.kind}"
+    if envelope.sender != signer or envelope.body.run != archive.run:
+        return f"its message is not signed by {signer} for this run"
+    if (envelope.message.peer, envelope.message.reason) != (entry.peer, entry.reason):
+        return "it differs from its signed message"
+    return None
+
+
+def _compare_verdicts(
+    archive: Archive, log: LogCopy, entries: dict[int, Entry], result: Audited
+) -> None:
+    for index, envelope in sorted(log.verdicts.items()):
+        verdict = envelope.message
+        if (
+            not isinstance(verdict, Verdict)
+            or envelope.sender != log.owner
+            or envelope.body.run != archive.run
+        ):
+            result.problems.append(f"verdict {index} is not signed by {log.owner} for this run")
+        elif verdict.log_index != index or entries.get(index) != judged(verdict):
+            result.problems.append(f"verdict {index} differs from the log entry that it names")
+
+
+def _size(head: Envelope) -> int:
+    return head.expect(LogHead).size
+
+
+def _root(head: Envelope) -> bytes:
+    return head.expect(LogHead).root

@@ -1,0 +1,111 @@
+"""Receipts as small JSON files that anyone can check offline: a verdict, proven to be in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import DECODE_ERRORS
+from swarm.ledger import merkle
+from swarm.ledger.archive import Archive, LogCopy
+from swarm.ledger.receipts import Receipt
+from swarm.messages import LogHead, RunManifest
+
+
+class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a file; all bytes are hexadecimal text."""
+
+    format: Literal["swarm-receipt-1"] = "swarm-receipt-1"
+    run: str
+    """For readers; the envelopes decide."""
+    manifest: str
+    """The owner's signed run manifest, which names the validator."""
+    verdict: str
+    """The signed verdict."""
+    entry: str
+    """The log entry: the leaf's bytes."""
+    index: int
+    head: str
+    """The validator's signed head of its log."""
+    proof: list[str]
+    """The inclusion proof (RFC 6962)."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """An opened proof file."""
+
+    signed: Envelope
+    """The run manifest."""
+    receipt: Receipt
+
+    def problem(self) -> str | None:
+        """Why the file proves nothing, or None. The caller checks who signed the manifest."""
+        manifest, run = self.signed.message, self.signed.body.run
+        if not isinstance(manifest, RunManifest) or run != f"{self.signed.sender}/{manifest.name}":
+            return "it has no run manifest that the run's owner signed"
+        if self.receipt.envelope.body.run != run:
+            return "verdict and run manifest belong to different runs"
+        if not manifest.is_validator(self.receipt.envelope.sender):
+            return f"{self.receipt.envelope.sender} is no validator of the run"
+        return self.receipt.problem()
+
+
+def receipt_in(log: LogCopy, index: int) -> Receipt:
+    """The receipt for an entry, under the newest head that covers it; raises `ValueError`."""
+    envelope = log.verdicts.get(index)
+    if envelope is None:
+        raise ValueError(f"only {log.owner} keeps the signed verdict of entry {index}")
+    nodes: dict[tuple[int, int], bytes] = {}
+
+    def node(level: int, position: int) -> bytes:
+        return nodes[(level, position)]
+
+    for size, raw in enumerate(log.entries):
+        for level, position, value in merkle.completed_by(size, merkle.leaf_hash(raw), node):
+            nodes[(level, position)] = value
+    for head in sorted(log.heads.values(), key=lambda head: -head.body.sequence):
+        signed = head.expect(LogHead)
+        if (
+            index < signed.size <= len(log.entries)
+            and merkle.root(signed.size, node) == signed.root
+        ):
+            proof = merkle.inclusion_proof(index, signed.size, node)
+            return Receipt(envelope, log.entries[index], index, head, proof)
+    raise ValueError(f"no signed head of {log.owner} covers entry {index}")
+
+
+def written(archive: Archive, receipt: Receipt) -> ProofFile:
+    """The file that proves a receipt."""
+    return ProofFile(
+        run=archive.run,
+        manifest=archive.signed.raw.hex(),
+        verdict=receipt.envelope.raw.hex(),
+        entry=receipt.entry.hex(),
+        index=receipt.index,
+        head=receipt.head.raw.hex(),
+        proof=[each.hex() for each in receipt.proof],
+    )
+
+
+def read(data: bytes) -> Proven:
+    """Read a proof file; raises `ValueError` for bytes that are none."""
+    try:
+        file = msgspec.json.decode(data, type=ProofFile)
+        proof: Sequence[bytes] = [bytes.fromhex(each) for each in file.proof]
+        return Proven(
+            open_envelope(bytes.fromhex(file.manifest)),
+            Receipt(
+                open_envelope(bytes.fromhex(file.verdict)),
+                bytes.fromhex(file.entry),
+                file.index,
+                open_envelope(bytes.fromhex(file.head)),
+                list(proof),
+            ),
+        )
+    except (Dropped, ValueError, *DECODE_ERRORS) as error:
+        raise ValueError(f"it holds no receipt ({error})") from error

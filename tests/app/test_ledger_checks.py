@@ -1,0 +1,330 @@
+"""`swarm ledger verify`, `prove`, `export` and `why`: over the network, from a home, offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarm.app.archives import FORMATS, archive_in_home, fetch_archive, read_export, write_export
+from swarm.app.why import (
+    about_peer,
+    about_submission,
+    peer_lines,
+    peer_named,
+    submission_lines,
+    submission_named,
+)
+from swarm.errors import UserError
+from swarm.ledger import proof_file
+from swarm.ledger.archive import Archive
+from swarm.ledger.audit import audit
+from swarm.ledger.entries import Admitted, Evicted
+from swarm.ledger.forks import ForkEvidence
+from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
+from swarm.run.run import Run
+from tests.app.harness import complaint, swarm
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    WORKER,
+    Peer,
+    Swarm,
+    identity,
+    in_virtual_time,
+    sealed,
+    verdict_at,
+)
+
+LIE = b"\xab" * 32
+
+REFUSED: dict[str, Any] = {
+    "submission": LIE,
+    "outcome": "refused",
+    "failed": "proofs",
+    "rewards": [],
+    "detail": "3 of 40 proofs do not fit the policy's activations",
+    "checks": [
+        Check(name="schema", figure=0, threshold=0, passed=True),
+        Check(name="proofs", figure=0.925, threshold=1, passed=False),
+    ],
+    "evidence": Evidence(tokens=100, mismatches=7, sampler=[1], policy=[2], text=[3], selection=[]),
+}
+
+
+def collected(tmp_path: Path) -> Archive:
+    """The archive of a run in which Alice accepted three submissions and refused and evicted."""
+    found: list[Archive] = []
+
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.peer(TRAINER),
+            lab.peer(ALICE) as alice,
+            lab.peer(BOB) as bob,
+            lab.apart(identity(50)) as onlooker,
+        ):
+            for number in range(3):
+                await alice.trusted.append_verdict(verdict_at(number))
+            await alice.trusted.append_verdict(verdict_at(9, WORKER, **REFUSED))
+            await alice.trusted.evict(WORKER.peer_id, "another policy", LIE, 0.5, 1.0)
+            await bob.until(lambda: _mirrored(bob) == 5, "bob mirrors alice")
+            found.append(await fetch_archive(onlooker.node, Run(lab.manifest)))
+
+    in_virtual_time(main)
+    return found[0]
+
+
+def _mirrored(peer: Peer) -> int:
+    log = peer.trusted.log_of(ALICE.peer_id)
+    assert log is not None
+    return log.size()
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    return collected(tmp_path_factory.mktemp("ledger"))
+
+
+def problems(archive: Archive) -> str:
+    """Everything that an audit has to say against the logs."""
+    return "; ".join(sentence for log in audit(archive) for sentence in [*log.problems, *log.forks])
+
+
+def test_logs_of_honest_peers_are_sound(archive: Archive) -> None:
+    assert not archive.problems
+    trainer, alice, bob = audit(archive)
+    assert (trainer.entries, alice.entries, bob.entries) == (0, 5, 0)
+    assert alice.verdicts == 4 and alice.heads >= 1
+    assert problems(archive) == ""
+    assert [log.notes for log in (trainer, alice, bob)] == [[], [], []]
+
+
+def test_the_log_of_a_silent_peer_is_read_from_a_mirror(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with lab.peer(BOB) as bob, lab.apart(identity(50)) as onlooker:
+            async with lab.peer(ALICE) as alice:
+                await alice.trusted.append_verdict(verdict_at(0))
+                await bob.until(lambda: _mirrored(bob) == 1, "bob mirrors alice")
+            await trio.sleep(5)
+            archive = await fetch_archive(onlooker.node, Run(lab.manifest))
+            assert any(ALICE.peer_id in problem for problem in archive.problems)
+            assert len(archive.logs[ALICE.peer_id].entries) == 1
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_can_be_checked_again(archive: Archive, tmp_path: Path, format: str) -> None:
+    file = tmp_path / f"run.{format}"
+    rows = write_export(archive, file, format)
+    again = read_export(file)
+    assert again.run == archive.run
+    assert {owner: log.entries for owner, log in again.logs.items() if log.entries} == {
+        ALICE.peer_id: archive.logs[ALICE.peer_id].entries
+    }
+    assert problems(again) == ""
+    assert again.state() == archive.state()
+    assert write_export(again, file, format) == rows
+    outcome = swarm("ledger", "verify", file)
+    assert outcome.status == 0, outcome.errors
+    assert f"{ALICE.peer_id} (validator): sound, 5 entries" in outcome.output
+    assert swarm("ledger", "verify", file, "--owner", OWNER.peer_id).status == 0
+    assert "belongs to" in complaint("ledger", "verify", file, "--owner", BOB.peer_id)
+
+
+def test_tables_have_named_fields_and_credits(archive: Archive) -> None:
+    rows = list(archive.rows())
+    judged = [row for row in rows if row["type"] == "judged"]
+    assert judged[0]["worker"] == WORKER.peer_id and judged[0]["samples"] == 4
+    assert judged[3]["failed"] == "proofs" and judged[3]["evidence"]["mismatches"] == 7
+    (credit,) = [row for row in rows if row["type"] == "credit"]
+    assert (credit["peer"], credit["samples"]) == (WORKER.peer_id, 12)
+
+
+def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
+    for name, text in (
+        ("empty.jsonl", ""),
+        ("list.jsonl", "[1]\n"),
+        ("half.jsonl", '{"type": "head", "owner": "x", "raw": "00"}\n'),
+        ("torn.jsonl", '{"type": "mani'),
+        ("other.csv", "a,b\n1,2\n"),
+        ("hex.csv", "owner,index,type,raw\n,,manifest,zz\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert "is no export of a ledger" in complaint("ledger", "verify", tmp_path / name)
+
+
+def test_a_changed_entry_is_found(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    write_export(archive, file, "jsonl")
+    lines = file.read_text().splitlines()
+    entry = next(i for i, line in enumerate(lines) if '"type": "judged"' in line)
+    row = json.loads(lines[entry])
+    row["raw"] = row["raw"].replace("a86163636570746564", "a772656675736564")  # accepted, refused
+    lines[entry] = json.dumps(row)
+    file.write_text("\n".join(lines))
+    outcome = swarm("ledger", "verify", file)
+    assert outcome.status == 1
+    assert "FORKED" in outcome.output or "NOT SOUND" in outcome.output
+    assert "verdict 0 differs from the log entry" in outcome.output
+
+
+def test_contradictory_heads_are_shown_as_a_fork(archive: Archive) -> None:
+    forked = Archive(archive.signed, dict(archive.logs))
+    held = max(archive.logs[ALICE.peer_id].heads.values(), key=lambda head: head.body.sequence)
+    for size, words in (
+        (5, "two different heads of 5 entries"),
+        (3, "a head of 3 entries after one of 5"),
+    ):
+        lie = sealed(
+            ALICE, LogHead(size=size, root=bytes(32)), archive.run, sequence=held.body.sequence + 1
+        )
+        forked.forks = [ForkEvidence(held.raw, lie.raw)]
+        assert words in problems(forked)
+    older = sealed(ALICE, LogHead(size=3, root=bytes(32)), archive.run)
+    forked.forks = [ForkEvidence(older.raw, held.raw)]
+    assert "head of 3 entries is not the head of the first 3 entries" in problems(forked)
+    # What another peer signed, or signed for another run, says nothing against Alice.
+    for innocent in (
+        sealed(BOB, LogHead(size=3, root=bytes(32)), archive.run),
+        sealed(ALICE, LogHead(size=3, root=bytes(32)), "other/run"),
+    ):
+        forked.forks = [ForkEvidence(innocent.raw, held.raw)]
+        assert problems(forked) == ""
+
+
+def test_entries_that_their_owner_may_not_write_are_found(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with lab.peer(TRAINER) as trainer, lab.apart(identity(50)) as onlooker:
+            await trainer.trusted.append_verdict(verdict_at(0))
+            forged = sealed(BOB, Eviction(peer=WORKER.peer_id, reason="no"), lab.run)
+            await trainer.trusted.append(
+                [
+                    Evicted(peer=WORKER.peer_id, reason="no", envelope=forged.raw),
+                    Evicted(peer=WORKER.peer_id, reason="no", envelope=b"nonsense"),
+                    Admitted(peer=WORKER.peer_id, roles=["inference"]),
+                ]
+            )
+            found = audit(await fetch_archive(onlooker.node, Run(lab.manifest)))[0].problems
+            assert "a verdict in the log of a peer that is no validator" in found[0]
+            assert "not signed by" in found[1] and "invalid" in found[2]
+            assert len(found) == 3
+
+    in_virtual_time(main)
+
+
+# --- proofs ----------------------------------------------------------------------------------
+
+
+def test_a_receipt_is_proven_offline(archive: Archive, tmp_path: Path) -> None:
+    table, file = tmp_path / "run.jsonl", tmp_path / "receipt.json"
+    write_export(archive, table, "jsonl")
+    prefix = LIE.hex()[:13]
+    assert swarm("ledger", "prove", prefix, "--from", table, "--out", file).status == 0
+    outcome = swarm("ledger", "verify", file)
+    assert outcome.status == 0, outcome.errors
+    assert f"was refused by {ALICE.peer_id}, a validator of the run {archive.run}" in outcome.output
+    assert swarm("ledger", "verify", file, "--owner", OWNER.peer_id).status == 0
+    other = swarm("ledger", "verify", file, "--owner", BOB.peer_id)
+    assert other.status == 1 and "belongs to" in other.errors
+    assert file.stat().st_size < 8192
+
+
+def test_a_changed_proof_proves_nothing(archive: Archive) -> None:
+    log = archive.logs[ALICE.peer_id]
+    receipt = proof_file.receipt_in(log, 1)
+    file = proof_file.written(archive, receipt)
+    fields = {name: getattr(file, name) for name in file.__struct_fields__}
+    other = proof_file.written(archive, proof_file.receipt_in(log, 2))
+
+    def problem(**changes: object) -> str | None:
+        changed = proof_file.ProofFile(**{**fields, **changes})
+        return proof_file.read(json.dumps(changed_fields(changed)).encode()).problem()
+
+    def changed_fields(changed: proof_file.ProofFile) -> dict[str, object]:
+        return {name: getattr(changed, name) for name in changed.__struct_fields__}
+
+    assert problem() is None
+    assert problem(index=2) is not None
+    assert problem(entry=other.entry) is not None
+    assert problem(verdict=other.verdict) is not None
+    assert problem(proof=file.proof[:-1]) is not None
+    foreign = sealed(BOB, archive.manifest, f"{BOB.peer_id}/{archive.manifest.name}")
+    assert problem(manifest=foreign.raw.hex()) == (
+        "verdict and run manifest belong to different runs"
+    )
+    with pytest.raises(ValueError, match="it holds no receipt"):
+        proof_file.read(b"{}")
+
+
+# --- why -------------------------------------------------------------------------------------
+
+
+def test_a_refused_contributor_reads_what_happened_and_what_to_do(archive: Archive) -> None:
+    submission = submission_named(archive, LIE.hex()[:20])
+    page = "\n".join(submission_lines(about_submission(archive, submission)))
+    assert "refused by " + ALICE.peer_id in page
+    assert "3 of 40 proofs do not fit the policy's activations (proofs: 0.925 against 1)" in page
+    assert "what it means:  the policy, run again over your text" in page
+    assert "what to do:     start the peer with an empty `checkpoints` folder" in page
+    assert "passed (figure/threshold): schema 0/0" in page
+    assert "recomputed: 100 tokens, 7 of them" in page
+    assert "credited: 0 completions" in page
+
+
+def test_a_peer_is_explained_with_its_eviction(archive: Archive) -> None:
+    peer = peer_named(archive, WORKER.peer_id[:12])
+    told = about_peer(archive, peer)
+    assert told["totals"]["accepted"] == 3 and told["failed"] == {"proofs": 1}
+    page = "\n".join(peer_lines(told))
+    assert "evicted on " in page and "another policy" in page
+    assert f"swarm ledger check-eviction {WORKER.peer_id}" in page
+
+
+def test_prefixes_must_name_one(archive: Archive) -> None:
+    with pytest.raises(UserError, match="submissions begin with 0000"):
+        submission_named(archive, "0000")
+    for prefix in ("00", "ffff"):
+        with pytest.raises(UserError, match="has no submission"):
+            submission_named(archive, prefix)
+
+
+def test_a_reinstated_peer_is_not_evicted(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
+            await alice.trusted.append_verdict(verdict_at(9, WORKER, **REFUSED))
+            await alice.trusted.evict(WORKER.peer_id, "a mistake", LIE, 0.5, 1.0)
+            await trio.sleep(1)
+            pardon = Reinstatement(peer=WORKER.peer_id, reason="sorry")
+            await alice.trusted.reinstate(
+                sealed(OWNER, pardon, lab.run, at=trio.current_time()).raw
+            )
+            archive = await fetch_archive(onlooker.node, Run(lab.manifest))
+            told = about_peer(archive, WORKER.peer_id)
+            assert not told["evicted"]
+            assert [each["what"] for each in told["history"]] == ["evicted", "reinstated"]
+            assert told["evidence"]["p_value"] == 1.0, "earlier evidence does not count"
+
+    in_virtual_time(main)
+
+
+def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
+    archive = collected(tmp_path)
+    home = tmp_path / BOB.peer_id
+    (home / "identity.key").write_text(BOB.seed.hex())
+    (home / "identity.key").chmod(0o600)
+    found = archive_in_home(home, None)
+    assert found.logs[ALICE.peer_id].entries == archive.logs[ALICE.peer_id].entries
+    assert problems(found) == ""
+    page = swarm("ledger", "why", LIE.hex()[:20], "--from", home).output
+    assert "the check proofs failed" in page and f"which only {ALICE.peer_id} keeps" in page
+    assert "has no ledger.sqlite" in complaint("ledger", "verify", tmp_path)
