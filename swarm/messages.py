@@ -338,6 +338,10 @@ class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     range_max: Count = 32
     """Most peers of either sort within one /24 (IPv6: /48); private and loopback ranges have no
     bound."""
+    trial: bool = True
+    """Whether a worker without verified work may have only one unjudged submission. Its first
+    submission thus is its trial: a generation with proofs under the run's policy, recomputed
+    completely."""
     trial_seconds: Seconds = 600.0
     """Time without a further accepted submission after which an unproven worker loses its slot to
     a waiting one. Only time in which a step wants work counts."""
@@ -433,6 +437,8 @@ class Admission(Message, frozen=True, kw_only=True):
     """Wall time at which a trusted peer first admitted it, the same in every renewal."""
     entry: Entry = b""
     """The same in every renewal."""
+    trial: bool = False
+    """Whether it may have only one unjudged submission, because none was verified yet."""
 
 
 class AdmissionRefused(Message, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import trio
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, Submission, Verdict
+from swarm.messages import Acknowledgement, Admission, Submission, Verdict
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
@@ -55,6 +55,7 @@ class Deliveries:
         self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
         """The last acknowledgements and logged verdicts, by lineage, step and number. A validator
         acknowledges a number only if it knows that the one before was acknowledged or judged."""
+        self._was_accepted = False
         self.under_way = 0
         """Number of submissions made and not yet judged. It stays within one validator's quota per
         worker, so that any validator can take over all of them."""
@@ -65,7 +66,16 @@ class Deliveries:
     @property
     def is_full(self) -> bool:
         """Whether no further submission may be made until one has its verdict."""
-        return self.under_way >= self._run.manifest.limits.submissions_unjudged_max
+        limits = self._run.manifest.limits
+        return self.under_way >= (1 if self._on_trial else limits.submissions_unjudged_max)
+
+    @property
+    def _on_trial(self) -> bool:
+        """Whether this worker is on trial, according to its admission, and has no acceptance."""
+        admission = self._peer.lease.admission if self._peer.lease else None
+        if admission is None or self._was_accepted:
+            return False
+        return admission.expect(Admission).trial
 
     async def see_through(
         self,
@@ -254,6 +264,7 @@ class Deliveries:
         event = self._verdicts[verdict.submission]
         if not event.is_set():
             event.set()
+            self._was_accepted |= verdict.outcome == "accepted"
             self._keep(envelope)
             failed = next((check for check in verdict.checks if not check.passed), None)
             credited = verdict.rewards if verdict.outcome != "refused" else []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import trio
 
-from peers.validator.cases import Case, Outcome, slot_of, verdict_on
+from peers.validator.cases import Case, Outcome, Slot, slot_of, verdict_on
 from peers.validator.checks.announcement import (
     CHECKS,
     PENDING,
@@ -107,6 +107,8 @@ class Reception:
             newest_order=self._peer.step_order(),
             slot_taken_by=taken.digest if taken else None,
             is_next=submission.number == 0 or self._docket.taken(slot.before) is not None,
+            on_trial=self._peer.trusted_part("validator").is_on_trial(worker),
+            unjudged=self._unjudged(worker, slot.before),
             pushed_bytes=self._inbox.size_bytes(key),
             wall_time=self._peer.node.world.wall_time(),
         )
@@ -127,6 +129,15 @@ class Reception:
         case = Case(envelope, ordered)
         await self._queue.add(case)
         return [await self._acknowledge(case)]
+
+    def _unjudged(self, worker: str, before: Slot) -> int:
+        """Count a worker's unjudged submissions: those in the queue, or else the one in the slot
+        `before`, which another validator has acknowledged."""
+        waiting = sum(case.worker == worker for case in self._queue.cases())
+        taken = self._docket.taken(before)
+        if taken is not None and taken.receipt is not None:
+            return max(waiting, int(isinstance(taken.receipt.message, Acknowledgement)))
+        return waiting
 
     async def _refuse(self, worker: str, submission: Submission, refusal: Report) -> Envelope:
         if refusal.failed == Admitted.name:  # a stranger gets an answer, but never a verdict

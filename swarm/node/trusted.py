@@ -212,6 +212,13 @@ class TrustedPart:
             held = self._stakes[worker] = (known, stake)
         return held[1]
 
+    def is_on_trial(self, worker: str) -> bool:
+        """Whether a worker may have only one unjudged submission."""
+        manifest = self._run.manifest
+        if worker in manifest.trusted_ids() or not manifest.admissions.trial:
+            return False
+        return self._stake_now(worker) == 0
+
     def _stake_in_logs(self, worker: str, step: int) -> int:
         authority = Authority.of(self._run.owner, self._run.manifest)
         start = step - authority.rules.stake_steps + 1

@@ -160,6 +160,13 @@ def _check_admissions(manifest: RunManifest, where: str) -> None:
             f"{where}: admissions.unproven_max is 0, so nobody new could ever take part; make it "
             'at least 1, or admissions.policy "allow-list"'
         )
+    thresholds = manifest.thresholds
+    if admissions.trial and max(thresholds.recompute_safety, thresholds.recompute_share_min) == 0:
+        raise UserError(
+            f"{where}: admissions.trial is true, but thresholds.recompute_safety and "
+            "recompute_share_min are 0, so no work is ever verified and no trial would end; raise "
+            "one of them, or make admissions.trial false"
+        )
     if admissions.policy == "allow-list" and not admissions.allowed:
         raise UserError(
             f'{where}: admissions.policy is "allow-list" and admissions.allowed is empty, so '

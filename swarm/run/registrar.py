@@ -182,6 +182,7 @@ class Registrar:
             roles=heartbeat.roles,
             admitted_ms=member.slot.admitted_ms,
             entry=member.slot.entry,
+            trial=self._run.manifest.admissions.trial and not stake,
         )
         self._vouch(PeerId(peer), ADMISSION_LEASE_SECONDS)
         return [await self._seal(admission, ADMISSION_LEASE_SECONDS)]

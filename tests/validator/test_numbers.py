@@ -17,7 +17,15 @@ from simnet.simulation import Peer, Simulation
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
 from swarm.jobs import SubmissionOrder
-from swarm.messages import Acknowledgement, Message, StepOrder, Submission, Verdict
+from swarm.messages import (
+    Acknowledgement,
+    Admission,
+    Admissions,
+    Message,
+    StepOrder,
+    Submission,
+    Verdict,
+)
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
 from swarm.transport import BlobReference
@@ -88,6 +96,7 @@ def simulate(
     *validators: str,
     absent: Sequence[str] = (),
     prefill_tokens_per_second: float = 40_000.0,
+    trial: bool = False,
 ) -> list[Event]:
     """Run `test` with validators, a trainer, and an idle peer in a worker's place.
 
@@ -103,6 +112,7 @@ def simulate(
             present = validators or ("validator",)
             peers = await start_run(
                 simulation, *present, "trainer", "relay-worker", groups_per_submission=1,
+                admissions=Admissions(trial=trial),
                 validators=[*present, *absent], prefill_tokens_per_second=prefill_tokens_per_second,
             )  # fmt: skip
             await trio.sleep(20)
@@ -140,6 +150,25 @@ def test_a_later_number_is_neither_acknowledged_nor_announced_nor_judged() -> No
     said = simulate(test)
     numbers = [event.fields["number"] for event in said if event.name == "validator.verdict"]
     assert numbers == [0, 1]
+
+
+def test_a_worker_on_trial_has_one_unjudged_submission() -> None:
+    """And is no longer on trial once its first is recomputed and accepted."""
+
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        validator = peers["validator"]
+        assert worker.part.lease is not None and worker.part.lease.admission is not None
+        assert worker.part.lease.admission.expect(Admission).trial
+        assert kinds(await worker.deliver(validator, 0)) == [Acknowledgement]
+        assert await worker.deliver(validator, 1) == []
+        await trio.sleep(30)
+        for number in (1, 2, 3):
+            assert kinds(await worker.deliver(validator, number)) == [Acknowledgement]
+        assert not worker.part.lease.admission.expect(Admission).trial
+
+    said = simulate(test, trial=True, prefill_tokens_per_second=1_000.0)
+    outcomes = [e.fields["outcome"] for e in said if e.name == "validator.verdict"]
+    assert outcomes[:1] == ["accepted"], outcomes
 
 
 def test_announcing_a_number_without_its_file_settles_nothing() -> None:

@@ -34,6 +34,10 @@ class Announcement:
     """Digest of the file that was delivered first under the worker's submission number."""
     is_next: bool
     """Whether the worker's preceding number of this step was acknowledged or judged."""
+    on_trial: bool
+    """Whether no work of the worker was verified yet."""
+    unjudged: int
+    """Number of the worker's other submissions that wait for a verdict, as far as is known."""
     pushed_bytes: int | None
     """Size of the file that the worker pushed; None if it pushed none."""
     wall_time: float
@@ -200,6 +204,20 @@ class InTurn(Check[Announcement]):
         return Finding(number, number - 1, evidence.is_next, detail)
 
 
+class Trial(Check[Announcement]):
+    """A worker without verified work has one unjudged submission, which is its trial.
+
+    Figure: the worker's other unjudged submissions.
+    """
+
+    name = "trial"
+
+    def examine(self, evidence: Announcement) -> Finding:
+        detail = "until work of this worker is verified, each submission waits for the last verdict"
+        passed = not (evidence.on_trial and evidence.unjudged)
+        return Finding(evidence.unjudged, 0, passed, detail)
+
+
 class Pushed(Check[Announcement]):
     """The worker pushed the file before it announced the submission.
 
@@ -237,6 +255,6 @@ CHECKS: tuple[Check[Announcement], ...] = (
     FreeSlot(),
     Size(),
 )
-PENDING: tuple[Check[Announcement], ...] = (InTurn(), Pushed())
+PENDING: tuple[Check[Announcement], ...] = (InTurn(), Trial(), Pushed())
 """Conditions that the worker may still fulfil: a failure is answered with "not yet", which settles
 nothing."""
