@@ -98,7 +98,7 @@ class Collector:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
                 offer = (verdict.worker, verdict.submission)
-                self.forecast.judge(offer, accepted=verdict.outcome == "accepted")
+                self.forecast.judge(offer, verdict.outcome)
                 reason = self._grading.look(envelope, verdict)
                 if reason and not self.pause:
                     nursery.start_soon(self.pause.hold, reason)

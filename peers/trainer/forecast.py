@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Literal
 
 from peers.trainer.filters import KeepRate
 
@@ -12,6 +13,10 @@ UNJUDGED_SECONDS = 60.0
 JUDGED_MAX = 10_000
 """Judged submissions remembered, so that a late acknowledgement does not enter the forecast."""
 
+WASTEFUL_MAX = 4096
+"""Wasteful workers remembered; the least recent is forgotten."""
+
+Outcome = Literal["accepted", "refused", "quarantined"]
 Offer = tuple[str, bytes]
 """(worker, digest): a worker's announcement says nothing about another worker's file."""
 
@@ -31,21 +36,41 @@ class Forecast:
         """Verdicts since the newest order or revision."""
         self._wasted_since_order = 0
         """Submissions since then that serve no batch, although they spent their workers' quota."""
+        self._wasteful: OrderedDict[str, None] = OrderedDict()
+        """Workers whose last judged submission was refused."""
 
     def announce(self, offer: Offer, groups: int, now: float) -> bool:
-        """Add a submission that a validator holds; False if it was judged already."""
-        if offer in self._judged:
+        """Add a submission that a validator holds and that may serve a batch.
+
+        Returns False for one that was judged already, and for a worker whose last submission was
+        refused: nothing is expected of it until one is accepted.
+        """
+        worker, _ = offer
+        if offer in self._judged or worker in self._wasteful:
             return False
         self._announced.setdefault(offer, (groups, now))
         return True
 
-    def judge(self, offer: Offer, *, accepted: bool) -> None:
-        """Count a verdict; the submission's groups stay in the forecast until `settle`."""
+    def judge(self, offer: Offer, outcome: Outcome) -> None:
+        """Count a verdict; the submission's groups stay in the forecast until `settle`.
+
+        The refusals of one worker count once until it is accepted again. Otherwise it could have
+        more asked of all workers as often as it likes.
+        """
+        worker, _ = offer
         self._judged[offer] = None
-        self._judged_since_order += 1
-        self._wasted_since_order += not accepted
         if len(self._judged) > JUDGED_MAX:
             self._judged.popitem(last=False)
+        if outcome == "refused" and worker in self._wasteful:
+            return
+        self._judged_since_order += 1
+        self._wasted_since_order += outcome != "accepted"
+        if outcome == "refused":
+            self._wasteful[worker] = None
+            if len(self._wasteful) > WASTEFUL_MAX:
+                self._wasteful.popitem(last=False)
+        elif outcome == "accepted":
+            self._wasteful.pop(worker, None)
 
     def settle(self, offer: Offer) -> None:
         """Remove a submission that is in the pool, or never will be."""

@@ -95,7 +95,7 @@ def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> Non
     assert forecast.announce(OFFER, 4, now=0.0)
     assert forecast.announce(OFFER, 9, now=1.0), "the first word on a file counts"
     assert forecast.coming() == 4
-    forecast.judge(OFFER, accepted=True)
+    forecast.judge(OFFER, "accepted")
     assert forecast.coming() == 4, "its file is being fetched"
     forecast.settle(OFFER)
     assert forecast.coming() == 0
@@ -103,10 +103,10 @@ def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> Non
 
 def test_an_acknowledgement_after_the_verdict_is_not_waited_for() -> None:
     forecast = Forecast()
-    forecast.judge(OFFER, accepted=True)
+    forecast.judge(OFFER, "accepted")
     assert not forecast.announce(OFFER, 4, now=0.0)
     for number in range(JUDGED_MAX):
-        forecast.judge(("worker", number.to_bytes(4, "big")), accepted=True)
+        forecast.judge(("worker", number.to_bytes(4, "big")), "accepted")
     assert forecast.announce(OFFER, 4, now=0.0), "it remembers only so many"
 
 
@@ -123,12 +123,31 @@ def test_what_is_not_judged_for_long_leaves_the_forecast_as_wasted() -> None:
 
 def test_quota_is_spent_by_what_serves_no_batch_until_the_next_order() -> None:
     forecast = Forecast()
-    forecast.judge(OFFER, accepted=True)
+    forecast.judge(OFFER, "accepted")
     assert not forecast.quota_spent(refill=False)
     assert forecast.quota_spent(refill=True), "what was accepted may fill nothing"
-    forecast.judge(OFFER, accepted=False)
+    forecast.judge(OFFER, "refused")
     assert forecast.quota_spent(refill=False)
     forecast.order_issued()
     assert not forecast.quota_spent(refill=True)
     forecast.waste(1)
     assert forecast.quota_spent(refill=False)
+
+
+def test_nothing_is_expected_of_a_worker_that_was_refused_until_it_is_accepted() -> None:
+    """Or it could hold up a step, or have more asked of everybody, as often as it likes."""
+    forecast = Forecast()
+    forecast.judge(("worker", b"0"), "refused")
+    assert forecast.quota_spent(refill=False), "the first one is made up for at once"
+    forecast.order_issued()
+    for number in range(1, 9):
+        offer = ("worker", b"%d" % number)
+        assert not forecast.announce(offer, 4, now=0.0)
+        forecast.judge(offer, "refused")
+    assert forecast.coming() == 0 and not forecast.quota_spent(refill=True)
+    assert forecast.announce(("another", b"0"), 4, now=0.0)
+    forecast.judge(("worker", b"9"), "accepted")
+    assert forecast.announce(("worker", b"10"), 4, now=0.0)
+    forecast.judge(("worker", b"10"), "quarantined")
+    assert forecast.quota_spent(refill=False), "a validator's fault is made up for"
+    assert forecast.announce(("worker", b"11"), 4, now=0.0)
