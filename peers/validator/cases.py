@@ -10,8 +10,17 @@ import msgspec
 from peers.validator.checks.history import Speed
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
+from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import Inspected, Report
-from swarm.messages import Acknowledgement, Evidence, StepOrder, Submission, Verdict
+from swarm.messages import (
+    Acknowledgement,
+    Evidence,
+    RunManifest,
+    StepOrder,
+    Submission,
+    Verdict,
+)
+from swarm.rollouts.seeds import nonce_of
 
 
 class Slot(NamedTuple):
@@ -62,6 +71,23 @@ class Case:
     @property
     def slot(self) -> Slot:
         return slot_of(self.worker, self.submission)
+
+
+def submission_order(
+    run: str, worker: str, submission: Submission, order: StepOrder, manifest: RunManifest
+) -> SubmissionOrder:
+    """The fields that determine a submission's content, all of them signed."""
+    return SubmissionOrder(
+        run=run,
+        policy=order.checkpoint,
+        step=submission.step,
+        nonce=nonce_of(order.nonce, submission.entry),
+        worker=worker,
+        number=submission.number,
+        groups=submission.groups,
+        environments=manifest.environments,
+        sampling=manifest.sampling,
+    )
 
 
 class Outcome(Inspected, kw_only=True):

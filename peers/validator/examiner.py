@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import trio
 
-from peers.validator.cases import Case, Outcome
+from peers.validator.cases import Case, Outcome, submission_order
 from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
@@ -16,12 +16,11 @@ from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
 from peers.validator.statistics import Duplicates, Pace, prefill_wanted
 from swarm.errors import PeerError
-from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs import Load
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
 from swarm.ledger.record import share_to_recompute
 from swarm.messages import CheckpointReference, RunManifest, Thresholds
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import nonce_of
 from swarm.world.restarts import Restarts
 
 
@@ -75,7 +74,9 @@ class Examiner:
         )
         canonical, accepted = canonical_path_of(case.key), False
         inspect = Inspect(
-            order=self._submission_order(case, manifest),
+            order=submission_order(
+                self._run.id, case.worker, case.submission, case.order, manifest
+            ),
             path=self._local(path_of(case.key)),
             digest=case.submission.digest,
             canonical_path=self._local(canonical),
@@ -133,19 +134,6 @@ class Examiner:
         with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
             return await self._peer.versions.manifest_of(case.order)
         raise PeerError(f"no peer has version {case.order.run_version} of the run manifest")
-
-    def _submission_order(self, case: Case, manifest: RunManifest) -> SubmissionOrder:
-        return SubmissionOrder(
-            run=self._run.id,
-            policy=case.order.checkpoint,
-            step=case.submission.step,
-            nonce=nonce_of(case.order.nonce, case.submission.entry),
-            worker=case.worker,
-            number=case.submission.number,
-            groups=case.submission.groups,
-            environments=manifest.environments,
-            sampling=manifest.sampling,
-        )
 
     async def _recompute(
         self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome

@@ -113,7 +113,9 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     if not (home / "ledger.sqlite").exists():
         raise UserError(f"{home} has no ledger.sqlite; only trainers and validators keep logs")
     manifests: dict[str, Envelope] = {}
-    for (raw,) in _rows(home / "peer.sqlite", "SELECT envelope FROM manifests ORDER BY version"):
+    for (raw,) in home_rows(
+        home / "peer.sqlite", "SELECT envelope FROM manifests ORDER BY version"
+    ):
         envelope = open_envelope(raw)
         manifests[envelope.body.run] = envelope
     if not manifests:
@@ -122,24 +124,31 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     ledger = home / "ledger.sqlite"
     own = load_or_create(home / "identity.key").peer_id
     archive.log(own).unsigned = True
-    for owner, raw in _rows(ledger, "SELECT owner, entry FROM entries ORDER BY owner, position"):
+    for owner, raw in home_rows(
+        ledger, "SELECT owner, entry FROM entries ORDER BY owner, position"
+    ):
         archive.log(owner).entries.append(raw)
-    for owner, raw in _rows(ledger, "SELECT owner, envelope FROM heads ORDER BY owner"):
+    for owner, raw in home_rows(ledger, "SELECT owner, envelope FROM heads ORDER BY owner"):
         archive.log(owner).add_head(open_envelope(raw))
-    for index, raw in _rows(ledger, "SELECT position, envelope FROM verdicts ORDER BY position"):
+    for index, raw in home_rows(
+        ledger, "SELECT position, envelope FROM verdicts ORDER BY position"
+    ):
         archive.log(own).verdicts[index] = open_envelope(raw)
     archive.forks = [
         ForkEvidence(first, second)
-        for first, second in _rows(ledger, "SELECT first, second FROM forks ORDER BY owner, first")
+        for first, second in home_rows(
+            ledger, "SELECT first, second FROM forks ORDER BY owner, first"
+        )
     ]
     return archive
 
 
-def _rows(database: Path, sql: str) -> list[tuple[Any, ...]]:
+def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Read rows of a database in a home; raises `UserError`."""
     try:
         connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
         try:
-            return connection.execute(sql).fetchall()
+            return connection.execute(sql, parameters).fetchall()
         finally:
             connection.close()
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""`swarm ledger verify`, `prove`, `export` and `why`: reading and checking whole logs."""
+"""`swarm ledger verify`, `prove`, `export`, `why`, `check-eviction`: checking whole logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
-from swarm.app.options import AsJson, Bootstrap, WhichRun
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.app.output import check_writable, print_json, write_text
 from swarm.errors import UserError
 from swarm.untrusted import printable
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("prove")(prove)
     app.command("export")(export)
     app.command("why")(why)
+    app.command("check-eviction")(check_eviction)
 
 
 @exits
@@ -226,6 +228,43 @@ def why(
     else:
         print("\n".join(lines))
     _report(archive)
+
+
+@exits
+def check_eviction(
+    peer: Annotated[str, typer.Argument(help="Id of the evicted peer, or its beginning.")],
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    tokenizer: TokenizerFolder = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compute the reason of an eviction again. Exit status 1: not confirmed.
+
+    For a proven fault this fetches the file and the signed messages, and runs the same checks on
+    this machine; for statistical evidence it sums the evidence in the logs.
+    """
+    from swarm.app import eviction_check, why
+
+    archive = _archive(source, bootstrap, run)
+    found = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
+    if eviction_check.is_proven_fault(archive, found):
+        evidence = eviction_check.find_evidence(archive, found, source, bootstrap)
+        checked = run_until_interrupted(
+            eviction_check.check_fault, archive, found, evidence, tokenizer
+        )
+    else:
+        checked = eviction_check.check_statistics(archive, found)
+    if as_json:
+        print_json(dataclasses.asdict(checked))
+    else:
+        print(f"{checked.peer} was evicted by {checked.by}:")
+        print(f"  {printable(checked.reason)}")
+        for line in checked.lines:
+            print(f"- {printable(line)}")
+        print("confirmed" if checked.confirmed else "NOT CONFIRMED")
+    _report(archive)
+    return 0 if checked.confirmed else 1
 
 
 PEER_PREFIX = "12D3"

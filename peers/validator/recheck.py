@@ -1,0 +1,37 @@
+"""Checking a proven fault again, on anyone's machine: the same checks on the same signed bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from peers.validator.cases import submission_order
+from peers.validator.inspector import InspectorService
+from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
+from swarm.ledger.faults import Fault
+
+
+async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspected:
+    """Inspect a kept file as the validator that refused it did.
+
+    `model` is a folder with the run's tokenizer and config.json; `aside` is a folder for temporary
+    files. Raises `UserError` if the tokenizer or an environment is missing here.
+    """
+    manifest = fault.manifest
+    service = InspectorService(InspectionSetup(environments=manifest.environments))
+    job = Inspect(
+        order=submission_order(
+            fault.announced.body.run, fault.worker, fault.submission, fault.order, manifest
+        ),
+        path=str(file),
+        digest=fault.submission.digest,
+        canonical_path=str(aside / "canonical"),
+        tokenizer_folder=str(model),
+        bytes_max=manifest.limits.submission_bytes_max,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.run)
+        found = await service.inspect(job)
+        nursery.cancel_scope.cancel()
+    return found
