@@ -29,18 +29,14 @@ class Children(NamedTuple):
 
     inspector: InspectionService
     prefill: PrefillService
+    restarts: Restarts
+    """The inspector's."""
 
 
 class Examiner:
-    """Runs the checks of one case at a time."""
+    """Runs the checks of a case, for all lanes."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        records: Records,
-        inspector_restarts: Restarts,
-        prefill_restarts: Restarts,
-    ) -> None:
+    def __init__(self, peer: RunNode, records: Records, prefill_restarts: Restarts) -> None:
         self._peer = peer
         self._run = peer.run
         self._disk = peer.node.disk
@@ -49,10 +45,11 @@ class Examiner:
         self._records = records
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._duplicates = Duplicates()
-        self._inspector_restarts = inspector_restarts
         self._prefill_restarts = prefill_restarts
         self._loaded: list[CheckpointReference] = []
         """Policies that the prefill child holds."""
+        self._prefilling = trio.Lock()
+        """Held while a lane uses the prefill child."""
 
     def forget_loaded(self) -> None:
         """Note that the prefill child is new and holds no policy."""
@@ -98,7 +95,7 @@ class Examiner:
     ) -> Outcome:
         """Inspect a case's file, and recompute its content if the case is drawn for that."""
         inspected = await children.inspector.inspect(inspect)
-        self._inspector_restarts.succeeded()
+        children.restarts.succeeded()
         outcome = Outcome.of(inspected)
         history = History(
             worker=case.worker,
@@ -139,8 +136,9 @@ class Examiner:
         self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
     ) -> None:
         """Add the results of the checks that need the policy in `folder`."""
-        await self._load(Load(policy=job.order.policy, folder=folder), prefill)
-        judged = await prefill.judge(job)
+        async with self._prefilling:
+            await self._load(Load(policy=job.order.policy, folder=folder), prefill)
+            judged = await prefill.judge(job)
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail

@@ -1,15 +1,12 @@
-"""The durable queue of cases: acknowledged submissions, judged in the order of acknowledgement."""
+"""The durable queue of cases: acknowledged submissions, those of each worker in order."""
 
 from __future__ import annotations
 
-import math
-
-import trio
-
 from peers.validator.cases import Case
 from peers.validator.docket import Docket
+from peers.validator.fair import FairQueue
 from peers.validator.inbox import Inbox, Key
-from swarm.envelope import Dropped, open_envelope
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.messages import StepOrder, Submission
@@ -19,13 +16,15 @@ from swarm.world import Database
 class CaseQueue:
     """Cases that were acknowledged and have no verdict."""
 
-    def __init__(self, database: Database, docket: Docket, inbox: Inbox, events: Events) -> None:
+    def __init__(
+        self, database: Database, docket: Docket, inbox: Inbox, events: Events, *, lanes: int
+    ) -> None:
         self._database = database
         self._docket = docket
         self._inbox = inbox
         self._events = events
         self._waiting: dict[Key, Case] = {}
-        self._queue, self._cases = trio.open_memory_channel[Case](math.inf)
+        self._queue: FairQueue[Case] = FairQueue(lanes)
         """Bounded by the workers' quotas of unjudged submissions."""
 
     def __len__(self) -> int:
@@ -69,7 +68,7 @@ class CaseQueue:
                 self._docket.take_order(case.ordered)
         for case in sorted(restored, key=lambda case: case.slot):
             self._admit(case)
-            self._queue.send_nowait(case)
+            self._queue.put(case.worker, case)
         if dropped:
             self._events.emit("validator.cases_dropped", cases=len(dropped), reason=dropped[0])
 
@@ -83,7 +82,7 @@ class CaseQueue:
                 (*case.key, case.announced.raw, case.ordered.raw),
             )
         )
-        self._queue.send_nowait(case)
+        self._queue.put(case.worker, case)
 
     def _admit(self, case: Case) -> None:
         self._waiting[case.key] = case
@@ -99,9 +98,17 @@ class CaseQueue:
             )
         )
 
-    async def next(self) -> Case:
-        """Wait for the next case."""
-        return await self._cases.receive()
+    async def next(self, lane: int = 0) -> Case:
+        """Wait for the next case for a lane; `done` must follow."""
+        return await self._queue.next(lane)
+
+    def done(self, case: Case, seconds: float) -> None:
+        """Charge a case's worker for the seconds that the case took."""
+        self._queue.done(case.worker, seconds)
+
+    def settled_elsewhere(self, case: Case) -> Envelope | None:
+        """Another validator's verdict that makes one of this validator superfluous."""
+        return self._docket.settled_elsewhere(case.key)
 
 
 def _restored(announced: bytes, arranged: bytes) -> Case:

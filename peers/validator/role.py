@@ -2,50 +2,44 @@
 
 A worker pushes a submission (`inbox`), then announces it (`reception`). The acknowledgement says
 that the file is stored durably. Only a worker's next number is acknowledged, and cases are judged
-in that order (`queue`). Two child processes check them (`examiner`). The one without torch parses
-the hostile file and rebuilds prompts and rewards, the other recomputes activations and sampling
-with torch. The verdict is durable in the log before it is published (`verdicts`).
+in that order (`queue`), several workers' at a time (`lanes`). Two child processes check a case
+(`examiner`). The lane's own one, without torch, parses the hostile file and rebuilds prompts and
+rewards; the other one, which the lanes share, recomputes activations and sampling. The verdict is
+durable in the log before it is published (`verdicts`).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import pydantic
 import trio
 
-from peers.validator.cases import Case, Outcome, quarantine
+from peers.validator.cases import Case
 from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
-from peers.validator.examiner import Children, Examiner
+from peers.validator.examiner import Examiner
 from peers.validator.inbox import Client, Inbox
 from peers.validator.intake import Intake
+from peers.validator.lanes import Lanes
 from peers.validator.queue import CaseQueue
 from peers.validator.reception import Reception
 from peers.validator.records import Records
 from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
 from swarm.envelope import Envelope
-from swarm.errors import PeerError
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
-from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService, PrefillSetup
+from swarm.jobs.validation import PrefillService, PrefillSetup
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.run.heard_verdicts import report_contradictions
 from swarm.settings import ComputeSettings
-from swarm.world import ChildDied, ChildError, client
+from swarm.world import client
 from swarm.world.restarts import Restarts
-
-DEATHS_PER_CASE_MAX = 2
-"""Child processes that may die over one submission before it is quarantined. Without this limit, a
-file that kills its reader would block all other submissions."""
 
 SAID_PEERS_MAX = 8
 """Most workers named in the event that says that no submission arrives."""
-
-INSPECTOR_MEMORY_BYTES = 2 << 30
-"""Memory limit of the inspector: several times the largest file's arrays, their rewards and the
-environment's data."""
 
 POLICIES_IN_MEMORY = 2
 """The policy in use, and the previous or the next one."""
@@ -60,6 +54,10 @@ behind."""
 
 class ValidatorSettings(ComputeSettings):
     """`[validator]`: how this peer recomputes submissions."""
+
+    lanes: int = pydantic.Field(default=2, ge=1, le=64)
+    """Submissions judged at a time. Each lane has a process that reads files and grades; all share
+    the one that recomputes. A worker occupies one lane at most."""
 
 
 class ValidatorRole:
@@ -89,20 +87,27 @@ class ValidatorRole:
             self._docket,
             self._inbox,
             self._node.events,
+            lanes=self._settings.lanes,
         )
         records = Records(peer.run, self._trusted)
         self._verdicts = Verdicts(
             peer, self._trusted, self._docket, self._inbox, self._queue, records
         )
-        self._inspector_restarts = Restarts(self._node.events, "inspector")
         self._prefill_restarts = Restarts(self._node.events, "prefill")
-        self._examiner = Examiner(peer, records, self._inspector_restarts, self._prefill_restarts)
-        self._in_hand: Case | None = None
-        """The case being judged; it stays here to be judged again if a child dies over it."""
-        self._deaths_in_hand = 0
-        """Number of children that died over that case."""
+        self._examiner = Examiner(peer, records, self._prefill_restarts)
         self._equipped = trio.Event()
         """Set once the children have found engine and environment, so that policies are needed."""
+        self._lanes = Lanes(
+            peer,
+            self._queue,
+            self._examiner,
+            self._verdicts,
+            self._settings.interpreter or None,
+            self._equipped,
+            next_case=self._next_case,
+            note=self._intake.note,
+        )
+        self._lanes.open(self._settings.lanes)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)
         peer.gossip.listen(Verdict, self._conduct.hear)
@@ -160,8 +165,8 @@ class ValidatorRole:
     async def _live(self, nursery: trio.Nursery) -> None:
         """Judge cases as long as the prefill child lives.
 
-        Loading a policy may take long, so the prefill child survives the inspector, which hostile
-        files may kill and which is then restarted.
+        Loading a policy may take long, so the prefill child survives the inspectors, which hostile
+        files may kill and which are then restarted.
         """
         self._examiner.forget_loaded()
         async with self._node.compute.child(
@@ -174,69 +179,15 @@ class ValidatorRole:
             name="prefill",
             interpreter=self._settings.interpreter or None,
         ) as prefill:
-
-            async def live() -> None:
-                async with self._node.compute.child(
-                    "peers.validator.inspector:InspectorService",
-                    InspectionSetup(environments=self._run.manifest.environments),
-                    name="inspector",
-                    memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
-                    interpreter=self._settings.interpreter or None,
-                ) as inspector:
-                    self._equipped.set()
-                    children = Children(
-                        client(InspectionService, inspector), client(PrefillService, prefill)
-                    )
-                    while True:
-                        await self._judge_next(children, nursery)
-
-            await self._inspector_restarts.run(live)
-
-    async def _judge_next(self, children: Children, nursery: trio.Nursery) -> None:
-        case = self._in_hand = self._in_hand or await self._next_case()
-        elsewhere = self._docket.settled_elsewhere(case.key)
-        if elsewhere is not None:
-            await self._verdicts.leave_to(PeerId(elsewhere.sender), case)
-        else:
-            self._peer.status.doing = f"judging step {case.submission.step}"
-            started = self._node.world.now()
-            outcome = await self._outcome_of(case, children, nursery)
-            seconds = self._node.world.now() - started
-            await self._verdicts.give(case, outcome, nursery, seconds=seconds)
-            self._peer.status.doing = "ready to judge"
-            self._intake.note(outcome, nursery)
-        self._put_down()
-
-    async def _outcome_of(self, case: Case, children: Children, nursery: trio.Nursery) -> Outcome:
-        try:
-            return self._verdicts.if_evicted(case.worker) or await self._examiner.examine(
-                case, children
-            )
-        except ChildDied as error:
-            self._deaths_in_hand += not error.between_calls
-            if self._deaths_in_hand >= DEATHS_PER_CASE_MAX:
-                outcome = quarantine(
-                    f"{self._deaths_in_hand} child processes died while checking it: {error}"
-                )
-                await self._verdicts.give(case, outcome, nursery)
-                self._put_down()
-                self._inspector_restarts.succeeded()  # the file is to blame, not this machine
-            raise
-        except ChildError as error:
-            return quarantine(f"the check failed here: {error}")
-        except PeerError as error:
-            return quarantine(f"the policy or the manifest could not be fetched: {error}")
-
-    def _put_down(self) -> None:
-        """Note that the case in hand is settled."""
-        self._in_hand, self._deaths_in_hand = None, 0
+            await self._lanes.run(client(PrefillService, prefill), nursery)
 
     # --- waiting -----------------------------------------------------------------------------
 
-    async def _next_case(self) -> Case:
+    async def _next_case(self, lane: int) -> Case:
         async with trio.open_nursery() as waiting:
-            waiting.start_soon(complain, self._say_without_work)
-            case = await self._queue.next()
+            if lane == 0:
+                waiting.start_soon(complain, self._say_without_work)
+            case = await self._queue.next(lane)
             waiting.cancel_scope.cancel()
         return case
 

@@ -1,0 +1,156 @@
+"""The lanes in which cases are judged, each with an inspector of its own.
+
+All lanes share the prefill child, which holds the policy. Hostile files may kill an inspector or
+hold it up; the other lanes go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from peers.validator.cases import Case, Outcome, quarantine
+from peers.validator.examiner import Children, Examiner
+from peers.validator.queue import CaseQueue
+from peers.validator.verdicts import Verdicts
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService
+from swarm.node.run_node import RunNode
+from swarm.world import ChildDied, ChildError, client
+from swarm.world.restarts import Restarts
+
+DEATHS_PER_CASE_MAX = 2
+"""Child processes that may die over one submission before it is quarantined. Without this limit, a
+file that kills its reader would block all other submissions."""
+
+INSPECTOR_MEMORY_BYTES = 2 << 30
+"""Memory limit of an inspector: several times the largest file's arrays, their rewards and the
+environment's data."""
+
+
+@dataclass
+class Lane:
+    """One lane, which outlives its child processes."""
+
+    number: int
+    name: str
+    """Name of its inspector."""
+    restarts: Restarts
+    case: Case | None = None
+    """The case being judged; it stays here to be judged again if a child dies over it."""
+    deaths: int = 0
+    """Number of children that died over that case."""
+
+
+@dataclass(eq=False)
+class Lanes:
+    """Judges the queue's cases as long as the prefill child lives."""
+
+    peer: RunNode
+    queue: CaseQueue
+    examiner: Examiner
+    verdicts: Verdicts
+    interpreter: str | None
+    equipped: trio.Event
+    """Set once a child has found engine and environment, so that policies are needed."""
+    next_case: Callable[[int], Awaitable[Case]]
+    """Waits for the next case for a lane."""
+    note: Callable[[Outcome, trio.Nursery], None]
+    """Takes note of an outcome."""
+    lanes: list[Lane] = field(default_factory=list)
+
+    def open(self, count: int) -> None:
+        """Make the lanes."""
+        events = self.peer.node.events
+        names = ["inspector", *(f"inspector-{number}" for number in range(2, count + 1))]
+        self.lanes = [
+            Lane(number, name, Restarts(events, name)) for number, name in enumerate(names)
+        ]
+
+    async def run(self, prefill: PrefillService, nursery: trio.Nursery) -> None:
+        """Judge until cancelled; `nursery` runs what outlives the children.
+
+        Raises `ChildDied` if the prefill child dies, or an inspector for too many times.
+        """
+        died: list[ChildDied] = []
+        async with trio.open_nursery() as running:
+
+            async def run_lane(lane: Lane) -> None:
+                try:
+                    await lane.restarts.run(lambda: self._live(lane, prefill, nursery))
+                except ChildDied as error:
+                    died.append(error)
+                    running.cancel_scope.cancel()
+
+            for lane in self.lanes:
+                running.start_soon(run_lane, lane)
+        if died:
+            raise died[0]
+
+    async def _live(self, lane: Lane, prefill: PrefillService, nursery: trio.Nursery) -> None:
+        """Judge as long as the lane's inspector lives.
+
+        Only the first lane starts its inspector before it has a case: a validator that is never
+        busy needs no second one.
+        """
+        if lane.number > 0:
+            await self.equipped.wait()
+            lane.case = lane.case or await self.next_case(lane.number)
+        async with self.peer.node.compute.child(
+            "peers.validator.inspector:InspectorService",
+            InspectionSetup(environments=self.peer.run.manifest.environments),
+            name=lane.name,
+            memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
+            interpreter=self.interpreter,
+        ) as inspector:
+            self.equipped.set()
+            children = Children(client(InspectionService, inspector), prefill, lane.restarts)
+            while True:
+                lane.case = lane.case or await self.next_case(lane.number)
+                await self._judge(lane, lane.case, children, nursery)
+
+    async def _judge(
+        self, lane: Lane, case: Case, children: Children, nursery: trio.Nursery
+    ) -> None:
+        elsewhere = self.queue.settled_elsewhere(case)
+        started = self.peer.node.world.now()
+        if elsewhere is not None:
+            await self.verdicts.leave_to(PeerId(elsewhere.sender), case)
+        else:
+            self.peer.status.doing = f"judging step {case.submission.step}"
+            outcome = await self._outcome_of(lane, case, children, nursery)
+            seconds = self.peer.node.world.now() - started
+            await self.verdicts.give(case, outcome, nursery, seconds=seconds)
+            self.peer.status.doing = "ready to judge"
+            self.note(outcome, nursery)
+        self._put_down(lane, case, self.peer.node.world.now() - started)
+
+    async def _outcome_of(
+        self, lane: Lane, case: Case, children: Children, nursery: trio.Nursery
+    ) -> Outcome:
+        try:
+            return self.verdicts.if_evicted(case.worker) or await self.examiner.examine(
+                case, children
+            )
+        except ChildDied as error:
+            lane.deaths += not error.between_calls
+            if lane.deaths >= DEATHS_PER_CASE_MAX:
+                outcome = quarantine(
+                    f"{lane.deaths} child processes died while checking it: {error}"
+                )
+                await self.verdicts.give(case, outcome, nursery)
+                self._put_down(lane, case, 0.0)
+                lane.restarts.succeeded()  # the file is to blame, not this machine
+            raise
+        except ChildError as error:
+            return quarantine(f"the check failed here: {error}")
+        except PeerError as error:
+            return quarantine(f"the policy or the manifest could not be fetched: {error}")
+
+    def _put_down(self, lane: Lane, case: Case, seconds: float) -> None:
+        """Note that a lane's case is settled, after so many seconds."""
+        lane.case, lane.deaths = None, 0
+        self.queue.done(case, seconds)

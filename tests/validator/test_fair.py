@@ -1,0 +1,92 @@
+"""Lanes are shared fairly: whoever is slow delays himself."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.validator.fair import FairQueue
+from simnet.clock import run_virtual
+
+
+def judge(
+    durations: dict[str, float], *, lanes: int, seconds: float, backlog: int = 1000
+) -> Counter[str]:
+    """How many items of each client are done after `seconds`, if all clients always have some."""
+    done: Counter[str] = Counter()
+    in_hand: set[str] = set()
+
+    async def main() -> None:
+        queue: FairQueue[tuple[str, int]] = FairQueue(lanes)
+        for client in durations:
+            for number in range(backlog):
+                queue.put(client, (client, number))
+
+        async def lane(index: int) -> None:
+            while True:
+                client, number = await queue.next(index)
+                assert client not in in_hand and number == done[client]
+                in_hand.add(client)
+                await trio.sleep(durations[client])
+                in_hand.discard(client)
+                done[client] += 1
+                queue.done(client, durations[client])
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for index in range(lanes):
+                    nursery.start_soon(lane, index)
+
+    run_virtual(main, seed=1, limit_seconds=2 * seconds)
+    return done
+
+
+def test_files_that_hold_the_reader_for_30_seconds_delay_their_own_workers_only() -> None:
+    honest = {f"honest-{number}": 0.5 for number in range(4)}
+    alone = judge(honest, lanes=2, seconds=600)
+    beside = judge({**honest, **{f"bomb-{n}": 30.0 for n in range(16)}}, lanes=2, seconds=1200)
+    rate = sum(beside[each] for each in honest) / 1200
+    assert rate > 0.4 * sum(alone.values()) / 600, "the last lane is never theirs"
+    assert min(beside[each] for each in honest) > 0.8 * max(beside[each] for each in honest)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([0.5, 1.0, 2.0]), min_size=2),
+    st.integers(1, 3),
+)
+def test_clients_that_always_have_work_use_the_same_seconds(
+    durations: dict[str, float], lanes: int
+) -> None:
+    if len(durations) <= lanes:
+        return
+    done = judge(durations, lanes=lanes, seconds=100)
+    used = [done[client] * seconds for client, seconds in durations.items()]
+    assert max(used) - min(used) <= 2 * max(durations.values()) + 2
+
+
+def test_the_first_idle_lane_gets_the_next_item() -> None:
+    async def main() -> None:
+        queue: FairQueue[str] = FairQueue(2)
+        taken: list[int] = []
+
+        async def lane(index: int) -> None:
+            while True:
+                await queue.next(index)
+                taken.append(index)
+                queue.done("a", 0.0)
+                await trio.sleep(0.1)
+
+        async with trio.open_nursery() as nursery:
+            for index in (1, 0):
+                nursery.start_soon(lane, index)
+            for _ in range(5):
+                await trio.sleep(1)
+                queue.put("a", "item")
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert taken == [0] * 5
+
+    run_virtual(main, seed=1, limit_seconds=60)
