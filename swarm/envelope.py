@@ -64,6 +64,14 @@ SENDER_RATE_BURST = 400.0
 """Number of envelopes that such a sender may send at once, such as a worker's requests after an
 interruption."""
 
+TRUSTED_RATE_PER_SECOND = 200.0
+"""Average number of envelopes per second accepted from a trusted sender: the acknowledgements and
+verdicts of a validator that judges 100 submissions a second."""
+
+TRUSTED_RATE_BURST = 20_000.0
+"""Number of envelopes of a trusted sender accepted at once. A peer that was away, or a validator
+that returns, receives all that has not expired at once."""
+
 SENDERS_REMEMBERED_MAX = 4096
 """Number of untrusted senders whose rates and newest states are remembered (about 2 MB). Identities
 are free, so the least recent sender is forgotten."""
@@ -304,9 +312,9 @@ class Gate:
     any order, until they expire. `permits(sender, message)` returns why a sender may not send a
     message, or None; it also stops evicted peers.
 
-    Senders for which `trusts` is true have no rate limit: a peer that was away may receive all that
-    they signed at once, from any peer, and each envelope is accepted only once. Their clocks do not
-    decide either. Their states count by sequence long after they expire. Their events expire later
+    Senders for which `trusts` is true have a rate of their own, far above any honest need, and
+    `flooded` is called with the sender of each envelope above it. Their clocks do not decide
+    either. Their states count by sequence long after they expire. Their events expire later
     by the known difference of their clock (`clock_off`, in seconds).
     """
 
@@ -317,12 +325,14 @@ class Gate:
         permits: Callable[[str, Message], str | None],
         trusts: Callable[[str], bool],
         clock_off: Callable[[str], float] = lambda _sender: 0.0,
+        flooded: Callable[[str], None] = lambda _sender: None,
     ) -> None:
         self._world = world
         self._run = run
         self._permits = permits
         self.trusts = trusts
         self._clock_off = clock_off
+        self._flooded = flooded
         self._seen: OrderedDict[bytes, int] = OrderedDict()
         """Digests of events and their expiry in milliseconds. States are recognised by order."""
         self._sweep_at = SEEN_SWEPT_MIN
@@ -333,6 +343,9 @@ class Gate:
         """Newest states of other senders, which may be invented; only the most recent are kept."""
         self._rates = TokenBuckets(
             SENDER_RATE_PER_SECOND, SENDER_RATE_BURST, SENDERS_REMEMBERED_MAX
+        )
+        self._trusted_rates = TokenBuckets(
+            TRUSTED_RATE_PER_SECOND, TRUSTED_RATE_BURST, SENDERS_REMEMBERED_MAX
         )
         self.dropped: Counter[str] = Counter()
 
@@ -371,7 +384,11 @@ class Gate:
             held = self._newest(key)
             if held is not None and newest.order <= held.order:
                 raise Dropped("duplicate" if held.digest == newest.digest else "old_state")
-        if not (self.trusts(body.sender) or self._rates.of(body.sender).take(1, self._world.now())):
+        trusted = self.trusts(body.sender)
+        rates = self._trusted_rates if trusted else self._rates
+        if not rates.of(body.sender).take(1, self._world.now()):
+            if trusted:
+                self._flooded(body.sender)
             raise Dropped("over_rate", body.sender)
         if isinstance(envelope.message, StateMessage):
             self._keep_newest(key, newest)

@@ -318,6 +318,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "ledger.bad_entry": lambda f: (
         f"an entry of a trusted peer's log is invalid and was ignored: {f['reason']}"
     ),
+    "membership.trusted_over_rate": lambda f: (
+        f"trusted peer {_short(f['remote'])} signs more messages than any honest peer, and those "
+        f"above its rate are dropped; its key may be stolen{_untold(f)}"
+    ),
     "ledger.forked": lambda f: (
         f"the log of trusted peer {_short(f['owner'])} contradicts what it signed before: "
         f"{f['reason']}"

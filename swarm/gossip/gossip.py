@@ -146,10 +146,15 @@ class Gossip:
         return len(self._store)
 
     def publish(self, envelope: Envelope) -> None:
-        """Spread an own envelope, or one received outside gossip. A duplicate does nothing."""
+        """Spread an own envelope, or one received outside gossip.
+
+        A duplicate does nothing, nor does an envelope above its sender's rate.
+        """
         try:
             self._gate.admit(envelope.raw)
         except Dropped as dropped:
+            if dropped.cause == "over_rate":
+                return
             if dropped.cause not in ("duplicate", "old_state"):
                 raise
             # An event may have passed the gate as a request without being gossiped.

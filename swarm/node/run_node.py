@@ -11,6 +11,7 @@ import trio
 
 from swarm.envelope import Dropped, Envelope, Gate
 from swarm.errors import UserError, leaf_errors
+from swarm.events import Rationed
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
@@ -59,7 +60,15 @@ class RunNode:
         self.run = run
         self.status = Status()
         self._neighbours = Neighbours(node, run)
-        self.gate = Gate(node.world, run.id, self._permits, run.trusts, run.clock_off)
+        floods = Rationed(node.events)
+        self.gate = Gate(
+            node.world,
+            run.id,
+            self._permits,
+            run.trusts,
+            run.clock_off,
+            flooded=lambda sender: floods.emit("membership.trusted_over_rate", remote=sender),
+        )
         self._clock = TrustedClock(run, node.world, node.events, node.peer_id)
         self.gossip = Gossip(
             node.transport,

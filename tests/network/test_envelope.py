@@ -17,6 +17,8 @@ from swarm.envelope import (
     SENDER_RATE_BURST,
     SENDER_RATE_PER_SECOND,
     SENDERS_REMEMBERED_MAX,
+    TRUSTED_RATE_BURST,
+    TRUSTED_RATE_PER_SECOND,
     UNKNOWN_BYTES_MAX,
     Body,
     Dropped,
@@ -253,9 +255,12 @@ def test_states_take_no_place_among_the_events() -> None:
 
 
 def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
+    """A trusted sender too, whose rate is generous and whose flood is reported."""
+    flooded: list[str] = []
+
     async def main() -> None:
         run = Run(MANIFEST)
-        gate = Gate(VirtualWorld(1), RUN_ID, run.permits, run.trusts)
+        gate = Gate(VirtualWorld(1), RUN_ID, run.permits, run.trusts, flooded=flooded.append)
 
         def send(key: Identity, number: int) -> bool:
             try:
@@ -268,9 +273,17 @@ def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
         burst = int(SENDER_RATE_BURST)
         assert sum(send(WORKER, n) for n in range(burst + 50)) == burst
         assert sum(send(TRAINER, n) for n in range(burst + 50)) == burst + 50
+        assert flooded == []
         await trio.sleep(1)
         again = sum(send(WORKER, 10_000 + n) for n in range(burst))
         assert again == pytest.approx(SENDER_RATE_PER_SECOND, abs=1)
+        most = int(TRUSTED_RATE_BURST)
+        accepted = sum(send(TRAINER, 10_000 + n) for n in range(most + 50))
+        assert most - burst <= accepted <= most
+        assert flooded == [TRAINER.peer_id] * (most + 50 - accepted)
+        await trio.sleep(1)
+        again = sum(send(TRAINER, 40_000 + n) for n in range(300))
+        assert again == pytest.approx(TRUSTED_RATE_PER_SECOND, abs=1)
 
     in_virtual_time(main)
 
