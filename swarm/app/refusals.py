@@ -51,6 +51,11 @@ REFUSALS: dict[str, Refusal] = {
         "before for another file, or its predecessor never came",
         "nothing; if two peers use copies of one key, give each a home of its own",
     ),
+    "trial": Refusal(
+        "none of the peer's work was verified yet, so each submission waits for the verdict on the "
+        "one before",
+        "nothing: the peer delivers it after that verdict",
+    ),
     "groups": Refusal("the file has another number of groups than the run asks for", _DEFECT),
     "file": Refusal(
         "the announced file was not at the validator",

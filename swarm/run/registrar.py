@@ -32,6 +32,7 @@ from swarm.messages import (
     Slot,
 )
 from swarm.messenger import Messenger, first
+from swarm.rates import TokenBuckets
 from swarm.rollouts.seeds import digest
 from swarm.run.admission import (
     ADMISSION_LEASE_SECONDS,
@@ -59,6 +60,15 @@ from a few networks thus shuts nobody else out."""
 CROWDED_SECONDS = 60.0
 """Replaces `admissions.trial_seconds` for a peer without a stake if the waiting peer
 comes from a network with fewer members."""
+
+ANSWERS_PER_SECOND = 1.0
+"""Average number of requests and heartbeats per second that one identity is answered, because each
+answer costs a signature. An honest peer sends a heartbeat every 10 s."""
+
+ANSWERS_BURST = 10.0
+
+ANSWERED_REMEMBERED_MAX = 4096
+"""Identities whose answers are counted; as many as the gate remembers."""
 
 ENTRY_BYTES = 16
 
@@ -106,6 +116,7 @@ class Registrar:
         self._vouch = vouch
         self._members = Members(run, world, peer_id)
         self._refusals = Rationed(events)
+        self._answers = TokenBuckets(ANSWERS_PER_SECOND, ANSWERS_BURST, ANSWERED_REMEMBERED_MAX)
         self._invites = invites
         self._secret = secret
         gossip.listen(Presence, self._on_presence)
@@ -160,7 +171,9 @@ class Registrar:
         self, peer: str, heartbeat: Heartbeat, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
         """Renew a lease, give a newcomer one, or refuse. The peer may show a lease and an invite,
-        which `supporting` holds."""
+        which `supporting` holds. Beyond its rate it gets no answer."""
+        if not self._answers.of(peer).take(1, self._world.now()):
+            return []
         stake = self._stake(peer)
         network = self._network_of(PeerId(peer))
         shown, invite = first(supporting, Admission), first(supporting, Invite)

@@ -18,6 +18,7 @@ from swarm.ledger.entries import Evicted
 from swarm.ledger.serving import ANSWER_BYTES_MAX
 from swarm.ledger.wire import PROTOCOL, REQUEST_SECONDS
 from swarm.messages import LogHead
+from swarm.node.trusted import STATUS_SECONDS
 from swarm.transport import Stream
 from tests.ledger.harness import (
     ALICE,
@@ -141,6 +142,17 @@ def test_a_receipt_that_was_tampered_with_proves_nothing(tmp_path: Path) -> None
         assert "proof" in (dataclasses.replace(good, proof=other.proof).problem() or "")
         swapped = dataclasses.replace(good, head=good.envelope)
         assert "not a verdict with a log head" in (swapped.problem() or "")
+
+    in_virtual_time(main)
+
+
+def test_the_status_is_made_once_a_second_however_many_ask(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Swarm(tmp_path).peer(ALICE) as alice:
+            first = alice.trusted.status()
+            assert all(alice.trusted.status() is first for _ in range(100))
+            await trio.sleep(STATUS_SECONDS + 0.1)
+            assert alice.trusted.status() is not first
 
     in_virtual_time(main)
 

@@ -27,7 +27,7 @@ from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
 from swarm.run.members import GONE_SECONDS, PRESENCE_BYTES_MAX, SUSPECTED_SECONDS
-from swarm.run.registrar import PRESENCE_SECONDS, SHARED_SECONDS, Registrar
+from swarm.run.registrar import ANSWERS_BURST, PRESENCE_SECONDS, SHARED_SECONDS, Registrar
 from swarm.run.run import Run
 from tests.network.harness import (
     Member,
@@ -603,6 +603,41 @@ def test_idle_identities_shut_nobody_out(role: str) -> None:
                 trainer.networks[newcomer.id] = f"198.51.{number}.0"
                 assert await ask(newcomer, trainer, [role]) is None
                 await trio.sleep(SHARED_SECONDS)
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("role", ["inference", "observer"])
+def test_an_identity_holds_one_slot_wherever_it_asks(role: str) -> None:
+    async def main() -> None:
+        admissions = Admissions(unproven_max=4, helpers_max=4)
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            other = await run.add(OTHER, speaks=False)
+            for _ in range(5):
+                for trusted in (trainer, validator):
+                    assert await ask(worker, trusted, [role]) is None
+                await trio.sleep(SHARED_SECONDS)
+            assert await ask(other, trainer, [role]) is None, "3 of 4 slots are not reserved"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_a_flood_of_heartbeats_costs_few_signatures() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            _, validator, worker = await trusted_and_worker(run, nursery)
+            await worker.reach(validator.id)
+            answers = 0
+            for _ in range(200):
+                beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
+                answers += len(await worker.messenger.request(validator.id, beat))
+                await trio.sleep(0.03)
+            assert answers <= ANSWERS_BURST + 12
+            await trio.sleep(10)
+            assert await ask(worker, validator, ["inference"]) is None, "and it recovers"
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)

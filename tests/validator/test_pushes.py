@@ -11,7 +11,7 @@ import trio
 from blake3 import blake3
 from msgspec.structs import replace
 
-from peers.validator.inbox import UNANNOUNCED_SECONDS, Inbox, canonical_path_of, path_of
+from peers.validator.inbox import FOLDER, UNANNOUNCED_SECONDS, Inbox, canonical_path_of, path_of
 from simnet.clock import run_virtual
 from simnet.compute import Hardware
 from simnet.simulation import Peer, Plan, Simulation
@@ -383,6 +383,27 @@ def test_accepted_rollouts_are_served_in_canonical_form_across_a_restart() -> No
         await served()
 
     _simulate(main)
+
+
+def test_accepted_files_leave_the_disk_with_their_policy() -> None:
+    held: list[str] = []
+    oldest = 0
+
+    async def main(simulation: Simulation) -> None:
+        nonlocal oldest
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        names = ("validator", "trainer", "inference-worker")
+        peers = await start_run(simulation, *names, steps=12, step_seconds=5.0)
+        assert await simulation.meet(over, 550)
+        part = _part(peers["validator"])
+        oldest = 12 - part.run.max_staleness - 2  # the last removal was at the last checkpoint
+        await trio.sleep(10)
+        held.extend(peers["validator"].disk.list(FOLDER))
+
+    said = [event.fields for event in _simulate(main) if event.name == "validator.verdict"]
+    accepted = [fields for fields in said if fields["outcome"] == "accepted"]
+    recent = [fields for fields in accepted if fields["step"] >= oldest]
+    assert 0 < len(held) <= 2 * len(recent) < 2 * len(accepted), "a file and its rollouts each"
 
 
 def test_accepted_files_without_rollouts_are_said_once_and_offered_to_nobody() -> None:
