@@ -60,6 +60,10 @@ class Hardware:
     """False: the environment's reward function raises on this machine."""
 
 
+LATE_STEP = 6
+"""From this step on an engine that fabricates "late weights" does so."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """Lengths, rewards and sizes of a run's computations."""
@@ -106,8 +110,9 @@ class Setting:
     tell: Callable[..., None] = lambda _what, **_facts: None
     """Reports the model's true actions to the invariants: tell("trained", …)."""
     fabricates: str = ""
-    """What an adversary's engine delivers: rollouts of other "weights" or "prompts", "garbage", or
-    "poison", which kills an inspector."""
+    """What an adversary's engine delivers: rollouts of other "weights", of other weights from
+    `LATE_STEP` on ("late weights"), of other "prompts", "garbage", or "poison", which kills an
+    inspector."""
 
 
 def rollouts(setting: Setting, order: SubmissionOrder) -> SimulatedRollouts:
@@ -191,7 +196,8 @@ class EngineModel:
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
         made = rollouts(self._setting, order)
-        made.invented = self._altered or fabricates == "weights"
+        late = fabricates == "late weights" and order.step >= LATE_STEP
+        made.invented = self._altered or fabricates == "weights" or late
         if fabricates == "prompts":
             made.seed = digest_of("simnet/1/liked better", made.seed)
         tokens = sum(map(sum, made.lengths))

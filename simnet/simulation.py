@@ -39,6 +39,7 @@ from swarm.messages import (
     RunManifest,
     Sampling,
     Schedule,
+    Thresholds,
     TrustedKey,
 )
 from swarm.node.assemble import assemble
@@ -388,6 +389,7 @@ class Simulation:
         environments: Sequence[EnvironmentReference] = (SIMULATED,),
         broadcast_mode: Literal["open", "relay-only"] = "open",
         admissions: Admissions | None = None,
+        thresholds: Thresholds | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -409,6 +411,7 @@ class Simulation:
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
             admissions=admissions or Admissions(unproven_max=100_000, helpers_max=100_000),
+            thresholds=thresholds or Thresholds(),
             limits=limits or Limits(),
             filters=filters or Filters(),
             broadcast_mode=broadcast_mode,

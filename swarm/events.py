@@ -284,6 +284,14 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"{_judgement(f)}, in {f['seconds']:.1f} s"
     ),
+    "validator.audited": lambda f: (
+        f"audit of submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
+        f"{f['outcome']} {f['failed']} {f['detail']}".rstrip()
+    ),
+    "validator.audit_failed": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} could not be "
+        f"recomputed again: {f['reason']}"
+    ),
     "validator.turned_down": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not checked: "
         f"{f['reason']}{_untold(f)}"

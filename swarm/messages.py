@@ -313,6 +313,8 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
     recompute_share_min: float = 0.05
     """Smallest share of a worker's submissions that are recomputed."""
+    audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Share of the accepted submissions that were not recomputed at once to recompute later."""
     stake_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     """Steps whose recomputed work is a worker's stake."""
     proven_tokens: Count = 4096

@@ -144,9 +144,13 @@ class Docket:
 
     def verdict_here(self, key: Key) -> Verdict:
         """This validator's verdict on a submission that it judged."""
+        return verdict_in(self.signed_here(key))
+
+    def signed_here(self, key: Key) -> Envelope:
+        """The same, signed."""
         envelope = self._verdicts.by(self._validator, key)
         assert envelope is not None
-        return verdict_in(envelope)
+        return envelope
 
     def forget_older(self, newest: Checkpoint, oldest_step: int) -> None:
         """Forget verdicts and slots of steps that can no longer be trained on."""

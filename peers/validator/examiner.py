@@ -21,6 +21,7 @@ from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillServ
 from swarm.ledger.record import share_to_recompute
 from swarm.messages import CheckpointReference, RunManifest, Thresholds
 from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import digest
 from swarm.world.restarts import Restarts
 
 
@@ -49,7 +50,40 @@ class Examiner:
         self._loaded: list[CheckpointReference] = []
         """Policies that the prefill child holds."""
         self._prefilling = trio.Lock()
-        """Held while a lane uses the prefill child."""
+        """Held while the prefill child is used."""
+
+    def is_drawn_later(self, case: Case) -> bool:
+        """Whether an accepted submission that was not recomputed is drawn for an audit."""
+        secret = digest("swarm/1/audits", self._secret)
+        share = self._run.manifest.thresholds.audit_share
+        return prefill_wanted(secret, case.submission.digest, share)
+
+    def is_current(self, case: Case) -> bool:
+        """Whether the prefill child holds a case's policy, or none as new."""
+        policy = case.order.checkpoint
+        newest = max(((held.lineage, held.step) for held in self._loaded), default=(0, 0))
+        return policy in self._loaded or (policy.lineage, policy.step) >= newest
+
+    async def audit(self, case: Case, outcome: Outcome, prefill: PrefillService) -> None:
+        """Recompute an accepted submission, and add the results to its outcome.
+
+        Raises `PeerError` when the policy or the manifest cannot be fetched, and the child's
+        errors.
+        """
+        manifest = await self._manifest(case)
+        folder = await self._peer.policies.get(
+            case.order.checkpoint, deadline_seconds=manifest.limits.verdict_seconds
+        )
+        job = Judge(
+            order=submission_order(
+                self._run.id, case.worker, case.submission, case.order, manifest
+            ),
+            path=self._local(canonical_path_of(case.key)),
+            digest=outcome.canonical_digest,
+            thresholds=manifest.thresholds,
+            rewards=outcome.rewards,
+        )
+        await self._recompute(job, self._local(folder), prefill, outcome)
 
     def forget_loaded(self) -> None:
         """Note that the prefill child is new and holds no policy."""

@@ -15,6 +15,7 @@ from typing import ClassVar
 import pydantic
 import trio
 
+from peers.validator.audits import Audits
 from peers.validator.cases import Case
 from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
@@ -95,6 +96,7 @@ class ValidatorRole:
         )
         self._prefill_restarts = Restarts(self._node.events, "prefill")
         self._examiner = Examiner(peer, records, self._prefill_restarts)
+        self._audits = Audits(peer, self._queue, self._examiner, self._verdicts)
         self._equipped = trio.Event()
         """Set once the children have found engine and environment, so that policies are needed."""
         self._lanes = Lanes(
@@ -141,6 +143,7 @@ class ValidatorRole:
             nursery.start_soon(self._follow_checkpoints)
             nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
+            nursery.start_soon(self._audits.run, nursery)
             reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: reception.answer}):
@@ -179,7 +182,9 @@ class ValidatorRole:
             name="prefill",
             interpreter=self._settings.interpreter or None,
         ) as prefill:
-            await self._lanes.run(client(PrefillService, prefill), nursery)
+            serving = client(PrefillService, prefill)
+            with self._audits.using(serving):
+                await self._lanes.run(serving, nursery)
 
     # --- waiting -----------------------------------------------------------------------------
 

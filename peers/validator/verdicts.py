@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from peers.validator.cases import Case, Outcome, verdict_on
@@ -44,14 +46,17 @@ class Verdicts:
         self._inbox = inbox
         self._queue = queue
         self._records = records
+        self.given: Callable[[Case, Outcome], None] = lambda _case, _outcome: None
+        """Called after each verdict on a case."""
 
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
         missing = 0
         for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
-            verdict = verdict_in(envelope)
-            key = (verdict.worker, verdict.submission)
             self._docket.give(envelope)
+        for key in self._docket.judged_here():
+            envelope = self._docket.signed_here(key)
+            verdict = verdict_in(envelope)
             if verdict.outcome == "accepted":
                 if not self._inbox.exists(key):
                     continue  # removed, because its step has closed
@@ -103,6 +108,38 @@ class Verdicts:
         report_contradictions(contradicting, envelope, self._peer.node.events)
         nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
         await self._evict_if_due(worker, submission.digest, outcome)
+        self.given(case, outcome)
+
+    async def revise(self, case: Case, outcome: Outcome, nursery: trio.Nursery) -> None:
+        """Log the verdict of an audit; a refusal is published and acted on like any other."""
+        envelope = await self._trusted.append_verdict(
+            lambda log_index: verdict_on(case.worker, case.submission, outcome, log_index)
+        )
+        contradicting = self._docket.give(envelope)
+        self._peer.node.events.emit(
+            "validator.audited",
+            submission=case.submission.digest,
+            worker=case.worker,
+            outcome=outcome.word,
+            failed=outcome.failed,
+            detail=outcome.detail,
+            step=case.submission.step,
+            number=case.submission.number,
+        )
+        if outcome.failed:
+            await self._withdraw(case.key, case.submission.digest, outcome.canonical_digest)
+            self._peer.gossip.publish(envelope)
+            report_contradictions(contradicting, envelope, self._peer.node.events)
+            nursery.start_soon(self._deliver_receipt, PeerId(case.worker), envelope)
+        await self._evict_if_due(case.worker, case.submission.digest, outcome)
+
+    def stands(self, key: Key) -> bool:
+        """Whether this validator accepted a submission, no refusal overrules it, and its worker is
+        not evicted."""
+        envelope = self._docket.verdict_on(key)
+        accepted = envelope is not None and verdict_in(envelope).outcome == "accepted"
+        here = accepted and self._docket.is_judged_here(key) and self._inbox.exists(key)
+        return here and self._peer.run.evicted(key[0]) is None
 
     async def _keep_evidence(self, case: Case) -> None:
         """Keep the messages and the file that prove a fault, so that anyone can check it again."""
@@ -148,10 +185,16 @@ class Verdicts:
         for key in self._docket.too_old(newest, oldest):
             verdict = self._docket.verdict_here(key)
             if verdict.outcome == "accepted":
-                self._peer.blobs.unregister(verdict.submission)
-                self._peer.blobs.unregister(verdict.rollouts_digest)
-            await self._inbox.remove(key)
+                await self._withdraw(key, verdict.submission, verdict.rollouts_digest)
+            else:
+                await self._inbox.remove(key)
         self._docket.forget_older(newest, oldest)
+
+    async def _withdraw(self, key: Key, file: bytes, rollouts: bytes) -> None:
+        """Stop serving an accepted submission, and remove its files."""
+        self._peer.blobs.unregister(file)
+        self._peer.blobs.unregister(rollouts)
+        await self._inbox.remove(key)
 
     def _serve(self, key: Key, verdict: Verdict) -> None:
         """Serve an accepted file, and its rollouts in canonical form to the trainer."""

@@ -1,0 +1,85 @@
+"""Audits: accepted submissions that were not recomputed at once, recomputed later.
+
+An audit is drawn after the verdict, so that a worker who reads in its receipt that a submission was
+not recomputed cannot know that it never will be. It waits until no case does, and never loads an
+older policy than the newest loaded one, so it costs idle time alone. Its verdict is logged like the
+first one, counts like any recomputation, and replaces the first (`swarm.ledger.ruling`): the
+trainer drops a refused submission that it has not used, and its credit is lost in any case.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from peers.validator.cases import Case, Outcome
+from peers.validator.examiner import Examiner
+from peers.validator.queue import CaseQueue
+from peers.validator.verdicts import Verdicts
+from swarm.errors import PeerError
+from swarm.jobs.validation import PrefillService
+from swarm.node.run_node import RunNode
+from swarm.observable import Observable
+from swarm.world import ChildDied, ChildError
+
+AUDITS_WAITING_MAX = 256
+"""Most drawn submissions that wait for an idle moment; the oldest is forgotten first."""
+
+
+class Audits:
+    """Recomputes drawn submissions while no case waits."""
+
+    def __init__(
+        self, peer: RunNode, queue: CaseQueue, examiner: Examiner, verdicts: Verdicts
+    ) -> None:
+        self._peer = peer
+        self._queue = queue
+        self._examiner = examiner
+        self._verdicts = verdicts
+        self._drawn: deque[tuple[Case, Outcome]] = deque(maxlen=AUDITS_WAITING_MAX)
+        self._judged = Observable(None)
+        """Changes with every verdict: then no case may be waiting any more."""
+        self._prefill: PrefillService | None = None
+        verdicts.given = self._note
+
+    def _note(self, case: Case, outcome: Outcome) -> None:
+        unchecked = outcome.word == "accepted" and not outcome.evidence.tokens
+        if unchecked and self._examiner.is_drawn_later(case):
+            self._drawn.append((case, outcome))
+        self._judged.touch()
+
+    @contextmanager
+    def using(self, prefill: PrefillService) -> Iterator[None]:
+        """Audit with this child inside the block."""
+        self._prefill = prefill
+        self._judged.touch()
+        try:
+            yield
+        finally:
+            self._prefill = None
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Audit until cancelled; `nursery` delivers receipts."""
+        while True:
+            if self._prefill is None or len(self._queue) or not self._drawn:
+                await self._judged.wait_change()
+                continue
+            prefill = self._prefill
+            case, outcome = self._drawn.popleft()
+            if not self._examiner.is_current(case) or not self._verdicts.stands(case.key):
+                continue
+            try:
+                await self._examiner.audit(case, outcome, prefill)
+            except (ChildDied, ChildError, PeerError) as error:  # a dead child is restarted
+                self._peer.node.events.emit(
+                    "validator.audit_failed",
+                    worker=case.worker,
+                    step=case.submission.step,
+                    number=case.submission.number,
+                    reason=str(error),
+                )
+                continue
+            await self._verdicts.revise(case, outcome, nursery)

@@ -1,0 +1,80 @@
+"""Accepted submissions that were not recomputed are audited while the validator is idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from simnet.adversaries import disguise
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.messages import Thresholds
+
+END_SECONDS = 90.0
+LIAR = "w0"
+
+
+def run(thresholds: Thresholds, *, kind: str = "") -> tuple[int, list[tuple[str, Any]]]:
+    """The evictions and the validator's events of a run with two workers, the first of them of an
+    adversary's kind."""
+    simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    seen: list[tuple[str, Any]] = []
+    evictions = 0
+
+    def hear(_now: float, peer: Peer, event: Event) -> None:
+        if peer.name == "v0" and event.name.startswith("validator."):
+            seen.append((event.name, event.fields))
+
+    async def main() -> None:
+        nonlocal evictions
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0"], groups_per_step=16,
+                max_new_tokens=256, thresholds=thresholds,
+            )  # fmt: skip
+            liar = Plan(LIAR, ["inference"])
+            plans = [
+                Plan("v0", ["validator"]),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3.0)),
+                disguise(liar, kind) if kind else liar,
+                Plan("w1", ["inference"]),
+            ]
+            for plan in plans:
+                await simulation.add(plan).start()
+            await trio.sleep_until(END_SECONDS)
+            evictions = simulation.evictions()
+
+    run_virtual(main, seed=1, limit_seconds=END_SECONDS + 1)
+    assert simulation.violations == []
+    return evictions, seen
+
+
+def rarely(audit_share: float) -> Thresholds:
+    """A worker with any stake is hardly ever recomputed at once."""
+    return Thresholds(recompute_safety=1.0, recompute_share_min=0.001, audit_share=audit_share)
+
+
+def test_honest_work_is_audited_once_and_nothing_else_changes() -> None:
+    evictions, seen = run(rarely(1.0))
+    assert evictions == 0
+    judged = [fields for name, fields in seen if name == "validator.verdict"]
+    audited = [fields for name, fields in seen if name == "validator.audited"]
+    assert {fields["outcome"] for fields in judged} == {"accepted"}
+    assert len(audited) > 5
+    assert {fields["outcome"] for fields in audited} == {"accepted"}
+    assert len({fields["submission"] for fields in audited}) == len(audited)
+
+
+def test_a_lie_that_was_accepted_is_found_by_its_audit() -> None:
+    evictions, seen = run(rarely(1.0), kind="turncoat")
+    refused = [
+        fields["worker"]
+        for name, fields in seen
+        if name == "validator.audited" and fields["outcome"] == "refused"
+    ]
+    assert len(refused) == evictions == 1, "the first refusal evicts"
