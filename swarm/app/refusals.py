@@ -47,8 +47,8 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "policy": Refusal("the work names another policy than the step order", _DEFECT),
     "number": Refusal(
-        "this number of submission was not yours to deliver now: above the step's maximum, used "
-        "before for another file, or its predecessor never came",
+        "this number of submission was not yours to deliver now: above the step's maximum, or used "
+        "before for another file",
         "nothing; if two peers use copies of one key, give each a home of its own",
     ),
     "trial": Refusal(
