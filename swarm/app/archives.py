@@ -195,7 +195,8 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {name: [_flat(row).get(name) for row in rows] for name in _columns(rows)}
+    flat = [_flat(row) for row in rows]
+    columns = {name: [row.get(name) for row in flat] for name in _columns(rows)}
     pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
 
 

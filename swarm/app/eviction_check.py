@@ -58,7 +58,7 @@ class Found:
 def newest_eviction(archive: Archive, peer: str) -> Found:
     """The newest eviction of a peer by a trusted peer; raises `UserError` if there is none."""
     found: list[Found] = []
-    for record in archive.records():
+    for record in archive.records:
         if isinstance(record.entry, Evicted) and record.entry.peer == peer:
             envelope = open_envelope(record.entry.envelope)
             message = envelope.message
@@ -76,7 +76,7 @@ def is_proven_fault(archive: Archive, found: Found) -> bool:
         and record.owner == found.record.owner
         and record.entry.submission == found.eviction.submission
         and record.entry.proven_fault
-        for record in archive.records()
+        for record in archive.records
     )
 
 

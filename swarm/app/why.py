@@ -41,7 +41,7 @@ def submission_named(archive: Archive, prefix: str) -> bytes:
     """The submission that a hexadecimal prefix names; raises `UserError`."""
     names = {
         record.entry.submission.hex()
-        for record in archive.records()
+        for record in archive.records
         if isinstance(record.entry, Judged)
     }
     return bytes.fromhex(resolve(prefix.lower(), names, "submission"))
@@ -50,7 +50,7 @@ def submission_named(archive: Archive, prefix: str) -> bytes:
 def peer_named(archive: Archive, prefix: str) -> str:
     """The worker or evicted peer that a prefix names; raises `UserError`."""
     names = set(archive.manifest.trusted_ids())
-    for record in archive.records():
+    for record in archive.records:
         if isinstance(record.entry, Judged):
             names.add(record.entry.worker)
         elif isinstance(record.entry, (Evicted, Reinstated)):
@@ -63,10 +63,10 @@ def peer_named(archive: Archive, prefix: str) -> str:
 
 def about_submission(archive: Archive, submission: bytes) -> dict[str, Any]:
     """All verdicts on a submission, the final one, its credit and its use."""
-    state = archive.state()
+    state = archive.state
     verdicts = [
         _verdict(archive, record)
-        for record in archive.records()
+        for record in archive.records
         if isinstance(record.entry, Judged) and record.entry.submission == submission
     ]
     final = state.verdicts.get(submission)
@@ -164,13 +164,14 @@ def _verdict_lines(told: dict[str, Any]) -> list[str]:
             )
         if told["detail"] is None:
             lines.append(f"  (the figures are in the receipt, which only {told['by']} keeps)")
-    passed = [check for check in told["checks"] if check["passed"]]
-    if passed:
+    for word, passes in (("failed", False), ("passed", True)):
         names = ", ".join(
             f"{printable(check['name'])} {figure(check['figure'])}/{figure(check['threshold'])}"
-            for check in passed
+            for check in told["checks"]
+            if check["passed"] == passes
         )
-        lines.append(f"  passed (figure/threshold): {names}")
+        if names:
+            lines.append(f"  {word} (figure/threshold): {names}")
     if told["recomputed_tokens"]:
         lines.append(
             f"  recomputed: {told['recomputed_tokens']:,} tokens, {told['mismatches']:,} of them "
@@ -196,7 +197,7 @@ def run_of(archive: Archive) -> Run:
 def _expulsions(archive: Archive) -> list[Envelope]:
     """Signed evictions and reinstatements that count; `audit` reports the others."""
     found = []
-    for record in archive.records():
+    for record in archive.records:
         if isinstance(record.entry, (Evicted, Reinstated)):
             envelope = open_envelope(record.entry.envelope)
             evicts = isinstance(envelope.message, Eviction)
@@ -208,9 +209,9 @@ def _expulsions(archive: Archive) -> list[Envelope]:
 
 def about_peer(archive: Archive, peer: str) -> dict[str, Any]:
     """A worker's verdicts, credits and evidence, and its evictions."""
-    state = archive.state()
+    state = archive.state
     failed: Counter[str] = Counter()
-    for record in archive.records():
+    for record in archive.records:
         if isinstance(record.entry, Judged) and record.entry.worker == peer and record.entry.failed:
             failed[record.entry.failed] += 1
     standing = evidence_against(archive, peer).standing()
@@ -242,7 +243,7 @@ def evidence_against(
     `before` cuts logs off at an index.
     """
     entries: dict[str, list[Evidence]] = {owner: [] for owner in archive.manifest.validator_ids()}
-    for record in archive.records():
+    for record in archive.records:
         owner, entry = record.owner, record.entry
         if owner not in entries or record.index >= (before or {}).get(owner, 1 << 60):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -44,7 +45,10 @@ class LogCopy:
 
 @dataclass
 class Archive:
-    """Copies of the logs of a run's trusted peers."""
+    """Copies of the logs of a run's trusted peers.
+
+    `records` and `state` are computed once, when the logs are complete.
+    """
 
     signed: Envelope
     """The run manifest."""
@@ -67,6 +71,7 @@ class Archive:
         """The copy of a log, empty if there was none."""
         return self.logs.setdefault(owner, LogCopy(owner))
 
+    @cached_property
     def records(self) -> list[Record]:
         """All entries; raises `ValueError` for a malformed one."""
         return [
@@ -75,9 +80,10 @@ class Archive:
             for index, raw in enumerate(log.entries)
         ]
 
+    @cached_property
     def state(self) -> LedgerState:
         """The state that follows from the logs."""
-        return ledger_state(self.records(), Authority.of(self.signed.sender, self.manifest))
+        return ledger_state(self.records, Authority.of(self.signed.sender, self.manifest))
 
     # --- tables ------------------------------------------------------------------------------
 
@@ -102,7 +108,7 @@ class Archive:
                 message = verdict.expect(Verdict)
                 detail = {"submission": message.submission, "detail": message.detail}
                 yield _row(owner, index, "verdict", verdict.raw, detail)
-        for worker, totals in sorted(self.state().totals.items()):
+        for worker, totals in sorted(self.state.totals.items()):
             yield _row("", None, "credit", b"", {"peer": worker} | dataclasses.asdict(totals))
 
     @classmethod

@@ -114,7 +114,10 @@ def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None
         elif log.unsigned:
             result.notes.append("the peer whose home this is keeps no signed head of its own log")
         else:
-            result.problems.append("no signed head of it was found")
+            result.problems.append(
+                "no signed head of it was found (an export of its owner's home has none; export "
+                "from the network instead)"
+            )
         return
     roots = _roots(log.entries, {_size(head) for head in heads})
     fitting = [head for head in heads if roots.get(_size(head)) == _root(head)]

@@ -130,7 +130,7 @@ def test_an_export_can_be_checked_again(archive: Archive, tmp_path: Path, format
         ALICE.peer_id: archive.logs[ALICE.peer_id].entries
     }
     assert problems(again) == ""
-    assert again.state() == archive.state()
+    assert again.state == archive.state
     assert write_export(again, file, format) == rows
     outcome = swarm("ledger", "verify", file)
     assert outcome.status == 0, outcome.errors

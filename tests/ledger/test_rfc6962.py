@@ -166,8 +166,8 @@ def test_inclusion_proofs_of_the_reference_tree(index: int, size: int) -> None:
 def test_consistency_proofs_of_the_reference_tree(old: int, new: int) -> None:
     proof = merkle.consistency_proof(old, new, Tree(LEAVES).node)
     assert hexed(proof) == CONSISTENCY[old, new]
-    roots = [bytes.fromhex(ROOTS[size]) for size in (old, new)]
-    assert merkle.verify_consistency(old, new, *roots, proof)
+    old_root, new_root = (bytes.fromhex(ROOTS[size]) for size in (old, new))
+    assert merkle.verify_consistency(old, new, old_root, new_root, proof)
 
 
 # --- against a naive tree -------------------------------------------------------------------------

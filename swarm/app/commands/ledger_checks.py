@@ -159,10 +159,10 @@ def prove(
     check_writable("--out", out, () if out == Path("-") else (".json",))
     archive = _archive(source, bootstrap, run)
     digest = submission_named(archive, submission)
-    judge = archive.state().judges.get(digest)
+    judge = archive.state.judges.get(digest)
     index = next(
         record.index
-        for record in archive.records()
+        for record in archive.records
         if isinstance(record.entry, Judged)
         and record.entry.submission == digest
         and judge in (None, record.owner)
