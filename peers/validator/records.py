@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from peers.validator.evidence.worker import Standing, WorkerEvidence
-from swarm.messages import Reinstatement
 from swarm.node.trusted import TrustedPart
 from swarm.run.run import Run
 
@@ -14,11 +13,11 @@ from swarm.run.run import Run
 class _Read:
     """The evidence against one worker, as far as it was read from the logs."""
 
-    reinstated: bytes
-    """The owner's newest reinstatement, which cleared earlier evidence; empty if there is none."""
-    evidence: WorkerEvidence = field(default_factory=WorkerEvidence)
-    next: dict[str, int] = field(default_factory=dict)
+    next: dict[str, int]
     """First index of each log that was not read."""
+    reinstated: dict[str, int]
+    """Index of the worker's last reinstatement in each log."""
+    evidence: WorkerEvidence = field(default_factory=WorkerEvidence)
 
 
 class Records:
@@ -38,15 +37,14 @@ class Records:
         return self._trusted.stake(worker, step)
 
     def standing(self, worker: str) -> Standing:
-        """The evidence against a worker in all logs that this peer holds."""
-        reinstated = b"".join(
-            envelope.raw
-            for envelope in self._run.expulsions_of(worker)
-            if isinstance(envelope.message, Reinstatement)
-        )
+        """The evidence against a worker in all logs that this peer holds.
+
+        In each log, evidence before the worker's last reinstatement does not count.
+        """
+        reinstated = self._trusted.tables.reinstatements_of(worker)
         read = self._read.get(worker)
         if read is None or read.reinstated != reinstated:
-            read = self._read[worker] = _Read(reinstated)
+            read = self._read[worker] = _Read(dict(reinstated), reinstated)
         for log in self._run.manifest.validator_ids():
             for index, evidence in self._trusted.tables.evidence_on(
                 worker, log, read.next.get(log, 0)

@@ -27,6 +27,8 @@ _TABLES = (
     "PRIMARY KEY (worker, step, owner, position)) WITHOUT ROWID",
     "refused (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
     "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
+    "reinstated (peer TEXT, owner TEXT, position INTEGER, envelope BLOB NOT NULL, "
+    "PRIMARY KEY (peer, owner, position)) WITHOUT ROWID",
     "admitted (peer TEXT PRIMARY KEY) WITHOUT ROWID",
     "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
     "evidence (worker TEXT, owner TEXT, position INTEGER, evidence BLOB NOT NULL, "
@@ -93,11 +95,17 @@ class DerivedTables:
         )
         return [Record(owner, position, decode(entry)) for owner, position, entry in rows]
 
-    def evidence_on(self, worker: str, owner: str, start: int) -> list[tuple[int, Evidence]]:
-        """Return the evidence against a worker in `owner`'s log from index `start` on, by index.
+    def reinstatements_of(self, peer: str) -> dict[str, int]:
+        """Return the index of a peer's last reinstatement in each log that has one."""
+        rows = self._database.read(
+            "SELECT owner, MAX(position) FROM reinstated WHERE peer = ? GROUP BY owner "
+            "ORDER BY owner",
+            (peer,),
+        )
+        return {owner: position for owner, position in rows}
 
-        Evidence from before the run's owner reinstated the worker is left out.
-        """
+    def evidence_on(self, worker: str, owner: str, start: int) -> list[tuple[int, Evidence]]:
+        """Return the evidence against a worker in `owner`'s log from index `start` on, by index."""
         rows = self._database.read(
             "SELECT position, evidence FROM evidence "
             "WHERE worker = ? AND owner = ? AND position >= ? ORDER BY position",
@@ -124,6 +132,14 @@ class DerivedTables:
     def has_expulsion(self, raw: bytes) -> bool:
         """Whether a log has this signed eviction or reinstatement."""
         return self._has("expulsions WHERE envelope = ?", raw)
+
+    def has_reinstatement(self, raw: bytes) -> bool:
+        """Whether this peer's own log has this signed reinstatement."""
+        rows = self._database.read(
+            "SELECT 1 FROM reinstated WHERE envelope = ? AND owner = ? ORDER BY 1",
+            (raw, self._owner),
+        )
+        return bool(rows)
 
     def _has(self, rows: str, value: str | bytes) -> bool:
         return bool(self._database.read(f"SELECT 1 FROM {rows} ORDER BY 1", (value,)))
@@ -177,7 +193,11 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
                     "VALUES (?, ?, ?, ?)",
                     (entry.worker, owner, position, msgspec.msgpack.encode(entry.evidence)),
                 )
-            elif isinstance(entry, Reinstated):  # the run's owner clears earlier evidence
-                connection.execute("DELETE FROM evidence WHERE worker = ?", (entry.peer,))
+            elif isinstance(entry, Reinstated):
+                connection.execute(
+                    "INSERT OR IGNORE INTO reinstated (peer, owner, position, envelope) "
+                    "VALUES (?, ?, ?, ?)",
+                    (entry.peer, owner, position, entry.envelope),
+                )
 
     return derive

@@ -324,7 +324,7 @@ class TrustedPart:
     async def _log_reinstatement(self, envelope: Envelope) -> None:
         message = envelope.expect(Reinstatement)
         async with self._reinstating:
-            if not self.tables.has_expulsion(envelope.raw):
+            if not self.tables.has_reinstatement(envelope.raw):
                 await self.append(
                     [Reinstated(peer=message.peer, reason=message.reason, envelope=envelope.raw)]
                 )
@@ -347,6 +347,7 @@ class TrustedPart:
                 self._run.evict(envelope)
         elif isinstance(envelope.message, Reinstatement) and envelope.sender == self._run.owner:
             self._run.reinstate(envelope)
+            self._on_reinstatement(envelope)  # the own log has it, too: it cuts off evidence there
 
     def _spread(self, raw: bytes) -> None:
         """Gossip a signed eviction or reinstatement from a log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import trio
@@ -70,6 +71,12 @@ def test_a_reinstatement_clears_earlier_evidence(tmp_path: Path) -> None:
             await bob.until(lambda: capital(bob) == 0, "bob clears it")
             assert read.standing(WORKER.peer_id).log_capital == 0
             await alice.trusted.append_verdict(verdict_at(1, evidence=CHEATED))
-            assert read.standing(WORKER.peer_id).log_capital == capital(alice) > 0
+            found = read.standing(WORKER.peer_id).log_capital
+            assert found == capital(alice) > 0
+            await bob.until(lambda: capital(bob) == found, "bob mirrors it")
+        shutil.rmtree(tmp_path / ALICE.peer_id)
+        async with swarm.peer(BOB) as bob, swarm.peer(ALICE) as alice:
+            await alice.until(lambda: capital(alice) == found, "its disk was lost and restored")
+            assert capital(bob) == found
 
     in_virtual_time(main)
