@@ -300,6 +300,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"validator {_short(f['by'])} has judged it already"
     ),
+    "validator.second_opinion_failed": lambda f: (
+        f"a submission that validator {_short(f['by'])} judged cannot be judged again here: "
+        f"{f['reason']}"
+    ),
     "verdicts.contradict": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: validator "
         f"{_short(f['refuses'])} refuses it, validator {_short(f['accepts'])} accepts it after "

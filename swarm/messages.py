@@ -323,6 +323,8 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
     refusal_p_value: float = 1e-6
     """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
+    second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
 
 
 class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

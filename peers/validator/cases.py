@@ -49,6 +49,8 @@ class Case:
     announced: Envelope
     ordered: Envelope
     """The step order that the worker followed."""
+    first: Envelope | None = None
+    """The verdict of another validator that this one checks; None for a case of its own."""
     acknowledgement: Envelope | None = None
     """Signed once, and repeated while the worker asks again; None after a restart."""
 
@@ -63,6 +65,11 @@ class Case:
     @property
     def worker(self) -> str:
         return self.announced.sender
+
+    @property
+    def client(self) -> str:
+        """The peer whose use of the lanes a case counts as."""
+        return self.worker if self.first is None else self.first.sender
 
     @property
     def key(self) -> Key:

@@ -145,7 +145,7 @@ class Examiner:
         stake = self._records.stake(case.worker, case.submission.step)
         outcome.share = share_to_recompute(inspected.tokens, stake, thresholds)
         drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
-        if ungraded or striking or drawn:
+        if ungraded or striking or drawn or case.first is not None:
             job = Judge(
                 order=inspect.order,
                 path=inspect.canonical_path,

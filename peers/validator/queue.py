@@ -68,7 +68,7 @@ class CaseQueue:
                 self._docket.take_order(case.ordered)
         for case in sorted(restored, key=lambda case: case.slot):
             self._admit(case)
-            self._queue.put(case.worker, case)
+            self._queue.put(case.client, case)
         if dropped:
             self._events.emit("validator.cases_dropped", cases=len(dropped), reason=dropped[0])
 
@@ -82,7 +82,11 @@ class CaseQueue:
                 (*case.key, case.announced.raw, case.ordered.raw),
             )
         )
-        self._queue.put(case.worker, case)
+        self._queue.put(case.client, case)
+
+    def add_second(self, case: Case) -> None:
+        """Queue a case that another validator has judged; a restart forgets it."""
+        self._queue.put(case.client, case)
 
     def _admit(self, case: Case) -> None:
         self._waiting[case.key] = case
@@ -104,11 +108,11 @@ class CaseQueue:
 
     def done(self, case: Case, seconds: float) -> None:
         """Charge a case's worker for the seconds that the case took."""
-        self._queue.done(case.worker, seconds)
+        self._queue.done(case.client, seconds)
 
     def settled_elsewhere(self, case: Case) -> Envelope | None:
         """Another validator's verdict that makes one of this validator superfluous."""
-        return self._docket.settled_elsewhere(case.key)
+        return self._docket.settled_elsewhere(case.key) if case.first is None else None
 
 
 def _restored(announced: bytes, arranged: bytes) -> Case:

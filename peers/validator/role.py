@@ -26,6 +26,7 @@ from peers.validator.lanes import Lanes
 from peers.validator.queue import CaseQueue
 from peers.validator.reception import Reception
 from peers.validator.records import Records
+from peers.validator.second import SecondOpinions
 from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
 from swarm.envelope import Envelope
 from swarm.gossip.topics import RUN, WORK
@@ -110,6 +111,7 @@ class ValidatorRole:
             note=self._intake.note,
         )
         self._lanes.open(self._settings.lanes)
+        self._second = SecondOpinions(peer, self._docket, self._queue)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)
         peer.gossip.listen(Verdict, self._conduct.hear)
@@ -128,6 +130,8 @@ class ValidatorRole:
         )
 
     def _hear(self, envelope: Envelope) -> None:
+        if isinstance(envelope.message, Verdict):
+            self._second.hear(envelope)
         report_contradictions(self._docket.hear(envelope), envelope, self._node.events)
 
     async def run(self) -> None:
@@ -144,6 +148,7 @@ class ValidatorRole:
             nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
             nursery.start_soon(self._audits.run, nursery)
+            nursery.start_soon(self._second.run)
             reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: reception.answer}):

@@ -18,7 +18,8 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger.faults import FaultRecord
-from swarm.messages import Verdict
+from swarm.ledger.ruling import binds, settles
+from swarm.messages import Evidence, Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 from swarm.run.heard_verdicts import report_contradictions, verdict_in
@@ -91,14 +92,19 @@ class Verdicts:
             if not outcome.failed:
                 outcome = self.if_evicted(worker) or outcome
             decided = self._peer.node.world.now()
+            outcome.evidence = _bet_once(case, outcome)
             return verdict_on(worker, submission, outcome, log_index)
 
         envelope = await self._trusted.append_verdict(verdict_at)
         contradicting = self._docket.give(envelope)
         self._inbox.let_go(key)
         await self._queue.remove(key)
+        verdict = verdict_in(envelope)
+        self._lend(case, verdict)
         if outcome.word == "accepted":
-            self._serve(key, verdict_in(envelope))
+            self._serve(key, verdict)
+        elif binds(verdict) and not verdict.proven_fault:
+            self._peer.blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
         else:
             if outcome.proven_fault and self._peer.run.evicted(worker) is None:
                 await self._keep_evidence(case)
@@ -106,7 +112,8 @@ class Verdicts:
         self._peer.gossip.publish(envelope)
         self._report(case, outcome, seconds, decided)
         report_contradictions(contradicting, envelope, self._peer.node.events)
-        nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
+        if case.first is None:
+            nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
         await self._evict_if_due(worker, submission.digest, outcome)
         self.given(case, outcome)
 
@@ -143,13 +150,23 @@ class Verdicts:
 
     async def _keep_evidence(self, case: Case) -> None:
         """Keep the messages and the file that prove a fault, so that anyone can check it again."""
+        record = self._record_of(case)
+        if record is not None and self._inbox.exists(case.key):
+            await self._trusted.faults.keep(record, path_of(case.key))
+
+    def _lend(self, case: Case, verdict: Verdict) -> None:
+        """Let other validators fetch a judged case, to give a second opinion."""
+        record = self._record_of(case)
+        if record is not None and settles(verdict) and not verdict.proven_fault:
+            self._trusted.faults.lend(record)
+
+    def _record_of(self, case: Case) -> FaultRecord | None:
         signed = self._peer.run.version(case.order.run_digest)
-        if signed is None or not self._inbox.exists(case.key):
-            return
-        record = FaultRecord(
+        if signed is None:
+            return None  # the version was forgotten meanwhile
+        return FaultRecord(
             announcement=case.announced.raw, order=case.ordered.raw, manifest=signed.raw
         )
-        await self._trusted.faults.keep(record, path_of(case.key))
 
     def if_evicted(self, worker: str) -> Outcome | None:
         """The outcome for a submission of an evicted worker; None for any other worker."""
@@ -184,14 +201,15 @@ class Verdicts:
         oldest = newest.step - oldest_age
         for key in self._docket.too_old(newest, oldest):
             verdict = self._docket.verdict_here(key)
-            if verdict.outcome == "accepted":
+            if settles(verdict) and not verdict.proven_fault:
                 await self._withdraw(key, verdict.submission, verdict.rollouts_digest)
             else:
                 await self._inbox.remove(key)
         self._docket.forget_older(newest, oldest)
 
     async def _withdraw(self, key: Key, file: bytes, rollouts: bytes) -> None:
-        """Stop serving an accepted submission, and remove its files."""
+        """Stop serving a judged submission, and remove its files."""
+        self._trusted.faults.take_back(file)
         self._peer.blobs.unregister(file)
         self._peer.blobs.unregister(rollouts)
         await self._inbox.remove(key)
@@ -250,3 +268,11 @@ class Verdicts:
                 standing.p_value,
                 limit,
             )
+
+
+def _bet_once(case: Case, outcome: Outcome) -> Evidence:
+    """The evidence of an outcome, without bets if it only confirms another validator's evidence."""
+    first = verdict_in(case.first) if case.first is not None else None
+    if first is None or not first.recomputed or first.outcome != outcome.word:
+        return outcome.evidence
+    return Evidence(tokens=outcome.evidence.tokens, mismatches=outcome.evidence.mismatches)

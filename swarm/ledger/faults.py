@@ -114,6 +114,16 @@ class FaultStore:
     def __init__(self, database: Database, disk: Disk) -> None:
         self._database = database
         self._disk = disk
+        self._lent: dict[bytes, bytes] = {}
+        """Encoded records of submissions that are judged and whose file is still here."""
+
+    def lend(self, record: FaultRecord) -> None:
+        """Serve the messages of a judged submission, so that others can judge it too."""
+        self._lent[record.opened.submission.digest] = _encoder.encode(record)
+
+    def take_back(self, submission: bytes) -> None:
+        """Serve a judged submission's messages no longer."""
+        self._lent.pop(submission, None)
 
     async def create(self) -> None:
         """Create the table if it does not exist, and remove files that it does not list."""
@@ -150,6 +160,8 @@ class FaultStore:
 
     def record(self, submission: bytes) -> tuple[bytes, int]:
         """The encoded `FaultRecord` of a submission and its file's size; empty and 0 if unknown."""
+        if submission in self._lent:
+            return self._lent[submission], 0
         rows = self._database.read(
             "SELECT record FROM faults WHERE submission = ? ORDER BY position", (submission,)
         )

@@ -87,7 +87,12 @@ class WorkerEvidence:
         self._logs: dict[str, dict[str, _Process]] = {}
 
     def add(self, log: str, evidence: Evidence) -> None:
-        """Add the evidence of the next verdict on the worker in a validator's log."""
+        """Add the evidence of the next verdict on the worker in a validator's log.
+
+        A second opinion that confirms the first has no bets: each submission is bet on once.
+        """
+        if not evidence.sampler:
+            return
         processes = self._logs.setdefault(log, {name: _Process() for name in PROCESSES})
         for name in PROCESSES:
             processes[name].add(getattr(evidence, name))

@@ -1,0 +1,136 @@
+"""Second opinions: verdicts of other validators that this one checks.
+
+After another validator's verdict, this one draws with its own secret whether it judges the
+submission too. Nobody can know before the verdict which submissions are drawn. A submission that
+skipped this validator, although it comes before the judge in rank, is always judged again. So a
+worker gains nothing by choosing its validator, and a validator that accepts everything or refuses
+one worker is contradicted (`verdicts.contradict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from peers.validator.cases import Case, slot_of
+from peers.validator.docket import Docket
+from peers.validator.inbox import path_of
+from peers.validator.queue import CaseQueue
+from peers.validator.statistics import prefill_wanted
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.ledger.client import open_ledger
+from swarm.ledger.faults import Fault
+from swarm.ledger.ruling import settles
+from swarm.messages import StepOrder, Verdict
+from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import rendezvous
+from swarm.run.heard_verdicts import verdict_in
+from swarm.transport import BlobReference, FetchError, Source
+
+WAITING_MAX = 64
+"""Verdicts that wait to be checked; further ones are left unchecked."""
+
+
+def ranked(validators: Sequence[str], order: StepOrder, verdict: Verdict) -> list[str]:
+    """The validators in the order in which the worker had to ask them."""
+    number = verdict.number.to_bytes(8, "big")
+    return rendezvous(validators, order.nonce, verdict.worker.encode(), number)
+
+
+class SecondOpinions:
+    """Draws other validators' verdicts, fetches their files and queues them."""
+
+    def __init__(self, peer: RunNode, docket: Docket, queue: CaseQueue) -> None:
+        self._peer = peer
+        self._docket = docket
+        self._queue = queue
+        self._secret = peer.node.world.secret_bytes(32)
+        self._since_ms = peer.node.world.wall_time() * 1000
+        """Verdicts issued before are not checked: this validator was not there to be asked."""
+        self._drawn, self._to_fetch = trio.open_memory_channel[Envelope](WAITING_MAX)
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take note of a verdict, before the docket does."""
+        verdict, here = verdict_in(envelope), self._peer.peer_id
+        key = (verdict.worker, verdict.submission)
+        if envelope.sender == here or not settles(verdict) or verdict.proven_fault:
+            return
+        if self._docket.opinions_on(key) or self._queue.find(key) is not None:
+            return  # not the first verdict, or the worker has asked this validator too
+        if envelope.body.issued_ms >= self._since_ms and self._wants(envelope.sender, verdict):
+            try:
+                self._drawn.send_nowait(envelope)
+            except trio.WouldBlock:
+                return
+
+    def _wants(self, judge: str, verdict: Verdict) -> bool:
+        validators = self._peer.run.manifest.validator_ids()
+        others = max(1, len(validators) - 1)
+        share = self._peer.run.manifest.thresholds.second_share / others
+        if prefill_wanted(self._secret, verdict.submission, share):
+            return True
+        order = self._docket.order_of(verdict.lineage, verdict.step)
+        taken = self._docket.taken(slot_of(verdict.worker, verdict))
+        if order is None or judge not in validators:
+            return False
+        acknowledged_here = (
+            taken is not None
+            and taken.receipt is not None
+            and taken.receipt.sender == self._peer.peer_id
+        )
+        ranks = ranked(validators, order, verdict)
+        skipped = ranks.index(self._peer.peer_id) < ranks.index(judge)
+        return skipped and not acknowledged_here
+
+    async def run(self) -> None:
+        """Fetch what was drawn, until cancelled."""
+        async for envelope in self._to_fetch:
+            verdict = verdict_in(envelope)
+            try:
+                await self._fetch(PeerId(envelope.sender), envelope, verdict)
+            except (PeerError, ValueError) as error:
+                self._peer.node.events.emit(
+                    "validator.second_opinion_failed",
+                    submission=verdict.submission,
+                    by=envelope.sender,
+                    reason=str(error),
+                )
+
+    async def _fetch(self, judge: PeerId, envelope: Envelope, verdict: Verdict) -> None:
+        node = self._peer.node
+        await node.reach(judge)
+        async with open_ledger(node.transport, judge) as client:
+            found = await client.fault(verdict.submission)
+        if found is None:
+            raise PeerError("it no longer holds the announcement")
+        fault = found[0].opened
+        self._check(fault, verdict)
+        key = (verdict.worker, verdict.submission)
+        if not node.disk.exists(path_of(key)):
+            record = node.record(judge)
+            source = Source(judge, tuple(record.bulk_addresses) if record else ())
+            reference = BlobReference(verdict.submission, verdict.size_bytes)
+            path = path_of(key) + ".second"
+            sink = node.disk.sink(path, 0, verdict.size_bytes)
+            piece = await node.transport.fetch(source, reference, sink)
+            if not piece.verify(verdict.submission):
+                sink.abandon()
+                raise FetchError(f"{judge} sent another file than it judged")
+            await sink.commit(piece)
+            await node.disk.rename(path, path_of(key))
+            await node.disk.sync(path_of(key))
+        self._queue.add_second(Case(fault.announced, fault.ordered, first=envelope))
+
+    def _check(self, fault: Fault, verdict: Verdict) -> None:
+        """Raise `PeerError` unless the announcement is of this submission, in this run."""
+        run = self._peer.run
+        named = (fault.worker, fault.submission.digest, fault.submission.number)
+        if (
+            named != (verdict.worker, verdict.submission, verdict.number)
+            or fault.announced.body.run != run.id
+            or run.permits(fault.ordered.sender, fault.order) is not None
+        ):
+            raise PeerError("its announcement or step order is of something else")

@@ -1,0 +1,139 @@
+"""Validators check each other: one that lies is contradicted, and the events name it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+
+from peers.inference.role import InferenceRole
+from peers.validator.cases import Outcome
+from peers.validator.examiner import Examiner
+from peers.validator.role import ValidatorRole
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Plan, Simulation
+from swarm.events import Event
+from swarm.jobs.validation import Judge, PrefillService
+from swarm.messages import Evidence, Thresholds
+from swarm.node.run_node import RunNode
+
+VALIDATORS = ["v0", "v1", "v2"]
+LIAR = "v0"
+VICTIM = "w0"
+WORKERS = [f"w{number}" for number in range(8)]
+HONEST = "w7"
+SECONDS = 100.0
+
+
+class Credulous(Examiner):
+    """Claims to recompute, and never does."""
+
+    async def _recompute(
+        self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
+    ) -> None:
+        outcome.evidence = Evidence(tokens=100, sampler=[0], policy=[0], text=[0], selection=[0])
+
+
+class Spiteful(Examiner):
+    """Refuses whatever one worker makes, with an invented figure."""
+
+    victim = ""
+
+    async def _recompute(
+        self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
+    ) -> None:
+        await super()._recompute(job, folder, prefill, outcome)
+        if job.order.worker == self.victim:
+            outcome.failed, outcome.detail = "proofs", "invented"
+
+
+def lying(examiner: type[Examiner]) -> type[ValidatorRole]:
+    class Liar(ValidatorRole):
+        def __init__(self, peer: RunNode) -> None:
+            super().__init__(peer)
+            self._examiner.__class__ = examiner
+
+    return Liar
+
+
+def run(
+    liar: type[ValidatorRole] | None, share: float, fabricates: str = ""
+) -> tuple[Simulation, list[tuple[str, Event]]]:
+    simulation = Simulation(3, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    Spiteful.victim = simulation.identity(VICTIM).peer_id
+    said: list[tuple[str, Event]] = []
+    simulation.listeners.append(lambda _, peer, event: said.append((peer.name, event)))
+
+    async def main() -> None:
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=VALIDATORS, groups_per_step=16,
+                max_new_tokens=256, thresholds=Thresholds(second_share=share),
+            )  # fmt: skip
+            for name in VALIDATORS:
+                acts = liar if name == LIAR else None
+                await simulation.add(Plan(name, ["validator"], acts=acts)).start()
+            quick = Hardware(step_seconds=8.0)
+            await simulation.add(Plan("trainer", ["trainer"], hardware=quick)).start()
+            for name in WORKERS:
+                cheats = bool(fabricates) and name != HONEST
+                plan = Plan(name, ["inference"])
+                if cheats:
+                    plan = Plan(name, ["inference"], acts=InferenceRole, fabricates=fabricates)
+                await simulation.add(plan).start()
+            await trio.sleep_until(SECONDS)
+
+    run_virtual(main, seed=3, limit_seconds=SECONDS + 1)
+    return simulation, said
+
+
+def contradictions(simulation: Simulation, said: list[tuple[str, Event]]) -> Counter[str]:
+    """How often each validator was contradicted, in the words of the trainer."""
+    names = {simulation.identity(name).peer_id: name for name in VALIDATORS}
+    return Counter(
+        names[event.fields[side]]
+        for name, event in said
+        if name == "trainer" and event.name == "verdicts.contradict"
+        for side in ("refuses", "accepts")
+    )
+
+
+def judged(said: list[tuple[str, Event]]) -> Counter[bytes]:
+    return Counter(
+        event.fields["submission"] for _, event in said if event.name == "validator.verdict"
+    )
+
+
+@pytest.mark.parametrize(("share", "twice"), [(0.0, 0.0), (1.0, 0.6)])
+def test_honest_validators_agree_and_a_share_of_submissions_is_judged_twice(
+    share: float, twice: float
+) -> None:
+    simulation, said = run(None, share)
+    assert simulation.violations == [] and not contradictions(simulation, said)
+    counts = judged(said)
+    assert len(counts) > 20
+    assert sum(count > 1 for count in counts.values()) >= twice * len(counts)
+    assert twice or max(counts.values()) == 1
+    assert {e.fields["outcome"] for _, e in said if e.name == "validator.verdict"} == {"accepted"}
+    failed = [e.fields["reason"] for _, e in said if e.name == "validator.second_opinion_failed"]
+    assert not failed
+
+
+def test_a_validator_that_accepts_everything_is_contradicted() -> None:
+    simulation, said = run(lying(Credulous), share=1.0, fabricates="weights")
+    found = contradictions(simulation, said)
+    assert found[LIAR] > 0
+    assert found[LIAR] >= max(found.values()), "it takes part in every contradiction"
+    evicted = {e.fields["remote"] for _, e in said if e.name == "membership.peer_evicted"}
+    assert evicted == {simulation.identity(name).peer_id for name in WORKERS if name != HONEST}
+
+
+def test_a_validator_that_refuses_one_worker_is_contradicted() -> None:
+    simulation, said = run(lying(Spiteful), share=1.0)
+    found = contradictions(simulation, said)
+    assert found[LIAR] > 0 and found[LIAR] == sum(found.values()) / 2
+    about = {event.fields["worker"] for _, event in said if event.name == "verdicts.contradict"}
+    assert about == {simulation.identity(VICTIM).peer_id}
