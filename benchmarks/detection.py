@@ -4,14 +4,15 @@
     python -m benchmarks.detection --policies policies/0 --completions 300000 --seeds 20
 
 Prints one JSON object. The demo's policies at several steps generate and are recomputed, in fp32
-and bf16, with the default `[thresholds]`. Honest: every pair of dtypes, whole submissions or three
-rows at a time, one thread or two. Cheats: each repeats its cheat with every seed until it is
+and bf16, with the default `[thresholds]`. Honest: every pair of dtypes, whole submissions, 64 or
+three rows at a time, one thread or two. Cheats: each repeats its cheat with every seed until it is
 evicted, or gives up after `--submissions` submissions of the demo's size; all are recomputed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -34,8 +35,9 @@ from peers.calibration.workload import Workload
 from peers.demo import ENVIRONMENT, SAMPLING
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment
-from peers.validator.evidence.submission import evidence_of
+from peers.validator.evidence.submission import Recomputed, evidence_of
 from peers.validator.evidence.worker import WorkerEvidence
+from peers.validator.recompute import Found
 from swarm.app.output import print_json
 from swarm.messages import Thresholds
 
@@ -44,8 +46,13 @@ DTYPES = ("float32", "bfloat16")
 HONEST_GROUPS = 64
 """Groups of an honest submission: larger than the demo's, because batches are faster."""
 
-ODD_SHARE = 64
-"""One in so many honest submissions is generated three rows at a time, another with two threads."""
+CHEAT_GROUPS = 16
+"""Groups that a cheat generates at a time, for the same reason. They are cut into submissions of
+the demo's size."""
+
+ODD_SHARE = 16
+"""One in so many honest submissions is generated three rows at a time, another with two threads,
+another 64 rows at a time."""
 
 CHOICE_SUBMISSIONS = 8
 """Submissions whose positions are counted for the choice."""
@@ -67,6 +74,7 @@ def honest(folder: Path, completions: int, thresholds: Thresholds) -> Iterator[d
             worker = {
                 0: Generates(engines[generating], batch=3),
                 1: Generates(engines[generating], threads=2),
+                2: Generates(engines[generating], batch=64),
             }.get(number % ODD_SHARE, Generates(engines[generating]))
             found = sample(worker, engines[recomputing], workload, number, name)
             evidence = evidence_of(found.recomputed, thresholds)
@@ -125,8 +133,7 @@ def caught(
     record, refused, figures, reward = WorkerEvidence(), 0, Figures(), 0.0
     accepted = submissions = 0
     evicted = False
-    while submissions < most and not evicted:
-        found = sample(worker, validator, workload, submissions, f"seed {seed}")
+    for found in _submissions(worker, validator, workload, f"seed {seed}", most):
         evidence = evidence_of(found.recomputed, limits)
         failed = bool(failures(found, evidence, limits))
         refused += failed
@@ -136,6 +143,8 @@ def caught(
         figures.add(found)
         reward += found.reward
         submissions += 1
+        if evicted:
+            break
     return {
         "evicted": evicted,
         "process": record.standing().process,
@@ -145,6 +154,39 @@ def caught(
         "reward": reward / submissions,
         **figures.summary(),
     }
+
+
+def _submissions(
+    worker: Worker, validator: Engine, workload: Workload, name: str, most: int
+) -> Iterator[Sample]:
+    """The first submissions of the demo's size."""
+    each = SAMPLING.groups_per_submission
+    for number in range(-(-most * each // CHEAT_GROUPS)):
+        whole = sample(worker, validator, workload, number, name)
+        left = most - number * (CHEAT_GROUPS // each)
+        yield from (_cut(whole, first, each) for first in range(0, CHEAT_GROUPS, each)[:left])
+
+
+def _cut(whole: Sample, first: int, count: int) -> Sample:
+    """The groups from `first` on as a submission of their own; each rollout has one proof."""
+    found, parts = whole.found, whole.recomputed
+    size = len(parts.ties[0])
+    rows, groups = slice(first * size, (first + count) * size), slice(first, first + count)
+    lengths = [int(length) for group in parts.outcomes[2] for length in group]
+    tokens = slice(sum(lengths[: rows.start]), sum(lengths[: rows.stop]))
+    assert len(found.chunks) == len(lengths)
+    return Sample(
+        found=Found(
+            found.chunks[rows], found.errors[rows], found.margins[tokens], found.ties[rows]
+        ),
+        recomputed=Recomputed(
+            margins=parts.margins[tokens],
+            errors=parts.errors[rows],
+            ties=parts.ties[groups],
+            outcomes=[kind[groups] for kind in parts.outcomes],
+        ),
+        completions=count * size,
+    )
 
 
 def pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,23 +208,27 @@ def pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cheats(
-    policies: Path, step: int, seeds: int, submissions: int, limits: Thresholds
+    policies: Path, step: int, seeds: int, submissions: int, limits: Thresholds, matching: str
 ) -> dict[str, Any]:
-    """Every cheat on one policy, with the honest worker's reward beside them."""
+    """Every cheat on one policy whose name matches, with the honest worker beside them."""
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     folder, fp32 = policies / str(step), EngineClass("float32", "cpu")
-    workload, validator = Workload(folder, SAMPLING, environment), fp32.engine(folder)
+    sampling = replace(SAMPLING, groups_per_submission=CHEAT_GROUPS)
+    workload, validator = Workload(folder, sampling, environment), fp32.engine(folder)
     previous = [policies / str(step - age) for age in AGES if (policies / str(step - age)).exists()]
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as aside:
         workers = [("honest", Generates(validator))]
         for name, worker in [*workers, *attacks(folder, Path(aside), fp32, previous)]:
+            if not re.search(matching, name):
+                continue
             started = time.perf_counter()
             runs = [
                 caught(worker, validator, workload, seed, submissions, limits)
                 for seed in range(seeds)
             ]
             rows[name] = pooled(runs)
+            print(step, name, rows[name], file=sys.stderr)
             print(f"{step} {name} {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return rows
 
@@ -208,6 +254,7 @@ def main() -> None:
     parser.add_argument("--completions", type=at_least(1), default=300_000, help="honest ones")
     parser.add_argument("--seeds", type=at_least(1), default=20, help="seeds of each cheat")
     parser.add_argument("--submissions", type=at_least(1), default=24, help="most of one cheat")
+    parser.add_argument("--matching", default="", help="regular expression for cheats' names")
     parser.add_argument("--only", choices=["honest", "cheats"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,7 +271,12 @@ def main() -> None:
     if arguments.only != "honest":
         result["cheats"] = {
             step: cheats(
-                arguments.policies, step, arguments.seeds, arguments.submissions, thresholds
+                arguments.policies,
+                step,
+                arguments.seeds,
+                arguments.submissions,
+                thresholds,
+                arguments.matching,
             )
             for step in arguments.cheat_steps
         }

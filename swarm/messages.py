@@ -300,7 +300,7 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     proof_mantissa_median_max: float = 4.0
     proof_chunks_share_min: float = 1.0
     """Share of a submission's checked chunks that must pass."""
-    honest_margin: float = 0.001
+    honest_margin: float = 0.0002
     """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
     margin_max: float = 1.4
     """Upper bound on every single margin, the stop token's included."""

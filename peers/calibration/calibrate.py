@@ -148,4 +148,5 @@ def attacks(
         yield f"best of {tries}", BestOf(policy, tries)
     yield "int4 decodes, policy proves", Drafts(drafts["int4 weights"], policy)
     for width in TIE_WIDTHS:
-        yield f"takes near ties below {width}", TakesTies(policy, width)
+        yield f"takes near ties below {width} for reward", TakesTies(policy, width)
+        yield f"takes near ties below {width} against it", TakesTies(policy, width, lowers=True)

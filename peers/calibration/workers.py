@@ -121,7 +121,7 @@ class Drafts:
 
 @dataclass(frozen=True)
 class TakesTies:
-    """Takes the other token of a near tie wherever that raises the reward.
+    """Takes the other token of a near tie wherever that raises (or lowers) the reward.
 
     Goes through the ties of each row in order, continues honestly after the change, and keeps the
     first change that helps.
@@ -129,35 +129,41 @@ class TakesTies:
 
     engine: Engine
     width: float
+    lowers: bool = False
 
     def submit(self, work: Work, sampling: Sampling) -> HandedIn:
-        rows = range(len(work.prompts))
         tokens = Generates(self.engine).submit(work, sampling).completions
-        tried = [
-            (row, *tie) for row in rows for tie in self._ties(work, sampling, row, tokens[row])
-        ]
+        tried = self._ties(work, sampling, tokens)
         changed = [[*tokens[row][:position], other] for row, position, other in tried]
         for each, continued in zip(
             tried, self._continued(work, sampling, tried, changed), strict=True
         ):
             row = each[0]
-            if work.rewards(row, continued) > work.rewards(row, tokens[row]):
+            gain = work.rewards(row, continued) - work.rewards(row, tokens[row])
+            if (-gain if self.lowers else gain) > 0:
                 tokens[row] = continued
         return proven(self.engine, work, tokens)
 
     def _ties(
-        self, work: Work, sampling: Sampling, row: int, tokens: Sequence[int]
-    ) -> list[tuple[int, int]]:
-        """(position, second token) of each near tie."""
-        prompt = work.prompts[row]
-        sampled = range(len(prompt), len(prompt) + len(tokens))
-        states = self.engine.prefill([[*prompt, *tokens]], [list(sampled)]).states[0]
-        noise = gumbel_noise(
-            work.key(), torch.tensor(row), torch.arange(len(tokens)), self.engine.vocabulary_size
+        self, work: Work, sampling: Sampling, completions: Sequence[Sequence[int]]
+    ) -> list[tuple[int, int, int]]:
+        """(row, position, second token) of each near tie."""
+        prefill = self.engine.prefill(
+            [[*prompt, *tokens] for prompt, tokens in zip(work.prompts, completions, strict=True)],
+            [
+                range(len(prompt), len(prompt) + len(tokens))
+                for prompt, tokens in zip(work.prompts, completions, strict=True)
+            ],
         )
-        best = (self.engine.logits(states) / sampling.temperature + noise).topk(2)
+        rows = [row for row, tokens in enumerate(completions) for _ in tokens]
+        positions = [position for tokens in completions for position in range(len(tokens))]
+        noise = gumbel_noise(
+            work.key(), torch.tensor(rows), torch.tensor(positions), self.engine.vocabulary_size
+        )
+        logits = self.engine.logits(torch.cat(list(prefill.states)))
+        best = (logits / sampling.temperature + noise).topk(2)
         near = (best.values[:, 0] - best.values[:, 1] < self.width).nonzero()[:, 0].tolist()
-        return [(position, int(best.indices[position, 1])) for position in near]
+        return [(rows[each], positions[each], int(best.indices[each, 1])) for each in near]
 
     def _continued(
         self,

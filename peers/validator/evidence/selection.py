@@ -1,30 +1,45 @@
 """Residual freedom: do tolerated mismatches depend on a rollout's outcome?
 
 Where two tokens are nearly tied, rounding decides, and a validator must tolerate either. A worker
-may use that freedom to choose the token that leads to more reward, to a stop or to a longer text.
-An honest worker's rounding knows nothing of the outcome: among the near ties of a group, given how
-many of them fell to the other side, every arrangement is equally likely. (Which of two nearly tied
-tokens the validator finds ahead is the seed's chance, whichever of them is better.)
+may use that freedom to choose the token that leads to more reward (or less), to a stop or to a
+longer text. An honest worker's rounding knows nothing of the outcome: which of two nearly tied
+tokens the validator finds ahead is the seed's chance, whichever of them is better. So among a
+group's near ties, given how many of them are mismatches, every arrangement is about equally likely.
 
-The group's ties are read in order. Before tie i, the honest probability that it is a mismatch is
-q = (mismatches left) / (ties left), and a bet of stake λ multiplies its capital by
-1 + λ(y − ȳ)(b − q), where b = 1 for a mismatch, y in [0, 1] is the outcome of the tie's rollout and
-ȳ the mean over all ties of the group. The factor is 1 on average, so the capital is a martingale.
+A bet of tilt θ claims that an arrangement is likelier by exp(θ·Y), where Y is the sum of the
+mismatches' outcomes, each scaled to [0, 1] within its group (Fisher's noncentral hypergeometric
+distribution). Rounding may itself be slightly better for one outcome, since it makes a policy
+slightly worse. So the bet is placed against an honest tilt of at most `HONEST_TILT`, of the same
+sign: it multiplies its capital by the ratio of the two likelihoods. That ratio grows (falls, if θ
+is negative) with Y, and Y with the true tilt; so for every honest tilt it is at most 1 on average,
+and the capital is a supermartingale.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from peers.validator.evidence.betting import rounded
 
-STAKES = (-0.9, -0.3, 0.3, 0.9)
-"""Negative stakes win if mismatches come with a low outcome, positive ones with a high outcome."""
+TILTS = (-4.0, -2.0, -1.0, 1.0, 2.0, 4.0)
+"""Negative tilts win if mismatches come with a low outcome, positive ones with a high outcome."""
 
-TIE_WIDTH = 0.1
-"""Perturbed logits that differ by less are nearly tied. Honest 16-bit engines seldom differ by
-more, and a worker with more freedom than this is seen by the other processes."""
+HONEST_TILT = 0.5
+"""Measured on the demo's policies: -0.2 ± 0.1 for bf16 against fp32 and bf16."""
+
+TIE_WIDTH = 0.5
+"""Perturbed logits that differ by less are nearly tied. Honest 16-bit engines seldom differ by more
+than 0.1, but mismatches need other ties of their group to be compared with. In wider ties the
+likelier token is the one ahead more often, so they come with other outcomes."""
+
+WINDOW_TIES = 1024
+"""Ties of a group that are compared with each other; time grows with their square."""
 
 
 def gains(
@@ -38,28 +53,50 @@ def gains(
     """
     found = []
     for kind in outcomes:
-        totals = [0.0] * len(STAKES)
+        total = np.zeros(len(TILTS))
         for group_ties, group_outcomes in zip(ties, kind, strict=True):
-            for index, growth in enumerate(_growths(group_ties, group_outcomes)):
-                totals[index] += growth
-        found += [rounded(total) for total in totals]
+            total += _growths(group_ties, group_outcomes)
+        found += [rounded(float(nats)) for nats in total]
     return found
 
 
-def _growths(ties: Sequence[Sequence[bool]], outcomes: Sequence[float]) -> list[float]:
+def _growths(
+    ties: Sequence[Sequence[bool]], outcomes: Sequence[float]
+) -> npt.NDArray[np.floating[Any]]:
     """Each bet's growth over one group, in nats."""
-    growths = [0.0] * len(STAKES)
+    total = np.zeros(len(TILTS))
     least, range_ = min(outcomes), max(outcomes) - min(outcomes)
-    left, mismatches = sum(map(len, ties)), sum(map(sum, ties))
-    if range_ <= 0 or mismatches in (0, left):
-        return growths
+    if range_ <= 0:
+        return total
     scaled = [(outcome - least) / range_ for outcome in outcomes]
-    mean = sum(y * len(row) for y, row in zip(scaled, ties, strict=True)) / left
-    for y, row in zip(scaled, ties, strict=True):
-        for mismatch in row:
-            surprise = (y - mean) * (mismatch - mismatches / left)
-            for index, stake in enumerate(STAKES):
-                growths[index] += math.log1p(stake * surprise)
-            left -= 1
-            mismatches -= mismatch
-    return growths
+    width = max(1, WINDOW_TIES // len(ties))
+    for start in range(0, max(map(len, ties)), width):
+        window = [row[start : start + width] for row in ties]
+        outcome = np.repeat(scaled, [len(row) for row in window])
+        lost = np.fromiter(chain.from_iterable(window), dtype=bool)
+        if 0 < lost.sum() < len(lost) and np.ptp(outcome) > 0:
+            total += _growth(outcome, lost)
+    return total
+
+
+def _growth(
+    outcomes: npt.NDArray[np.floating[Any]], lost: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.floating[Any]]:
+    """Each bet's growth over ties [n] of which some are lost."""
+    tilts = np.array([*TILTS, *(math.copysign(HONEST_TILT, tilt) for tilt in TILTS)])
+    likelihoods = tilts * outcomes[lost].sum() - _log_weights(outcomes, int(lost.sum()), tilts)
+    claimed, honest = np.split(likelihoods, 2)
+    growth: npt.NDArray[np.floating[Any]] = claimed - honest
+    return growth
+
+
+def _log_weights(
+    outcomes: npt.NDArray[np.floating[Any]], count: int, tilts: npt.NDArray[np.floating[Any]]
+) -> npt.NDArray[np.floating[Any]]:
+    """log of the sum of exp(tilt · Y) over all choices of `count` ties, for each tilt."""
+    logs = np.full((len(tilts), count + 1), -np.inf)
+    logs[:, 0] = 0.0
+    for outcome in outcomes:
+        more = logs[:, :-1] + tilts[:, None] * outcome
+        logs[:, 1:] = np.logaddexp(logs[:, 1:], more)
+    return logs[:, -1]
