@@ -17,13 +17,15 @@ from random import Random
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import trio
 from blake3 import blake3
 
+from peers.validator.evidence import betting
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.extents import Symbol
 from swarm.jobs import Load, SubmissionOrder, inference, training, validation
-from swarm.messages import Check, CheckpointReference, Evidence
+from swarm.messages import Check, CheckpointReference, Evidence, Thresholds
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.shardcast.jobs import DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PiecesMade
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
@@ -60,10 +62,6 @@ class Hardware:
     """False: the environment's reward function raises on this machine."""
 
 
-LATE_STEP = 6
-"""From this step on an engine that fabricates "late weights" does so."""
-
-
 @dataclass(frozen=True)
 class Workload:
     """Lengths, rewards and sizes of a run's computations."""
@@ -96,8 +94,18 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
     """Completion lengths in tokens, [groups][G]."""
     invented: bool = False
     """Whether the policy did not generate it; only a prefill notices that."""
+    edited: bool = False
+    """Whether a few tokens were replaced; only the evidence of prefills notices that."""
     variant: int = 0
     """Which of several correct files: another machine's rounding gives other bytes."""
+
+
+Fabricates = str | Callable[[SubmissionOrder], str]
+
+EDITED_SHARE = 0.02
+"""Share of the tokens that "edits" replace."""
+EDIT_MARGIN = 0.5
+"""How far behind the seed's token an edited one is: within the bound on a single token."""
 
 
 @dataclass
@@ -109,10 +117,14 @@ class Setting:
     workload: Workload
     tell: Callable[..., None] = lambda _what, **_facts: None
     """Reports the model's true actions to the invariants: tell("trained", …)."""
-    fabricates: str = ""
-    """What an adversary's engine delivers: rollouts of other "weights", of other weights from
-    `LATE_STEP` on ("late weights"), of other "prompts", "garbage", or "poison", which kills an
-    inspector."""
+    fabricates: Fabricates = ""
+    """What an adversary's engine delivers, or a function that says it for each submission: rollouts
+    of other "weights" or "prompts", "edits" of a few tokens, "garbage", or "poison", which kills an
+    inspector. A validator's "approval" finds everything right, and its "refusal" nothing."""
+
+    def fabricated(self, order: SubmissionOrder) -> str:
+        """What is fabricated for a submission."""
+        return self.fabricates if isinstance(self.fabricates, str) else self.fabricates(order)
 
 
 def rollouts(setting: Setting, order: SubmissionOrder) -> SimulatedRollouts:
@@ -190,14 +202,14 @@ class EngineModel:
         return inference.Probed(digest=PROBE_HASH)
 
     async def generate(self, job: inference.Generate) -> inference.Generated:
-        order, fabricates = job.order, self._setting.fabricates
+        order, fabricates = job.order, self._setting.fabricated(job.order)
         if order.policy != self._policy:
             raise ValueError(
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
         made = rollouts(self._setting, order)
-        late = fabricates == "late weights" and order.step >= LATE_STEP
-        made.invented = self._altered or fabricates == "weights" or late
+        made.invented = self._altered or fabricates == "weights"
+        made.edited = fabricates == "edits"
         if fabricates == "prompts":
             made.seed = digest_of("simnet/1/liked better", made.seed)
         tokens = sum(map(sum, made.lengths))
@@ -233,6 +245,7 @@ class InspectorModel:
         except msgspec.MsgspecError as error:
             return _fault("schema", str(error))
         right = rollouts(self._setting, job.order)
+        right.edited = found.edited
         right.invented = found.invented  # an inspector cannot see it in the file
         right.variant = found.variant
         if found != right:
@@ -288,7 +301,10 @@ class PrefillModel:
         tokens = sum(map(sum, found.lengths))
         await trio.sleep(tokens / self._setting.hardware.prefill_tokens_per_second)
         least = job.thresholds.proof_exponents_min
-        figure = 0 if found.invented else 128
+        says = self._setting.fabricated(job.order)
+        invented = says == "refusal" or (found.invented and says != "approval")
+        edited = round(EDITED_SHARE * tokens) if found.edited and says != "approval" else 0
+        figure = 0 if invented else 128
         passed = figure >= least
         return validation.Judged(
             checks=[Check(name="proofs", figure=figure, threshold=least, passed=passed)],
@@ -304,22 +320,23 @@ class PrefillModel:
             ),
             sampling=validation.SamplingFigures(
                 tokens=tokens,
-                mismatches=tokens if found.invented else 0,
-                margin_mean=float(found.invented),
-                margin_max=float(found.invented),
+                mismatches=tokens if invented else edited,
+                margin_mean=float(invented) or edited * EDIT_MARGIN / tokens,
+                margin_max=float(invented) or EDIT_MARGIN * found.edited,
             ),
-            evidence=_evidence(tokens, found.invented),
+            evidence=_evidence(tokens, invented, edited, job.thresholds),
         )
 
 
-def _evidence(tokens: int, invented: bool) -> Evidence:
-    """No evidence against honest rollouts, and 1 nat per token against invented ones."""
-    gains = [1000 * tokens] if invented else [0]
+def _evidence(tokens: int, invented: bool, edited: int, thresholds: Thresholds) -> Evidence:
+    """The bets on the margins and proofs of a submission; no honest token has a margin here."""
+    margins = np.zeros(tokens)
+    margins[: tokens if invented else edited] = 1.0 if invented else EDIT_MARGIN
     return Evidence(
         tokens=tokens,
-        mismatches=tokens if invented else 0,
-        sampler=gains,
-        policy=gains,
+        mismatches=tokens if invented else edited,
+        sampler=betting.gains(margins, thresholds.honest_margin),
+        policy=betting.gains(np.full(1, float(invented)), thresholds.honest_proof_error),
         text=[0],
         selection=[0],
     )

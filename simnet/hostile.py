@@ -27,13 +27,17 @@ from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.messages import Admissions
 
-SECONDS = 150.0
+SECONDS = 90.0
 """Virtual time of a run."""
 START_SECONDS = 10.0
 """Time over which its peers start."""
 HARDWARE = Hardware(tokens_per_second=1000.0, step_seconds=3.0)
 """Of every peer: workers need about 2 s per step, so that the trainer is not always the slowest."""
 WORKERS = 4
+RETURN_SECONDS = 1.0
+"""Time between two looks for hostile peers that have been evicted."""
+RETURNS_MAX = 60
+"""New identities of a simulation."""
 VALIDATORS = ("validator-0", "validator-1")
 VERDICTS = ("validator.verdict", "validator.turned_down")
 Listener = Callable[[Peer, Event], None]
@@ -80,6 +84,8 @@ class Setting:
     seat, once."""
     seed: int = 1
     seconds: float = SECONDS
+    accomplices: str | None = None
+    """The kind of `count` hostile workers beside a hostile validator."""
     admissions: Admissions | None = None
 
 
@@ -88,7 +94,7 @@ def names(setting: Setting) -> Iterator[tuple[str, bool]]:
     inside = setting.kind is not None and KINDS[setting.kind].claims == "validator"
     for name in ("trainer", *VALIDATORS, "relay-0", *(f"worker-{n}" for n in range(WORKERS))):
         yield name, inside and name == VALIDATORS[-1]
-    if setting.kind is not None and not inside:
+    if setting.kind is not None and (not inside or setting.accomplices):
         yield from ((f"hostile-{number}", True) for number in range(setting.count))
 
 
@@ -108,6 +114,8 @@ def attacked(
         )
         simulation.listeners.append(lambda _now, peer, event: listen(peer, event))
         await _start(simulation, setting)
+        if setting.kind is not None and KINDS[setting.kind].returns:
+            simulation.nursery.start_soon(_return, simulation, hostile)
         await trio.sleep_until(setting.seconds)
         outcome.policies = simulation.trace.counts["trainer.checkpoint_published"]
         if afterwards is not None:
@@ -141,8 +149,22 @@ async def _start(simulation: Simulation, setting: Setting) -> None:
         worker = role in ("worker", "hostile")
         line = draw_line(simulation.random) if worker else SERVER
         plan = Plan(name, ["inference" if worker else role], line, HARDWARE)
-        plans.append(disguise(plan, setting.kind) if bad and setting.kind else plan)
+        kind = setting.accomplices if role == "hostile" and setting.accomplices else setting.kind
+        plans.append(disguise(plan, kind) if bad and kind else plan)
     await start_over_time(simulation, [simulation.add(plan) for plan in plans], START_SECONDS)
+
+
+async def _return(simulation: Simulation, hostile: set[Any]) -> None:
+    """Let every hostile peer that was evicted return with a new key, `RETURNS_MAX` times in all."""
+    gone: set[str] = set()
+    while len(gone) < RETURNS_MAX:
+        await trio.sleep(RETURN_SECONDS)
+        for name, peer in list(simulation.peers.items()):
+            if peer.plan.acts is not None and peer.ended is not None and name not in gone:
+                gone.add(name)
+                successor = simulation.add(peer.successor())
+                hostile.add(successor.id)
+                await successor.start()
 
 
 def _hear(outcome: Outcome, hostile: set[Any], now: float, peer: Peer, event: Event) -> None:

@@ -168,6 +168,9 @@ class Invariants:
     def _hear(self, now: float, peer: Peer, event: Event) -> None:
         fields = event.fields
         if peer.plan.acts is not None:
+            if event.name == "validator.verdict" and fields["outcome"] == "accepted":
+                # A trusted peer's word counts, though it lies.
+                self._accepted.setdefault(fields["submission"], (now, fields["worker"]))
             return
         if event.name == "validator.verdict":
             digest = fields["submission"]

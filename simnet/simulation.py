@@ -20,7 +20,15 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from simnet.compute import PROBE_HASH, TOKENIZER_HASH, Hardware, Setting, SimulatedCompute, Workload
+from simnet.compute import (
+    PROBE_HASH,
+    TOKENIZER_HASH,
+    Fabricates,
+    Hardware,
+    Setting,
+    SimulatedCompute,
+    Workload,
+)
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.lines import Line, Weather
 from simnet.network import SimulatedNetwork
@@ -86,8 +94,8 @@ class Plan:
     manifests: list[Envelope] = field(default_factory=list)
     acts: type[Role] | None = None
     """The role class that an adversary really runs."""
-    fabricates: str = ""
-    """What an adversary's engine fabricates: `simnet.compute.Setting.fabricates`."""
+    fabricates: Fabricates = ""
+    """What an adversary's children fabricate: `simnet.compute.Setting.fabricates`."""
 
 
 class Trace:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 import trio
 
+from simnet.compute import Fabricates
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.gossip.frames import Push
 from swarm.gossip.topics import RUN, WORK
@@ -30,8 +31,12 @@ class Kind:
     """The role class that it really runs."""
     claims: str = "relay"
     """The role that it claims."""
-    fabricates: str = ""
-    """What its engine fabricates: `simnet.compute.Setting.fabricates`."""
+    fabricates: Fabricates = ""
+    """What its compute children fabricate: `simnet.compute.Setting.fabricates`."""
+    undefended: bool = False
+    """Whether the attack succeeds, so that `byzantine` leaves it out."""
+    returns: bool = False
+    """Whether it returns with a new key once it is evicted (`simnet.hostile`)."""
     uplink_bytes_per_second: float | None = None
     caught_by: str = ""
     """The event by which honest peers report it, or the check that its submissions fail; empty if

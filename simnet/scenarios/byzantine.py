@@ -23,6 +23,10 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     everybody = mixed.names(peers)
     workers = everybody[5:]
     liars = workers[-(peers // 3) :]
-    kinds = source(simulation.seed, "adversaries").sample(sorted(KINDS), len(KINDS))
-    adversaries = {name: kinds[number % len(kinds)] for number, name in enumerate(liars)}
+    known = sorted(name for name, kind in KINDS.items() if not kind.undefended)
+    kinds = source(simulation.seed, "adversaries").sample(known, len(liars))
+    adversaries = {
+        "validator-1" if KINDS[kind].claims == "validator" else name: kind
+        for name, kind in zip(liars, kinds, strict=True)
+    }
     return await mixed.be_well_again(simulation, everybody, faults=FAULTS, adversaries=adversaries)

@@ -3,6 +3,8 @@
 A docstring has three paragraphs: the attack; its outcome, which begins with *Caught*, *Harmless* or
 *Undefended*; and *Cost:*, what it costs the swarm and the attacker.
 
+Attacks whose tests belong to one part of the program stay with its tests; `ELSEWHERE` lists them.
+
     python -m tests.attacks.catalogue      # write the table to docs/security.md
 """
 
@@ -35,12 +37,91 @@ class Attack:
     attack: str
     outcome: str
     cost: str
+    path: str
+    """Of the test's file, from the root."""
 
     @property
     def row(self) -> str:
         word, _, rest = self.outcome.partition(" ")
-        test = f"[`{self.name}`](../tests/attacks/{self.group}/test_{self.name}.py)"
+        test = f"[`{self.name}`](../{self.path})"
         return f"| {test} | {self.attack} | **{word}** {rest} | {self.cost} |"
+
+
+ELSEWHERE = [
+    Attack(*row)
+    for row in (
+        (
+            "text", "another_environments_turn", "Answers of tools that the environment did not "
+            "give, or turns left out.", "Caught by `turns`, a proven fault: the validator replays "
+            "the episode.", "the swarm reads one file; the cheat's identity.",
+            "tests/validator/test_turns.py",
+        ),
+        (
+            "submissions", "two_puts_of_one_digest", "Other bytes put under the digest of a file "
+            "that is judged honest.", "Harmless: each push has a file of its own, is hashed as it "
+            "arrives, and what is trained on is hashed again.", "the push, within its quota.",
+            "tests/validator/test_pushes.py",
+        ),
+        (
+            "submissions", "a_bomb_is_refused", "A small file that unfolds to gigabytes.",
+            "Caught by `schema` from the footer alone, a proven fault.",
+            "a read of the footer; the cheat's identity.",
+            "tests/rollouts/test_submission_file.py",
+        ),
+        (
+            "submissions", "a_file_that_kills_the_reader", "A file that crashes its reader.",
+            "Harmless: the reader is a process of its own with limits on memory and time, and is "
+            "replaced.", "a reader's start, charged to the worker.",
+            "tests/validator/test_parsing.py",
+        ),
+        (
+            "submissions", "a_run_keeps_its_pace", "Four and sixteen identities that hand in odd "
+            "numbers, nothing, garbage, fakes and repeated announcements.",
+            "Harmless: the run trains 90 % of its policies.", "as in the rows of these attacks.",
+            "tests/simnet/test_stalls.py",
+        ),
+        (
+            "identities", "identities_that_come_and_go", "Identities by the thousand, each for a "
+            "moment.", "Harmless: what is remembered of them is bounded.",
+            "a few bytes for each, up to the bound.", "tests/network/test_membership.py",
+        ),
+        (
+            "identities", "what_makes_an_admission_valid", "A stolen, forged or expired lease.",
+            "Caught as it is shown: a lease names its peer, and a client proves its key.",
+            "one signature check.", "tests/network/test_membership.py",
+        ),
+        (
+            "validators", "a_rewritten_log", "A trusted peer whose disk was rolled back, or whose "
+            "log was rewritten.", "Caught by its mirrors (`ledger.forked`), and by itself as it "
+            "starts; a lost log is restored from them first.", "the peer stops.",
+            "tests/ledger/test_trusted.py",
+        ),
+        (
+            "network", "a_changed_byte", "Messages of kinds that the sender may not send, "
+            "with a changed byte, expired, from the future, or of another run.",
+            "Caught at the gate, and dropped.", "one signature check.",
+            "tests/network/test_envelope.py",
+        ),
+        (
+            "network", "asks_for_again_and_again", "Requests for the same announcement without "
+            "end, or without reading the answers.", "Harmless: answers are rationed, and a "
+            "neighbour that does not read is dropped.", "the answers within the ration.",
+            "tests/network/test_gossip.py",
+        ),
+        (
+            "network", "strangers", "Connections, streams and bytes of strangers, on real sockets.",
+            "Harmless: each role keeps its pace, and trusted peers keep their room.",
+            "the connections within the bounds above.", "tests/end_to_end/test_strangers.py",
+        ),
+        (
+            "network", "malformed", "Malformed messages, frames, files and proofs of every kind.",
+            "Harmless: every parser lets only its documented exceptions pass.",
+            "the bytes read.", "tests/fuzz/test_fuzz.py",
+        ),
+    )
+]  # fmt: skip
+"""Attacks whose tests stay with those of one part of the program. A part of the test's name is the
+attack's name."""
 
 
 def attacks() -> Iterator[Attack]:
@@ -56,7 +137,10 @@ def attacks() -> Iterator[Attack]:
             ):
                 raise ValueError(f"{path} does not say its attack, its outcome and its cost")
             cost = parts[2].removeprefix("Cost: ")
-            yield Attack(group, path.stem.removeprefix("test_"), parts[0], parts[1], cost)
+            name = path.stem.removeprefix("test_")
+            where = f"tests/attacks/{group}/{path.name}"
+            yield Attack(group, name, parts[0], parts[1], cost, where)
+    yield from ELSEWHERE
 
 
 def table() -> str:

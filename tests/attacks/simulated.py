@@ -25,6 +25,16 @@ def harmless(kind: str, *, count: int = COUNT, seed: int = 1) -> Outcome:
     return outcome
 
 
+def caught_beside(validator: str, workers: str, by: str) -> Outcome:
+    """Assert that hostile workers beside a hostile validator are refused `by`, and evicted."""
+    outcome = attacked(Setting(validator, accomplices=workers, count=COUNT))
+    assert outcome.violations == []
+    assert outcome.failed[by] > 0
+    assert len(outcome.evicted) == COUNT and outcome.hostile_credit == 0, outcome
+    assert not outcome.honest_failed
+    return outcome
+
+
 def caught(
     kind: str,
     by: str,

@@ -1,7 +1,7 @@
 """Top-p sampling: only the likeliest tokens up to 99 or 95 % are drawn from.
 
-Caught by `sampling_bound` or `sampling`; evicted (*text*) within 1,500 tokens at 0.99, and with the
-first submission at 0.95.
+Caught by `sampling_bound` or `sampling`; evicted within 4,000 tokens at 0.99, and
+within 700 at 0.95.
 
 Cost: the swarm recomputes them; the cheat's identity.
 """
@@ -14,9 +14,9 @@ from peers.calibration.workers import Generates, Nucleus
 from tests.attacks.models import FP32, Arena
 
 
-@pytest.mark.parametrize("top_p, tokens", [(0.99, 1500), (0.95, 300)])
+@pytest.mark.parametrize("top_p, tokens", [(0.99, 4000), (0.95, 700)])
 def test_a_nucleus_is_caught(arena: Arena, top_p: float, tokens: int) -> None:
     engine = FP32.engine(arena.stage.policy, Nucleus)
     assert isinstance(engine, Nucleus)
     engine.top_p = top_p
-    arena.evicts(Generates(engine), tokens)
+    arena.evicts(Generates(engine), tokens, submissions=18)
