@@ -14,7 +14,7 @@ import blake3
 import msgspec
 import numpy as np
 
-from peers.environments import Renderer, multi_turn
+from peers.environments import Renderer, multi_turn, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.validator.checks.base import run
@@ -28,6 +28,9 @@ from swarm.rollouts.submission_file import ReadLimits
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
 
+UNKNOWN_HASH = bytes(32)
+"""The probe hash of an environment in a manifest that was made without one."""
+
 
 class InspectorService:
     """Implements `swarm.jobs.validation.InspectionService`."""
@@ -37,6 +40,8 @@ class InspectorService:
         self._renderer: Renderer | None = None
         self._environments = Environments(setup.environments)
         self._reader = Reader()
+        self._alike: set[tuple[bytes, str, str, bytes]] = set()
+        """Tokenizers and environments that render the probe tasks like the run's owner."""
         self._thread = JobThread()
 
     @in_job_thread
@@ -50,6 +55,9 @@ class InspectorService:
             # The worker is not at fault.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
         renderer = self._renderer_in(Path(job.tokenizer_folder))
+        differs = self._differing(order, renderer)
+        if differs:
+            return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
         inspection = self._inspection(job, drawn, renderer)
         report = Report()
         graded: list[list[float]] = []
@@ -76,6 +84,23 @@ class InspectorService:
             canonical_bytes=inspection.contents.canonical_bytes,
             tokens=len(rollouts.log_probabilities),
         )
+
+    def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
+        """Why this machine may not judge: an environment renders otherwise than the owner's.
+
+        Otherwise it would find proven faults in honest work. Empty if all render alike.
+        """
+        for each in order.environments:
+            key = (renderer.tokenizer_hash, each.name, each.version, each.probe_hash)
+            if each.probe_hash != UNKNOWN_HASH and key not in self._alike:
+                if probe_hash(self._environments.of(each), renderer) != each.probe_hash:
+                    return (
+                        f"this validator renders the tasks of {each.name} {each.version} "
+                        "differently from the run's owner and does not judge; install the version "
+                        "of Swarm that the run uses"
+                    )
+                self._alike.add(key)
+        return ""
 
     def _inspection(
         self, job: Inspect, drawn: Sequence[GroupTask], renderer: Renderer

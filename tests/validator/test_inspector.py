@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from peers.environments import Environment, Task
+from peers.environments import Environment, Renderer, Task, probe_hash
 from peers.environments.base import Split
 from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
@@ -374,3 +374,15 @@ class Letters(SortDigits):
 
     def reward(self, task: Task, completion_text: str, finished: bool) -> float:
         return 0.5
+
+
+def test_a_machine_that_renders_otherwise_does_not_judge(stage: Stage) -> None:
+    """It would find proven faults in honest work."""
+    header, rollouts = stage.generate()
+    environment = reference("sort-digits")
+    alike = probe_hash(SortDigits(), Renderer(stage.policy))
+    for here, failed in ((alike, ""), (b"x" * 32, "environment")):
+        named = msgspec.structs.replace(environment, probe_hash=here)
+        found = stage.inspect(header, rollouts, environments=[named])
+        assert (found.failed, found.proven_fault) == (failed, False)
+        assert not failed or (found.quarantined and "differently" in found.detail)
