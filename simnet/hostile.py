@@ -49,6 +49,8 @@ class Outcome:
 
     policies: int = 0
     """Policies published within `SECONDS`."""
+    hostile: set[str] = field(default_factory=set)
+    """Ids of the hostile peers, with those that returned under new keys."""
     said: Counter[str] = field(default_factory=Counter)
     """Events of honest peers that name a hostile peer, by name."""
     failed: Counter[str] = field(default_factory=Counter)
@@ -108,7 +110,8 @@ def attacked(
 
     async def run(simulation: Simulation, _peers: int) -> dict[str, Any]:
         simulation.faults = []
-        hostile = {simulation.identity(name).peer_id for name, bad in names(setting) if bad}
+        hostile = outcome.hostile
+        hostile.update(simulation.identity(name).peer_id for name, bad in names(setting) if bad)
         simulation.listeners.append(
             lambda now, peer, event: _hear(outcome, hostile, now, peer, event)
         )
@@ -154,7 +157,7 @@ async def _start(simulation: Simulation, setting: Setting) -> None:
     await start_over_time(simulation, [simulation.add(plan) for plan in plans], START_SECONDS)
 
 
-async def _return(simulation: Simulation, hostile: set[Any]) -> None:
+async def _return(simulation: Simulation, hostile: set[str]) -> None:
     """Let every hostile peer that was evicted return with a new key, `RETURNS_MAX` times in all."""
     gone: set[str] = set()
     while len(gone) < RETURNS_MAX:
@@ -167,7 +170,7 @@ async def _return(simulation: Simulation, hostile: set[Any]) -> None:
                 await successor.start()
 
 
-def _hear(outcome: Outcome, hostile: set[Any], now: float, peer: Peer, event: Event) -> None:
+def _hear(outcome: Outcome, hostile: set[str], now: float, peer: Peer, event: Event) -> None:
     fields = event.fields
     if peer.plan.acts is not None:
         if event.name == "inference.submission_made":
