@@ -82,6 +82,8 @@ class LedgerState:
     """The outcome of each group, by submission."""
     works: Mapping[str, Work]
     """The submissions that decide each worker's record."""
+    conduct: Mapping[str, ruling.Conduct]
+    """Figures by validator, which show one that judges unlike the others."""
     totals: Mapping[str, Totals]
     """Totals by worker."""
 
@@ -154,6 +156,7 @@ def ledger_state(
         standings,
         dict(sorted(found.consumed.items())),
         works,
+        ruling.conduct(found.cases.values()),
         dict(sorted(totals.items())),
     )
 
