@@ -121,6 +121,11 @@ UNCREDITED = frozenset({Speed.name})
 """Checks that withhold a submission for a reason of the worker's own. It earns no credit."""
 
 
+def crashed(reason: str) -> Outcome:
+    """The outcome when a check ends its child processes, or fails in them."""
+    return Outcome(failed="crash", detail=reason, quarantined=True)
+
+
 def quarantine(reason: str) -> Outcome:
     """The outcome when this validator, not the worker, is at fault."""
     return Outcome(failed="internal", detail=reason, quarantined=True)

@@ -1,12 +1,15 @@
 """What each worker wasted of this validator's time lately, and the pauses that this costs it.
 
-Waste is a submission that was refused, by any validator, and an announcement of a file that was
-not delivered. The first few cost nothing, since an honest worker meets a restart or an error now
-and then. Each further one doubles the pause in which nothing of the worker is accepted.
+Waste is a submission that was refused, by any validator, or whose check ended child processes here,
+and an announcement of a file that was not delivered. (A crash proves nothing, and another
+validator's may be its own fault. But it settles the number, so it must not be free.) The first few
+cost nothing, since an honest worker meets a restart or an error now and then. Each further one
+doubles the pause in which nothing of the worker is accepted.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -17,6 +20,9 @@ from swarm.world import World
 
 NO_WASTE = ("stale", "admission")
 """Checks that fail for reasons that say nothing of the submission."""
+FORGIVEN = 1 / 16
+"""Part of a waste that an accepted submission makes up for. If it were a whole one, a worker could
+replace every other draw that it dislikes by a file that cannot be read."""
 WASTES_FREE = 3
 """Wastes that cost no pause."""
 PAUSE_SECONDS_MIN = 4.0
@@ -39,7 +45,7 @@ STRANGERS_REFUSALS_BURST = 200.0
 
 @dataclass
 class _Wastes:
-    count: int = 0
+    count: float = 0.0
     last: float = 0.0
     """Wall time of the last one, in seconds."""
     paused_until: float = 0.0
@@ -49,8 +55,10 @@ class Conduct:
     """Counts wastes, and rations refusals. Its times are wall times, so that a restarted validator
     finds the same from its log."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, here: str) -> None:
+        """`here` is this validator's id."""
         self._world = world
+        self._here = here
         self._wastes: OrderedDict[str, _Wastes] = OrderedDict()
         self._refusals = TokenBuckets(REFUSALS_PER_SECOND, REFUSALS_BURST, WORKERS_REMEMBERED_MAX)
         self._strangers = TokenBucket(STRANGERS_REFUSALS_PER_SECOND, STRANGERS_REFUSALS_BURST)
@@ -58,11 +66,13 @@ class Conduct:
     def hear(self, envelope: Envelope) -> None:
         """Take note of any validator's verdict."""
         verdict = verdict_in(envelope)
-        if verdict.outcome == "refused" and verdict.failed not in NO_WASTE:
+        refused = verdict.outcome == "refused" and verdict.failed not in NO_WASTE
+        crashed = verdict.failed == "crash" and envelope.sender == self._here
+        if refused or crashed:
             self.waste(verdict.worker, envelope.body.issued_ms / 1000)
         elif verdict.outcome == "accepted" and verdict.worker in self._wastes:
             wastes = self._wastes[verdict.worker]
-            wastes.count = max(0, wastes.count - 1)
+            wastes.count = max(0.0, wastes.count - FORGIVEN)
 
     def waste(self, worker: str, when: float | None = None) -> None:
         """Count a waste at the wall time `when`; None: now."""
@@ -77,7 +87,7 @@ class Conduct:
         wastes.count += 1
         wastes.last = max(wastes.last, when)
         if wastes.count > WASTES_FREE:
-            doubled = PAUSE_SECONDS_MIN * 2 ** min(wastes.count - WASTES_FREE - 1, 20)
+            doubled = PAUSE_SECONDS_MIN * 2 ** min(math.ceil(wastes.count) - WASTES_FREE - 1, 20)
             pause = min(PAUSE_SECONDS_MAX, doubled)
             wastes.paused_until = max(wastes.paused_until, when + pause)
 

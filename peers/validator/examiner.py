@@ -97,6 +97,8 @@ class Examiner:
         manifest = await self._manifest(case)
         newest = self._peer.newest_checkpoint()
         age = newest.step - case.submission.policy if newest is not None else 0
+        if newest is not None and case.submission.lineage < newest.lineage:
+            age = manifest.schedule.max_staleness + 1  # a rollback abandoned it: nobody has it
         stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
         if stale is not None:
             return Outcome.of(stale)

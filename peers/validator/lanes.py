@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peers.validator.cases import Case, Outcome, quarantine
+from peers.validator.cases import Case, Outcome, crashed, quarantine
 from peers.validator.examiner import Children, Examiner
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
@@ -138,15 +138,13 @@ class Lanes:
         except ChildDied as error:
             lane.deaths += not error.between_calls
             if lane.deaths >= DEATHS_PER_CASE_MAX:
-                outcome = quarantine(
-                    f"{lane.deaths} child processes died while checking it: {error}"
-                )
+                outcome = crashed(f"{lane.deaths} child processes died while checking it: {error}")
                 await self.verdicts.give(case, outcome, nursery)
                 self._put_down(lane, case, 0.0)
                 lane.restarts.succeeded()  # the file is to blame, not this machine
             raise
         except ChildError as error:
-            return quarantine(f"the check failed here: {error}")
+            return crashed(f"the check failed here: {error}")
         except PeerError as error:
             return quarantine(f"the policy or the manifest could not be fetched: {error}")
 

@@ -82,7 +82,7 @@ class ValidatorRole:
             judged=lambda key: self._docket.verdict_on(key) is not None,
             client_of=self._client_of,
         )
-        self._conduct = Conduct(peer.node.world)
+        self._conduct = Conduct(peer.node.world, peer.peer_id)
         self._intake = Intake(peer, self._inbox)
         self._queue = CaseQueue(
             self._node.disk.database("validator.sqlite"),

@@ -38,7 +38,8 @@ REFUSALS: dict[str, Refusal] = {
         "nothing: the peer draws the next submission from its present admission",
     ),
     "step": Refusal(
-        "the work came for a step that the run does not know, or that is too old to be trained on",
+        "the work came for a step that the run does not know, that the trainer abandoned when it "
+        "went back to an earlier policy, or that is too old to be trained on",
         _LATE,
     ),
     "version": Refusal(
@@ -99,6 +100,11 @@ REFUSALS: dict[str, Refusal] = {
     "environment": Refusal(
         "the validator's environment could not draw, replay or grade; this is not your fault",
         "nothing",
+    ),
+    "crash": Refusal(
+        "the check of this file ended the validator's processes or failed in them",
+        "if it repeats at several validators, report it with the file: no honest file should; "
+        "until then the validator pauses your peer",
     ),
     "internal": Refusal(
         "the validator itself failed while it judged; this is not your fault", "nothing"

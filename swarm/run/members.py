@@ -81,6 +81,10 @@ class Members:
         """Reports of other trusted peers, by reporter and peer, and when they arrived."""
         self._lost: dict[str, float] = {}
         """Peers that lost their slot at any trusted peer, and when this peer learned it."""
+        self._took: dict[str, float] = {}
+        """Those among them whose slot was taken here, and when. Only these are published: if
+        trusted peers repeated each other's, none would ever be forgotten. The next digest names the
+        first."""
         self._named_last = ""
         """Last peer in the newest digest; empty if the digest named all."""
         self._digested = self._world.now()
@@ -124,7 +128,7 @@ class Members:
     def lose(self, peer: str) -> None:
         """Take a slot from a peer that renews its lease here."""
         del self.own[peer]
-        self._lost[peer] = self._world.now()
+        self._lost[peer] = self._took[peer] = self._world.now()
 
     def has_lost(self, peer: str) -> bool:
         """Whether a peer's slot was taken less than a lease ago."""
@@ -174,7 +178,9 @@ class Members:
         elif named:
             self._named_last = named[-1].peer
         self._digested = self._world.now()
-        return Presence(peers=page, lost=sorted(self._lost)[:LOST_MAX])
+        lost = list(self._took)[:LOST_MAX]
+        self._took |= {peer: self._took.pop(peer) for peer in lost}  # the next digest goes on
+        return Presence(peers=page, lost=lost)
 
     def forget(self, me: Heartbeat) -> Iterator[tuple[str, Standing]]:
         """Forget members that are long silent, and yield those whose standing changed.
@@ -183,9 +189,10 @@ class Members:
         to another one.
         """
         now = self._world.now()
-        self._lost = {
-            peer: lost for peer, lost in self._lost.items() if now - lost < ADMISSION_LEASE_SECONDS
-        }
+        for times in (self._lost, self._took):
+            for peer, lost in list(times.items()):
+                if now - lost >= ADMISSION_LEASE_SECONDS:
+                    del times[peer]
         freshest = {entry.peer: entry for entry in self.present(me)}
         for peer, member in sorted(self.own.items()):
             entry = freshest[peer]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 import trio
 from blake3 import blake3
@@ -39,7 +40,7 @@ DISK_BYTES = 64 << 20
 
 def test_the_first_wastes_are_free_and_each_further_one_doubles_the_pause() -> None:
     async def main() -> None:
-        conduct, pauses = Conduct(VirtualWorld()), []
+        conduct, pauses = Conduct(VirtualWorld(), identity(1).peer_id), []
         for _ in range(WASTES_FREE + 12):
             conduct.waste("worker")
             pauses.append(conduct.pause_seconds("worker"))
@@ -61,7 +62,7 @@ def test_a_worker_wastes_little_in_any_hour(gaps: list[int]) -> None:
     """Counting what it may do while it is not paused."""
 
     async def main() -> None:
-        conduct, wasted = Conduct(VirtualWorld()), 0
+        conduct, wasted = Conduct(VirtualWorld(), identity(1).peer_id), 0
         for gap in gaps:
             await trio.sleep(gap)
             if conduct.pause_seconds("worker") == 0:
@@ -74,13 +75,13 @@ def test_a_worker_wastes_little_in_any_hour(gaps: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "failed", "counts"),
-    [("refused", "proofs", 2), ("refused", "stale", 1), ("accepted", "", 0)],
+    [("refused", "proofs", 2), ("refused", "stale", 1), ("accepted", "", 15 / 16)],
 )
 def test_a_refused_file_is_a_waste_and_an_accepted_one_makes_up_for_it(
     outcome: Literal["accepted", "refused"], failed: str, counts: int
 ) -> None:
     async def main() -> None:
-        conduct, worker = Conduct(VirtualWorld()), identity(2).peer_id
+        conduct, worker = Conduct(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
         conduct.waste(worker)
         verdict = Verdict(
             submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
@@ -97,7 +98,7 @@ def test_a_refused_file_is_a_waste_and_an_accepted_one_makes_up_for_it(
 
 def test_what_is_remembered_is_bounded() -> None:
     async def main() -> None:
-        conduct = Conduct(VirtualWorld())
+        conduct = Conduct(VirtualWorld(), identity(1).peer_id)
         for number in range(WORKERS_REMEMBERED_MAX + 10):
             conduct.waste(str(number))
         assert len(conduct._wastes) == WORKERS_REMEMBERED_MAX
@@ -139,7 +140,7 @@ def test_a_restart_forgets_no_refused_file() -> None:
 def wastes(validator: Peer, worker: str) -> int:
     role = validator.roles[0]
     assert isinstance(role, ValidatorRole)
-    return role._conduct._wastes[worker].count
+    return round(role._conduct._wastes[worker].count)
 
 
 def test_refusals_beyond_a_quota_are_silent() -> None:
@@ -199,3 +200,56 @@ def test_bytes_are_bounded_per_worker_network_and_run_with_room_for_the_proven(
     assert disk.held <= DISK_BYTES / 4
     assert any("unproven workers" in each or "your network" in each for each in refusals)
     assert push(proven, 2 * mib) == ""
+
+
+def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
+    """Else a worker could replace every other draw that it dislikes by a file that kills the
+    reader."""
+
+    async def main() -> None:
+        conduct, worker = Conduct(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+
+        def hear(number: int, outcome: Literal["accepted", "refused"], failed: str = "") -> None:
+            verdict = Verdict(
+                submission=number.to_bytes(32, "big"), size_bytes=1, worker=worker, lineage=0,
+                step=0, policy=0, number=number, outcome=outcome, failed=failed, log_index=number,
+            )  # fmt: skip
+            now = VirtualWorld().wall_time()
+            conduct.hear(
+                seal(identity(1), verdict, run="owner/run", sequence=number, wall_time=now,
+                     lifetime_seconds=60.0)
+            )  # fmt: skip
+
+        for number in range(0, 40, 2):
+            hear(number, "accepted")
+            hear(number + 1, "refused", "schema")
+        assert conduct.pause_seconds(worker) > 60
+
+    in_virtual_time(main)
+
+
+def test_a_file_that_ends_the_children_is_a_waste() -> None:
+    """It is quarantined, because the validator may be at fault, but it settles its number.
+
+    Another validator's crash is no waste: a broken validator would pause workers everywhere.
+    """
+
+    async def main() -> None:
+        conduct, worker = Conduct(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+        for failed, counts in (("crash", 1), ("internal", 1), ("environment", 1)):
+            verdict = Verdict(
+                submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
+                number=0, outcome="quarantined", failed=failed, log_index=1,
+            )  # fmt: skip
+            conduct.hear(
+                seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
+                     lifetime_seconds=60.0)
+            )  # fmt: skip
+            assert conduct._wastes[worker].count == counts, failed
+        conduct.hear(
+            seal(identity(3), msgspec.structs.replace(verdict, failed="crash"), run="owner/run",
+                 sequence=1, wall_time=1e9, lifetime_seconds=60.0)
+        )  # fmt: skip
+        assert conduct._wastes[worker].count == 1
+
+    in_virtual_time(main)

@@ -96,7 +96,7 @@ class Entry(Check[Announcement]):
 
 
 class Step(Check[Announcement]):
-    """The step is known and recent enough to be trained on.
+    """The step is known, not abandoned by a rollback, and recent enough to be trained on.
 
     Figure: the step; threshold: the oldest step that is still trained on.
     """
@@ -104,10 +104,14 @@ class Step(Check[Announcement]):
     name = "step"
 
     def examine(self, evidence: Announcement) -> Finding:
-        step = evidence.submission.step
-        if evidence.order is None:
+        step, order = evidence.submission.step, evidence.order
+        if order is None:
             return Finding(step, 0, passed=False, detail="no such step is known")
-        newest = evidence.newest_order.step if evidence.newest_order else 0
+        newest_order = evidence.newest_order
+        newest = newest_order.step if newest_order else 0
+        if newest_order is not None and order.lineage < newest_order.lineage:
+            detail = "the trainer went back to an earlier policy and abandoned that step"
+            return Finding(step, newest, passed=False, detail=detail)
         oldest = max(0, newest - evidence.manifest.schedule.max_staleness)
         return Finding(step, oldest, step >= oldest, "that step is too old to be trained on")
 

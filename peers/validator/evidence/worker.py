@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from peers.validator.evidence.betting import UNITS_PER_NAT, log_mean, log_sum
 from swarm.messages import Evidence
@@ -104,5 +105,6 @@ class WorkerEvidence:
         return Standing(log_mean(list(capitals.values())), leading, capitals[leading])
 
     def _log_capital(self, process: str) -> float:
+        """log of a process's capital. A bet that a log does not have is untouched there."""
         by_log = [log[process].log_capitals() for log in self._logs.values()]
-        return log_mean([sum(bets) for bets in zip(*by_log, strict=True)])
+        return log_mean([sum(bets) for bets in zip_longest(*by_log, fillvalue=0.0)])

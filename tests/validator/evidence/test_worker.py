@@ -100,3 +100,14 @@ def test_the_process_that_saw_most_is_named() -> None:
         worker.add("alice", Evidence(tokens=1, mismatches=0, **bets))
         assert worker.standing().process == name
         assert worker.standing().p_value == pytest.approx(4 / (3 + (math.exp(9) + 1) / 2), rel=1e-9)
+
+
+@pytest.mark.parametrize("bets", [[], [0], [10**12] * 32, [-(10**12)] * 32])
+def test_a_log_with_other_bets_neither_ends_the_reader_nor_hides_evidence(bets: list[int]) -> None:
+    """A validator of another version, or a malicious one, may log any number of bets."""
+    worker = WorkerEvidence()
+    foreign = Evidence(tokens=1, sampler=bets, policy=bets, text=bets, selection=bets)
+    worker.add("mallory", foreign)
+    for _ in range(20):
+        worker.add("alice", evidence(np.ones(10)))
+    assert worker.standing().p_value < 1e-9

@@ -1,0 +1,52 @@
+"""Single announcements against what the validator knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peers.validator.checks.announcement import Announcement, Step
+from swarm.messages import CheckpointReference, StepOrder, Submission
+from swarm.run.run import Run
+from tests.network.harness import identity, manifest, sealed_manifest
+
+OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
+RUN = Run(sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR])))
+
+
+def order(lineage: int, step: int) -> StepOrder:
+    reference = CheckpointReference(lineage=lineage, step=step, digest=bytes(32), size_bytes=1)
+    return StepOrder(
+        step=step, revision=0, checkpoint=reference, nonce=bytes(32), groups_wanted=8,
+        submissions_max=9,
+    )  # fmt: skip
+
+
+def announced(of: StepOrder, newest: StepOrder, **changes: Any) -> Announcement:
+    submission = Submission(
+        lineage=of.lineage, step=of.step, policy=of.policy, number=0, digest=bytes(32),
+        size_bytes=1, groups=1,
+    )  # fmt: skip
+    return Announcement(
+        **{
+            "worker": WORKER.peer_id, "submission": submission, "admission": None, "run": RUN,
+            "manifest": RUN.manifest, "order": of, "newest_order": newest, "slot_taken_by": None,
+            "is_next": True, "on_trial": False, "unjudged": 0, "pushed_bytes": 1,
+            "wall_time": 0.0, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [4, 5, 9, 900])
+def test_steps_of_an_abandoned_lineage_are_refused(step: int) -> None:
+    """After a rollback, their policies can be fetched nowhere: each would hold the lane until the
+    deadline, for credit of work that nobody trains on."""
+    finding = Step().examine(announced(order(0, step), order(1, 5)))
+    assert not finding.passed
+    assert "abandoned" in finding.detail
+
+
+def test_open_steps_are_accepted() -> None:
+    assert Step().examine(announced(order(1, 5), order(1, 5))).passed
+    assert Step().examine(announced(order(2, 3), order(1, 5))).passed, "the order came first"
