@@ -1,7 +1,7 @@
 """Edits below the thresholds: a token is replaced by the right (or a wrong) one wherever the seed's
 token is less than some margin ahead, to raise or lower rewards.
 
-Caught by the evidence (*sampler*): within 1,500 tokens at a margin of 0.5 upwards, 3,000 downwards.
+Caught by the evidence (*sampler*): within 1,000 tokens at a margin of 0.5 upwards, 2,000 downwards.
 *Harmless* at 0.05: fewer than 1 % of tokens change, and rewards by less than 4 points.
 
 Cost: the swarm recomputes them; the cheat's identity, and its unconsumed credit.
@@ -37,7 +37,7 @@ def downwards(margin: float) -> Rule:
     return rule
 
 
-@pytest.mark.parametrize("rule, tokens", [(upwards(0.5), 1500), (downwards(0.5), 3000)])
+@pytest.mark.parametrize("rule, tokens", [(upwards(0.5), 1000), (downwards(0.5), 2000)])
 def test_edits_are_caught(arena: Arena, rule: Rule, tokens: int) -> None:
     arena.evicts(Draws(arena.engine, rule), tokens, "sampler", submissions=14)
 

@@ -1,8 +1,8 @@
 """Near ties: where two tokens are nearly tied, the cheat takes the one that raises the reward.
 
-Caught by the evidence (*sampler*) within 6,000 tokens, if it takes ties below 0.5. *Harmless* if it
-takes those below 0.1: 1 in 60 tokens can be chosen, so a rollout of n tokens leaves n / 60 bits,
-and reward rises by less than 6 points.
+Caught by the evidence: within 3,000 tokens (*sampler*) if it takes ties below 0.5; within 60,000
+(*selection*) below 0.1 after 100 steps of training, 250,000 after 200. Until then *harmless*: 1 in
+60 tokens can be chosen, and reward rises by less than 6 points.
 
 Cost: the swarm recomputes them; the cheat generates and prefills each tie's continuation.
 """
@@ -17,7 +17,7 @@ from tests.attacks.models import Arena
 
 @pytest.mark.slow
 def test_wide_ties_are_caught(arena: Arena) -> None:
-    arena.evicts(TakesTies(arena.engine, 0.5), 6000, submissions=40)
+    arena.evicts(TakesTies(arena.engine, 0.5), 3000, submissions=40)
 
 
 def test_narrow_ties_leave_little_choice(arena: Arena) -> None:

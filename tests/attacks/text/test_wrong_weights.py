@@ -1,7 +1,7 @@
 """Weights that are not the policy's: noise of 2 to 20 % on every weight, or another checkpoint.
 
-Caught by `proofs` or `activations` in the first submission that is recomputed; evicted (*policy*)
-within 3 submissions.
+Caught by `proofs` or `activations` in the first submission that is recomputed; evicted (*policy*
+or *sampler*) within 3 submissions.
 
 Cost: the swarm recomputes them; the cheat generates them for nothing, and loses its identity.
 """
@@ -24,7 +24,7 @@ from tests.validator.conftest import generate, load
 @pytest.mark.parametrize("size", [0.02, 0.05, 0.2])
 def test_noise_on_the_weights_is_caught(arena: Arena, size: float) -> None:
     cheat = Generates(arena.changed(weights.noisy(size), f"noise-{size}"))
-    met = arena.evicts(cheat, 700, "policy")
+    met = arena.evicts(cheat, 700, "policy", "sampler")
     assert met.accepted == 0
 
 
