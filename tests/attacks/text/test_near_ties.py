@@ -20,6 +20,11 @@ def test_wide_ties_are_caught(arena: Arena) -> None:
     arena.evicts(TakesTies(arena.engine, 0.5), 3000, submissions=40)
 
 
+@pytest.mark.slow
+def test_narrow_ties_are_caught_later(arena: Arena) -> None:
+    arena.evicts(TakesTies(arena.engine, 0.1), 12_000, "selection", submissions=55)
+
+
 def test_narrow_ties_leave_little_choice(arena: Arena) -> None:
     met = arena.meets(TakesTies(arena.engine, 0.1), range(8))
     taken = sum(judged.evidence.mismatches for judged in arena.recomputed(met))

@@ -1,15 +1,13 @@
 """Weights rounded to 4 or 8 bits, to generate faster: int4, fp8, int8.
 
-Caught by `proofs` (int4, at once) or by the worker's evidence (*policy*: fp8 within 2,000 tokens,
-int8 within 20,000), although single submissions pass.
+Caught by `proofs` (int4, at once) or by the worker's evidence (fp8 within 2,000 tokens, *policy*),
+although single submissions pass. Harmless if int8: fewer than 1 in 100 tokens differ, by as little
+as rounding in 16 bits, and the rewards are those of honest work.
 
-Cost: the swarm recomputes them; int8 changes fewer than 2 % of tokens until then, each by less than
-rounding in 16 bits might.
+Cost: the swarm recomputes them.
 """
 
 from __future__ import annotations
-
-import pytest
 
 from peers.calibration import weights
 from peers.calibration.workers import Generates
@@ -24,9 +22,8 @@ def test_fp8_is_evicted_by_its_evidence(arena: Arena) -> None:
     arena.evicts(Generates(arena.changed(weights.fp8, "fp8")), 2000, "policy")
 
 
-@pytest.mark.slow
-def test_int8_changes_few_tokens_or_is_evicted(arena: Arena) -> None:
-    met = arena.meets(Generates(arena.changed(weights.int8, "int8")), range(80))
+def test_int8_changes_few_tokens(arena: Arena) -> None:
+    met = arena.meets(Generates(arena.changed(weights.int8, "int8")), range(12))
     changed = sum(judged.evidence.mismatches for judged in arena.recomputed(met))
-    assert changed < 0.02 * met.tokens, met
-    assert abs(met.reward - arena.honest.reward) < 0.05
+    assert changed < 0.01 * met.tokens, met
+    assert abs(met.reward - arena.meets_honestly(range(12)).reward) < 0.03
