@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -92,7 +92,7 @@ class Verdicts:
             if not outcome.failed:
                 outcome = self.if_evicted(worker) or outcome
             decided = self._peer.node.world.now()
-            outcome.evidence = _bet_once(case, outcome)
+            outcome.evidence = bet_once(outcome, self._others(case.key))
             return verdict_on(worker, submission, outcome, log_index)
 
         envelope = await self._trusted.append_verdict(verdict_at)
@@ -119,9 +119,12 @@ class Verdicts:
 
     async def revise(self, case: Case, outcome: Outcome, nursery: trio.Nursery) -> None:
         """Log the verdict of an audit; a refusal is published and acted on like any other."""
-        envelope = await self._trusted.append_verdict(
-            lambda log_index: verdict_on(case.worker, case.submission, outcome, log_index)
-        )
+
+        def verdict_at(log_index: int) -> Verdict:
+            outcome.evidence = bet_once(outcome, self._others(case.key))
+            return verdict_on(case.worker, case.submission, outcome, log_index)
+
+        envelope = await self._trusted.append_verdict(verdict_at)
         contradicting = self._docket.give(envelope)
         self._peer.node.events.emit(
             "validator.audited",
@@ -139,6 +142,11 @@ class Verdicts:
             report_contradictions(contradicting, envelope, self._peer.node.events)
             nursery.start_soon(self._deliver_receipt, PeerId(case.worker), envelope)
         await self._evict_if_due(case.worker, case.submission.digest, outcome)
+
+    def _others(self, key: Key) -> list[Verdict]:
+        """Other validators' verdicts on a submission."""
+        opinions = self._docket.opinions_on(key)
+        return [each for by, each in opinions.items() if by != self._peer.peer_id]
 
     def stands(self, key: Key) -> bool:
         """Whether this validator accepted a submission, no refusal overrules it, and its worker is
@@ -270,9 +278,11 @@ class Verdicts:
             )
 
 
-def _bet_once(case: Case, outcome: Outcome) -> Evidence:
-    """The evidence of an outcome, without bets if it only confirms another validator's evidence."""
-    first = verdict_in(case.first) if case.first is not None else None
-    if first is None or not first.recomputed or first.outcome != outcome.word:
-        return outcome.evidence
-    return Evidence(tokens=outcome.evidence.tokens, mismatches=outcome.evidence.mismatches)
+def bet_once(outcome: Outcome, others: Sequence[Verdict]) -> Evidence:
+    """The evidence of an outcome, without bets if it only confirms another validator's evidence.
+
+    Two recomputations of one submission are one observation of its worker.
+    """
+    if any(each.recomputed and each.outcome == outcome.word for each in others):
+        return Evidence(tokens=outcome.evidence.tokens, mismatches=outcome.evidence.mismatches)
+    return outcome.evidence

@@ -89,7 +89,7 @@ def contradictions(opinions: Mapping[str, Opinion]) -> list[tuple[str, str]]:
 
 
 @dataclass
-class Conduct:
+class Tally:
     """One validator's verdicts, counted: figures that show one that judges unlike the others."""
 
     accepted: int = 0
@@ -105,15 +105,15 @@ class Conduct:
     """Acceptances that another validator's binding refusal overruled."""
 
 
-def conduct(cases: Iterable[Mapping[str, Opinion]]) -> dict[str, Conduct]:
+def tallies(cases: Iterable[Mapping[str, Opinion]]) -> dict[str, Tally]:
     """The figures of each validator, from the verdicts on each submission by validator."""
-    found: dict[str, Conduct] = {}
+    found: dict[str, Tally] = {}
     for opinions in cases:
         settled = [each for each, opinion in opinions.items() if settles(opinion)]
         contradicting = {refuses for refuses, _ in contradictions(opinions)}
         refused = any(binds(opinion) for opinion in opinions.values())
         for validator, opinion in opinions.items():
-            figures = found.setdefault(validator, Conduct())
+            figures = found.setdefault(validator, Tally())
             setattr(figures, opinion.outcome, getattr(figures, opinion.outcome) + 1)
             figures.recomputed += opinion.recomputed > 0
             figures.shared += settles(opinion) and len(settled) > 1

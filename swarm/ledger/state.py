@@ -82,7 +82,7 @@ class LedgerState:
     """The outcome of each group, by submission."""
     works: Mapping[str, Work]
     """The submissions that decide each worker's record."""
-    conduct: Mapping[str, ruling.Conduct]
+    tallies: Mapping[str, ruling.Tally]
     """Figures by validator, which show one that judges unlike the others."""
     totals: Mapping[str, Totals]
     """Totals by worker."""
@@ -156,7 +156,7 @@ def ledger_state(
         standings,
         dict(sorted(found.consumed.items())),
         works,
-        ruling.conduct(found.cases.values()),
+        ruling.tallies(found.cases.values()),
         dict(sorted(totals.items())),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.ledger.ruling import Opinion, binds, conduct, contradictions, final, supersedes
+from swarm.ledger.ruling import Opinion, binds, contradictions, final, supersedes, tallies
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def test_a_validator_that_accepts_everything_shows_in_the_figures() -> None:
     """It claims to recompute; a twentieth of its acceptances is judged again by the others."""
     lies = [{"a": RECOMPUTED} for _ in range(95)] + [{"a": RECOMPUTED, "b": REFUSED}] * 5
     honest = [{"b": RECOMPUTED}] * 95 + [{"b": RECOMPUTED, "c": RECOMPUTED}] * 5
-    figures = conduct([*lies, *honest])
+    figures = tallies([*lies, *honest])
     assert (figures["a"].accepts_alone, figures["a"].shared) == (5, 5)
     assert figures["b"].refuses_alone == 5 and figures["b"].accepts_alone == 0
     assert (figures["c"].refuses_alone, figures["c"].accepts_alone, figures["c"].shared) == (
@@ -78,6 +78,6 @@ def test_a_validator_that_accepts_everything_shows_in_the_figures() -> None:
 
 def test_a_validator_that_refuses_one_worker_shows_in_the_figures() -> None:
     refused = [{"a": REFUSED, "b": RECOMPUTED}, {"a": REFUSED, "c": RECOMPUTED}]
-    figures = conduct([*refused, {"a": REFUSED}, {"a": RECOMPUTED, "b": RECOMPUTED}])
+    figures = tallies([*refused, {"a": REFUSED}, {"a": RECOMPUTED, "b": RECOMPUTED}])
     assert (figures["a"].refuses_alone, figures["a"].shared, figures["a"].refused) == (2, 3, 3)
     assert figures["b"].accepts_alone == figures["c"].accepts_alone == 1

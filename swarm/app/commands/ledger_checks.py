@@ -76,7 +76,7 @@ def verify(
         )
     else:
         print(f"run {archive.run}, manifest version {archive.manifest.version}")
-        print("\n".join([*audit_lines(found), *conduct_lines(archive)]))
+        print("\n".join([*audit_lines(found), *tally_lines(archive)]))
     _report(archive)
     return 0 if sound else 1
 
@@ -99,14 +99,14 @@ def audit_lines(found: list[Audited]) -> list[str]:
     return lines
 
 
-def conduct_lines(archive: Archive) -> list[str]:
+def tally_lines(archive: Archive) -> list[str]:
     """One line per validator: a liar stands out by verdicts that others contradict."""
     return [
         f"validator {validator}: {each.accepted:,} accepted, {each.refused:,} refused, "
         f"{each.quarantined:,} quarantined, {each.recomputed:,} of them recomputed; "
         f"{each.shared:,} judged by others too, of which it alone refuses {each.refuses_alone:,} "
         f"and others refuse {each.accepts_alone:,}"
-        for validator, each in archive.state.conduct.items()
+        for validator, each in archive.state.tallies.items()
     ]
 
 
