@@ -18,7 +18,7 @@ from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
-from swarm.messages import Verdict
+from swarm.messages import Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 
 
@@ -358,6 +358,50 @@ def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     assert len(entries) == 2 * 12
     assert max(remembered[5:8]) <= 2 * (4 + 2), "those of policies that are young enough"
     assert len({entry.submission for entry in entries}) == len(entries)
+
+
+def test_an_accepted_submission_is_dropped_when_another_validator_refuses_it_before_use() -> None:
+    """And the refusal binds, since it rests on a recomputation."""
+    held: list[bool] = []
+    judges: list[str] = []
+    refused: list[bytes] = []
+    entries: list[Consumed] = []
+
+    def hear(_: float, __: Peer, event: Event) -> None:
+        if event.name == "inference.receipt":
+            judges.append(event.fields["by"])
+
+    async def main(simulation: Simulation) -> None:
+        validators = ["validator", "validator-2"]
+        peers = await start_run(simulation, *validators, "trainer", steps=1, validators=validators)
+        trainer = peers["trainer"]
+        simulation.listeners.append(hear)
+        first = simulation.expect("inference.receipt", ["inference-slow"])
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        slow = Hardware(tokens_per_second=250.0)
+        await simulation.add(Plan("inference-slow", ["inference"], hardware=slow)).start()
+        assert await simulation.meet(first, 600)
+        await trio.sleep(2)
+        role = trainer.roles[0]
+        assert isinstance(role, TrainerRole)
+        (accepted,) = role._accepted.pool.oldest_first()
+        kept = accepted.verdict
+        refused.append(kept.submission)
+        other = next(name for name in validators if peers[name].id != judges[0])
+        refusal = msgspec.structs.replace(
+            kept, outcome="refused", failed="proofs", rewards=[], rollouts_digest=b"",
+            rollouts_bytes=0, evidence=Evidence(tokens=100),
+        )  # fmt: skip
+        await say(peers[other], refusal)
+        await trio.sleep(2)
+        held.append(bool(role._accepted.pool.matching(lambda v: v.submission == kept.submission)))
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries.extend(consumed(trainer))
+
+    simulate(main)
+    assert held == [False]
+    outcomes = {entry.submission: entry.outcomes for entry in entries}
+    assert set(outcomes[refused[0]]) == {"stale"}
 
 
 BROKEN = Hardware(grades=False)
