@@ -296,7 +296,7 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
     """Exponents, of a proof's 128, that must agree."""
-    proof_mantissa_mean_max: float = 5.0
+    proof_mantissa_mean_max: float = 10.0
     proof_mantissa_median_max: float = 4.0
     proof_chunks_share_min: float = 1.0
     """Share of a submission's checked chunks that must pass."""

@@ -40,7 +40,7 @@ likelier token is the one ahead more often, so they come with other outcomes."""
 
 WINDOW_TIES = 256
 """Ties of a group that are compared with each other. Time grows with it times the ties: at most 2 s
-for a group of 256,000 tokens of a cheat, 0.2 s of honest ones."""
+for a group of 256,000 tokens of a cheat, 0.4 s of honest ones."""
 
 
 def gains(
